@@ -1,6 +1,6 @@
-//! Lists every file of every patch set, and the list of mitigations, so that they are part of the program. Runs again when a
-//! file of this folder is added, changed or removed, which is what cargo does where nothing else is said. What it writes does not say
-//! where this folder lies: a program built elsewhere is the same to the byte.
+//! Lists every file of every patch set, and the list of mitigations, so that they are part of the program. Runs
+//! again when a file of this folder is added, changed or removed, as cargo does by default. The list does not
+//! say where this folder is: a program built elsewhere is the same to the byte.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

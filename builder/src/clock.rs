@@ -8,7 +8,6 @@ pub(crate) fn utc_now() -> String {
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
-/// The current time in seconds since 1970.
 pub(crate) fn unix_seconds() -> i64 {
     Timestamp::now().as_second()
 }

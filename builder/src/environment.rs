@@ -8,7 +8,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
+use tempfile::TempDir;
 use tokio::process::Command;
+
+use crate::error::{Result, io_error};
 
 /// Variables removed from every child of a build: they change the result and are not part of its plan.
 const OUTPUT_SHAPING_VARIABLES: [&str; 23] = [
@@ -138,9 +141,15 @@ impl BuildEnvironment {
 /// Folder for short-lived files with short paths: a socket's path is limited to 107 bytes.
 pub(crate) fn short_temporary_folder() -> PathBuf {
     const LONGEST: usize = 50;
-    Some(std::env::temp_dir())
-        .filter(|path| path.as_os_str().len() <= LONGEST)
-        .unwrap_or_else(|| "/tmp".into())
+    let usual = std::env::temp_dir();
+    if usual.as_os_str().len() <= LONGEST { usual } else { "/tmp".into() }
+}
+
+/// Creates a folder that no other user can enter; removed on drop.
+pub(crate) fn private_folder(prefix: &str, base: PathBuf) -> Result<TempDir> {
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    let made = tempfile::Builder::new().prefix(prefix).permissions(private).tempdir_in(&base);
+    made.map_err(io_error("creating a folder in", base))
 }
 
 /// Removes every variable that `foreign` matches from the command's environment.

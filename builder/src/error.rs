@@ -4,41 +4,50 @@
 use std::io;
 use std::path::PathBuf;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::build::failure::mentions_exhaustion;
-use crate::kind::ErrorClass;
-use crate::plan::backend::ComputeBackend;
-use crate::store::id::BuildId;
+use crate::plan::ComputeBackend;
+use crate::store::BuildId;
 
 /// Result type of this crate.
 pub type Result<T> = std::result::Result<T, BuilderError>;
+
+/// Class of a [`BuilderError`], by who has to act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// The caller's arguments are wrong.
+    Input,
+    /// The machine lacks a program, disk space, memory or a permission.
+    Machine,
+    /// The source did not become a working llama-server.
+    Build,
+    /// A patch set is not known to be right for this source, so it is not applied.
+    Refused,
+    /// The caller cancelled.
+    Cancelled,
+}
 
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum BuilderError {
-    /// The path of a source does not exist.
     #[error("there is no source at {path}")]
     SourceMissing { path: PathBuf },
-    /// The file is not in a known archive format.
     #[error("{path} is not an archive that can be read: {why}")]
     NotAnArchive { path: PathBuf, why: String },
-    /// A readable source without llama.cpp.
     #[error("there is no llama.cpp in {path}; at its top are: {}", join_names(.top))]
     NoLlamaCpp {
         path: PathBuf,
         /// Names at the top level of the source, so that the user recognizes a wrong file.
         top: Vec<String>,
     },
-    /// An archive with an entry or link that leads outside the unpack folder.
     #[error("{path} was not unpacked: its entry `{entry}` {why}")]
     UnsafeArchive { path: PathBuf, entry: String, why: &'static str },
-    /// An archive with more bytes or entries than the limit for sources.
     #[error("{path} was not unpacked: it holds more than {limit}")]
     ArchiveTooLarge { path: PathBuf, limit: String },
-    /// A folder with more bytes or files than the limit for sources.
     #[error("{path} is no source: what belongs to it is more than {limit}")]
     SourceTooLarge { path: PathBuf, limit: String },
-    /// A required program is missing.
     #[error("not found: {program}")]
     MissingProgram {
         /// Usual name or description of the program.
@@ -46,10 +55,8 @@ pub enum BuilderError {
         /// Debian package that contains the program.
         package: &'static str,
     },
-    /// An installed program does not work.
     #[error("`{command}` failed while {doing}: {why}")]
     Program { command: String, doing: String, why: String },
-    /// Not enough free disk space to build.
     #[error("{path} has {free} MiB free, a build takes {need} MiB")]
     Disk {
         /// Folder that would be written to.
@@ -59,7 +66,6 @@ pub enum BuilderError {
         /// MiB needed.
         need: u64,
     },
-    /// Less memory is available than a build, or one of its compilers, needs.
     #[error("{available} MiB of memory are available, a build takes {need} MiB")]
     Memory {
         /// MiB available.
@@ -67,10 +73,8 @@ pub enum BuilderError {
         /// MiB needed.
         need: u64,
     },
-    /// A cmake option that cannot be used.
     #[error("the cmake option `{option}` cannot be used: {why}")]
     Option { option: String, why: &'static str },
-    /// The toolkit for a GPU backend is incomplete.
     #[error("a build for {backend} cannot be made here: {missing}")]
     Toolkit {
         backend: ComputeBackend,
@@ -78,7 +82,6 @@ pub enum BuilderError {
         missing: String,
         cure: String,
     },
-    /// An unknown backend or architecture, or an impossible combination of both.
     #[error("`{given}` cannot be built for: {why}")]
     Target {
         given: String,
@@ -86,19 +89,15 @@ pub enum BuilderError {
         /// Valid values.
         cure: String,
     },
-    /// An error about patch sets.
     #[error(transparent)]
     Patches(warden_patches::PatchError),
-    /// The source changed between the plan and the build.
     #[error("{path} changed between the plan and the build")]
     SourceChanged { path: PathBuf },
-    /// The binary lacks markers of patches that were applied to its source.
     #[error("the built llama-server lacks {}, although the source was patched", join_names(.fixes))]
     Markers {
         /// Fixes and hooks without their marker in the binary.
         fixes: Vec<String>,
     },
-    /// Configuration or compilation failed.
     #[error("{phase} failed:\n{excerpt}\nfull log: {log}")]
     Build {
         /// `configuring` or `compiling`.
@@ -111,7 +110,6 @@ pub enum BuilderError {
         /// Disk or memory ran out, by the output or because the compiler was killed.
         no_room: bool,
     },
-    /// The binary failed a check of the verification.
     #[error("the built llama-server failed the check `{check}`: {why}")]
     Verify {
         check: &'static str,
@@ -120,7 +118,6 @@ pub enum BuilderError {
         /// The server died of an instruction that this CPU lacks.
         illegal_instruction: bool,
     },
-    /// The binary crashes or computes wrongly with weights of one format.
     #[error("the built llama-server fails with {weights} weights ({setting}): {why}")]
     Kernel {
         /// Weight format, such as `q4_0`.
@@ -134,35 +131,26 @@ pub enum BuilderError {
         /// Only repacked weights fail: with `--no-repack`, the answers are correct.
         repacked_alone: bool,
     },
-    /// A downloaded file has another hash than the pinned one.
     #[error("{path} has the sha256 {found}, expected was {expected}")]
     WrongHash { path: PathBuf, found: String, expected: String },
-    /// No build in the store has this id or prefix.
     #[error("there is no build `{id}` in {store}")]
     NoSuchBuild {
         /// The id or prefix, as given.
         id: String,
         store: PathBuf,
     },
-    /// Several builds in the store have this prefix.
     #[error("`{prefix}` is the beginning of {} builds: {}", .ids.len(), join_names(.ids))]
     AmbiguousBuild { prefix: String, ids: Vec<BuildId> },
-    /// The file that records the build in use has an unknown format.
     #[error("{path} cannot be understood: {why}")]
     DamagedChoices { path: PathBuf, why: String },
-    /// No earlier build to roll back to.
     #[error("there is no build to go back to in {store}: none was in use before this one, or it was removed")]
     NoWayBack { store: PathBuf },
-    /// The folder of a build is damaged.
     #[error("the build in {path} is damaged: {why}")]
     DamagedBuild { path: PathBuf, why: String },
-    /// The folder of a build contains a file that no build of ours has.
     #[error("{path} was not removed: {why}, and no build of ours has that")]
     ForeignInBuild { path: PathBuf, why: String },
-    /// An error about a git repository.
     #[error(transparent)]
     Git(#[from] crate::git::fault::GitError),
-    /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
         /// The operation, such as `reading`.
@@ -170,7 +158,6 @@ pub enum BuilderError {
         path: PathBuf,
         source: io::Error,
     },
-    /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,
 }
@@ -251,64 +238,71 @@ impl BuilderError {
 
     /// The remedy for the user, as one sentence.
     pub fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::SourceMissing { .. } => "give the path of a folder or of a .tar.gz, .tar.xz or .zip file".into(),
-            Self::NotAnArchive { .. } => "supported are .tar.gz, .tar.xz and .zip, recognized by content, not by name".into(),
-            Self::NoLlamaCpp { .. } => {
-                "llama.cpp is recognized by CMakeLists.txt, ggml/ and tools/server or examples/server side by side, \
-                 at most four folders deep"
-                    .into()
-            }
-            Self::SourceTooLarge { .. } => {
-                "give llama.cpp's own folder, without models and data in it; a clone is given with --git, which takes what \
-                 is committed"
-                    .into()
-            }
+        Some(match self {
             Self::MissingProgram { package, .. } => format!("install it: apt install {package}"),
-            Self::Disk { .. } => "free some space, or set XDG_CACHE_HOME and XDG_DATA_HOME to another disk".into(),
-            Self::Memory { .. } => "stop something else first, or add swap".into(),
-            Self::Build { killed: true, .. } => {
-                "the compiler was killed, most likely because memory ran out: try fewer jobs (--jobs 1)".into()
-            }
-            Self::Build { no_room: true, .. } => {
-                "disk or memory ran out, as the log says: free some, or try fewer jobs (--jobs 1)".into()
-            }
-            Self::Verify { illegal_instruction: true, .. } => {
-                "it uses instructions that this CPU does not have: build with --arch portable, or with --arch native \
-                 on this very machine"
-                    .into()
-            }
-            Self::Verify { why, .. } if missing_library(why).is_some() => format!(
-                "the loader does not find {}: install the package that has it, or name its folder in LD_LIBRARY_PATH",
-                missing_library(why).unwrap_or_default()
+            Self::Verify { why, illegal_instruction: false, .. } => format!(
+                "the loader does not find {}: install the package that has it, or name its folder in \
+                 LD_LIBRARY_PATH",
+                missing_library(why)?
             ),
-            Self::Kernel { repacked_alone: true, .. } => {
-                "it computes right with --no-repack, so a kernel for repacked weights is wrong: build with another \
-                 compiler (CC and CXX) or another revision"
-                    .into()
-            }
-            Self::Kernel { right, .. } => format!(
+            Self::Kernel { right, repacked_alone: false, .. } => format!(
                 "right with: {}; build with another compiler (CC and CXX) or another revision",
                 join_names(right)
             ),
             Self::Toolkit { cure, .. } | Self::Target { cure, .. } => cure.clone(),
-            Self::Patches(error) => return error.hint(),
-            Self::SourceChanged { .. } => "leave it alone while it is built, and try again".into(),
-            Self::Markers { .. } => {
-                "the file that was patched is not part of this build: does --backend fit the patch set?".into()
-            }
             Self::WrongHash { path, .. } => format!("delete {} and try again", path.display()),
-            Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is".into(),
-            Self::ForeignInBuild { .. } => "look at it, and remove it yourself if nobody needs it".into(),
-            Self::DamagedChoices { .. } => "remove it to start over: then the newest build is in use".into(),
-            Self::NoWayBack { .. } => "`llama-warden builds list` shows what there is, `builds use ID` takes one".into(),
-            Self::AmbiguousBuild { .. } => "give more characters of the id".into(),
-            Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again".into(),
+            Self::Patches(error) => return error.hint(),
             Self::Git(fault) => return fault.hint(),
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "the disk is full".into(),
+            _ => return self.fixed_hint().map(str::to_owned),
+        })
+    }
+
+    /// Remedies that do not depend on the error's fields.
+    fn fixed_hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::SourceMissing { .. } => "give the path of a folder or of a .tar.gz, .tar.xz or .zip file",
+            Self::NotAnArchive { .. } => {
+                "supported are .tar.gz, .tar.xz and .zip, recognized by content, not by name"
+            }
+            Self::NoLlamaCpp { .. } => {
+                "llama.cpp is recognized by CMakeLists.txt, ggml/ and tools/server or examples/server side by \
+                 side, at most four folders deep"
+            }
+            Self::SourceTooLarge { .. } => {
+                "give llama.cpp's own folder, without models and data in it; a clone is given with --git, which \
+                 takes what is committed"
+            }
+            Self::Disk { .. } => "free some space, or set XDG_CACHE_HOME and XDG_DATA_HOME to another disk",
+            Self::Memory { .. } => "stop something else first, or add swap",
+            Self::Build { killed: true, .. } => {
+                "the compiler was killed, most likely because memory ran out: try fewer jobs (--jobs 1)"
+            }
+            Self::Build { no_room: true, .. } => {
+                "disk or memory ran out, as the log says: free some, or try fewer jobs (--jobs 1)"
+            }
+            Self::Verify { illegal_instruction: true, .. } => {
+                "it uses instructions that this CPU does not have: build with --arch portable, or with --arch \
+                 native on this very machine"
+            }
+            Self::Kernel { repacked_alone: true, .. } => {
+                "it computes right with --no-repack, so a kernel for repacked weights is wrong: build with \
+                 another compiler (CC and CXX) or another revision"
+            }
+            Self::SourceChanged { .. } => "leave it alone while it is built, and try again",
+            Self::Markers { .. } => {
+                "the file that was patched is not part of this build: does --backend fit the patch set?"
+            }
+            Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is",
+            Self::ForeignInBuild { .. } => "look at it, and remove it yourself if nobody needs it",
+            Self::DamagedChoices { .. } => "remove it to start over: then the newest build is in use",
+            Self::NoWayBack { .. } => {
+                "`llama-warden builds list` shows what there is, `builds use ID` takes one"
+            }
+            Self::AmbiguousBuild { .. } => "give more characters of the id",
+            Self::DamagedBuild { .. } => "remove it with `llama-warden builds rm`, then build again",
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => "the disk is full",
             _ => return None,
-        };
-        Some(hint)
+        })
     }
 }
 
@@ -321,21 +315,30 @@ pub(crate) fn io_error(
     move |source| BuilderError::Io { doing, path, source }
 }
 
+pub(crate) fn program_error(command: &str, doing: &str, why: impl Into<String>) -> BuilderError {
+    BuilderError::Program { command: command.to_owned(), doing: doing.to_owned(), why: why.into() }
+}
+
+pub(crate) fn check_cancelled(cancel: &CancellationToken) -> Result<()> {
+    if cancel.is_cancelled() { Err(BuilderError::Cancelled) } else { Ok(()) }
+}
+
 /// The missing library named by the dynamic loader's message.
 fn missing_library(why: &str) -> Option<&str> {
     why.split_once("error while loading shared libraries: ")?.1.split(':').next().map(str::trim)
 }
 
-/// Joins names, shortened when there are many.
+/// Names in a message; some of them when there are many.
 fn join_names<T: std::fmt::Display>(names: &[T]) -> String {
-    const SHOWN: usize = 12;
-    if names.is_empty() {
-        return "nothing".to_owned();
-    }
-    let text = names.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    match names.len().checked_sub(SHOWN) {
-        None | Some(0) => text,
-        Some(more) => format!("{text} and {more} more"),
+    if names.is_empty() { "nothing".to_owned() } else { list_names(names, 12) }
+}
+
+/// Lists names, of which at most `shown` are written out.
+pub(crate) fn list_names<T: std::fmt::Display>(names: &[T], shown: usize) -> String {
+    let text = names.iter().take(shown).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(shown) {
+        0 => text,
+        more => format!("{text} and {more} more"),
     }
 }
 

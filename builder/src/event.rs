@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio::sync::mpsc;
 
 use crate::plan::BuildPlan;
-use crate::store::id::BuildId;
+use crate::store::BuildId;
 
 /// Phases of a build, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +99,11 @@ impl EventReporter {
     pub fn channel() -> (Self, mpsc::UnboundedReceiver<BuildEvent>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self { listener: Some(sender) }, receiver)
+    }
+
+    /// Reports a decision or an observation.
+    pub(crate) fn note(&self, text: impl Into<String>) {
+        self.report(BuildEvent::Note(text.into()));
     }
 
     /// Sends an event, if there is a receiver.

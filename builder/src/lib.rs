@@ -31,50 +31,6 @@
 //! - A build is in the store complete and verified, or not at all.
 //! - When a call returns, even after cancellation, none of its processes is left.
 //! - A source's files are written only into the work folder of its build.
-//!
-//! # Example
-//!
-//! ```no_run
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::time::Duration;
-//! use warden_builder::{
-//!     BuildEnvironment, BuildRequest, BuildSource, Builder, BuilderDirs, ComputeBackend, CpuTarget,
-//!     EventReporter, MachineNeeds,
-//! };
-//! use warden_patches::{SetCatalogue, SetSelection};
-//!
-//! let (reporter, mut events) = EventReporter::channel();
-//! let builder = Builder {
-//!     dirs: BuilderDirs {
-//!         cache: "/home/me/.cache/llama-warden".into(),
-//!         data: "/home/me/.local/share/llama-warden".into(),
-//!     },
-//!     env: BuildEnvironment::from_process(),
-//!     memory: || None,
-//!     reporter,
-//!     cancel: tokio_util::sync::CancellationToken::new(),
-//! };
-//! let request = BuildRequest {
-//!     source: BuildSource::at("llama.cpp.tar.gz".as_ref())?,
-//!     backend: ComputeBackend::Cpu.into(),
-//!     arch: CpuTarget::Native.into(),
-//!     patches: SetSelection { catalogue: SetCatalogue::embedded()?, ..Default::default() },
-//!     options: vec![],
-//!     jobs: None,
-//!     needs: MachineNeeds {
-//!         disk: 2 << 30,
-//!         memory: 1 << 30,
-//!         memory_per_job: 700 << 20,
-//!         memory_per_gpu_job: 2 << 30,
-//!     },
-//!     page_timeout: Duration::from_secs(600),
-//!     verify_timeout: Duration::from_secs(60),
-//! };
-//! let built = builder.build(&request).await?;
-//! while let Ok(event) = events.try_recv() { /* show it */ }
-//! assert!(built.binary.ends_with("llama-server"));
-//! # Ok(()) }
-//! ```
 
 mod archive;
 pub mod build;
@@ -84,7 +40,6 @@ mod error;
 mod event;
 pub mod gguf;
 pub mod git;
-mod kind;
 mod lock;
 pub mod machine;
 mod owned;
@@ -102,9 +57,8 @@ mod whole;
 
 pub use build::{BuildRequest, Builder, BuilderDirs, StoredBuild};
 pub use environment::BuildEnvironment;
-pub use error::{BuilderError, Result};
+pub use error::{BuilderError, ErrorClass, Result};
 pub use event::{BuildEvent, BuildPhase, EventReporter};
-pub use kind::ErrorClass;
 pub use machine::MachineNeeds;
 pub use plan::{AmxKernels, ArchChoice, BackendChoice, BuildPlan, ComputeBackend, CpuTarget};
 pub use source::{BuildSource, ExaminedSource};

@@ -21,7 +21,6 @@ pub(crate) struct FileLock {
 }
 
 impl FileLock {
-    /// Takes the lock if it is free.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
         let file = open(path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {

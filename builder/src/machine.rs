@@ -2,10 +2,11 @@
 //! not simple to determine in a container.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::error::{BuilderError, Result, io_error};
-use crate::plan::backend::ComputeBackend;
+use crate::plan::ComputeBackend;
 
 /// Requirements of a build on the machine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +22,6 @@ pub struct MachineNeeds {
 }
 
 impl MachineNeeds {
-    /// Peak memory of one compiler, in bytes.
     pub(crate) const fn per_job(self, backend: ComputeBackend) -> u64 {
         match backend {
             ComputeBackend::Cuda | ComputeBackend::Hip => self.memory_per_gpu_job,
@@ -57,9 +57,34 @@ pub(crate) fn check_resources(
     }
 }
 
-/// Cores available to this process; at least 1.
 fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs `work` on each core. Each worker takes indices below `count` until none is left, and returns its results
+/// with their indices. Returns all results in the order of the indices.
+pub(crate) fn run_on_all_cores<T: Send>(
+    count: usize,
+    work: impl Fn(&mut dyn Iterator<Item = usize>) -> Result<Vec<(usize, T)>> + Sync,
+) -> Result<Vec<T>> {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        work(&mut std::iter::from_fn(|| {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            (index < count).then_some(index)
+        }))
+    };
+    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
+    let parts: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores().min(count.max(1))).map(|_| scope.spawn(run)).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap_or(Err(BuilderError::Cancelled))).collect()
+    });
+    let mut all = Vec::with_capacity(count);
+    for part in parts {
+        all.extend(part?);
+    }
+    all.sort_by_key(|(index, _)| *index);
+    Ok(all.into_iter().map(|(_, result)| result).collect())
 }
 
 /// Number of parallel compilers, with a sentence that explains it.

@@ -12,17 +12,14 @@
 //! between creation and marking leaves an empty folder, which is harmless to remove.
 
 use std::ffi::CStr;
-use std::fs;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2, unlinkat};
 use rustix::io::Errno;
 
-/// File name of the mark.
 pub(crate) const MARK_FILE: &str = ".made-by-llama-warden";
-/// Content of the mark.
 const MARK_TEXT: &str = "llama-warden made this folder, and removes it with everything in it.\n";
 
 /// Creates and marks a folder. Missing parents are created without a mark.

@@ -3,10 +3,9 @@
 //! A [`BuildRecipe`] has everything that shapes the binary and nothing else. Two builds with the same recipe are
 //! the same build, independent of the source's location and of the program that ran the compilers.
 
-pub(crate) mod backend;
 mod extras;
 mod options;
-pub(crate) mod target;
+mod target;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,16 +14,15 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use warden_patches::{PlannedSet, planned};
 
-pub use backend::ComputeBackend;
 pub use extras::BuildExtras;
 pub(crate) use extras::{DownloadLibrary, ExtraTools, SourceFeatures};
-pub(crate) use options::{is_on, option_value, user_option};
-pub use target::{ArchChoice, BackendChoice, CpuTarget};
+pub(crate) use options::{is_on, option_value};
+pub use target::{ArchChoice, BackendChoice, ComputeBackend, CpuTarget};
 
 use crate::error::{Result, io_error};
-use crate::source::found::ExaminedSource;
-use crate::store::id::BuildId;
-use crate::toolchain::found::{BuildCompilers, ChosenBackend, GpuToolkit};
+use crate::source::ExaminedSource;
+use crate::store::BuildId;
+use crate::toolchain::{BuildCompilers, ChosenBackend, GpuToolkit};
 
 /// Incremented when an unchanged recipe would produce another binary.
 const RECIPE_SCHEMA: u32 = 1;
@@ -111,18 +109,14 @@ pub enum AmxKernels {
     LeftOut(String),
 }
 
-/// Inputs of a plan.
 pub(crate) struct PlanInputs {
     pub(crate) source: ExaminedSource,
     pub(crate) compilers: BuildCompilers,
     pub(crate) chosen: ChosenBackend,
     pub(crate) arch: CpuTarget,
     pub(crate) patches: Vec<PlannedSet>,
-    /// Variables with default search paths of compilers.
     pub(crate) searched: BTreeMap<String, String>,
-    /// Optional features of the source.
     pub(crate) offers: SourceFeatures,
-    /// Tools for the web page, and libraries for HTTPS.
     pub(crate) tools: ExtraTools,
     pub(crate) amx: Option<AmxKernels>,
 }
@@ -166,7 +160,6 @@ impl BuildPlan {
         Ok(Self { id, recipe, source, compilers, toolkit, why, patches, extras, amx, options })
     }
 
-    /// Returns true if the build makes the web page with npm.
     pub(crate) fn makes_page(&self) -> bool {
         option_value(&self.recipe.cmake, "LLAMA_BUILD_UI") == Some("ON")
     }
@@ -187,7 +180,6 @@ impl BuildRecipe {
     /// a fixed order.
     ///
     /// # Errors
-    ///
     /// Fails never in practice: every recipe serializes to JSON.
     pub fn id(&self) -> Result<BuildId> {
         let json = serde_json::to_vec(self).map_err(|error| io_error("hashing", "the plan")(error.into()))?;

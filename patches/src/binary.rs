@@ -17,7 +17,6 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// missing.
 ///
 /// # Errors
-///
 /// Fails if the binary cannot be read.
 pub fn missing_markers<'a>(
     binary: &Path,
@@ -47,14 +46,10 @@ fn append(file: &mut File, window: &mut Vec<u8>) -> io::Result<usize> {
     file.take(CHUNK_BYTES as u64).read_to_end(window)
 }
 
-/// Result of searching a binary for a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextPresence {
-    /// Found in the binary or in a library next to it.
     Yes,
-    /// Found in neither.
     No,
-    /// The file is a script that runs another program.
     Script,
 }
 
@@ -62,7 +57,6 @@ pub(crate) enum TextPresence {
 /// with shared libraries has its backends there.
 ///
 /// # Errors
-///
 /// Fails if the binary cannot be read. An unreadable library is skipped.
 pub(crate) fn find_text(binary: &Path, text: &str) -> Result<TextPresence> {
     if contains(binary, text)? {

@@ -8,7 +8,6 @@ pub(crate) fn embedded_files() -> &'static [(&'static str, &'static [u8])] {
     FILES
 }
 
-/// A file by its path relative to `patches/`, such as `mitigations.toml`.
 pub(crate) fn embedded_file(path: &str) -> Option<&'static [u8]> {
     embedded_files().iter().find(|(name, _)| *name == path).map(|(_, content)| *content)
 }

@@ -22,7 +22,6 @@ pub enum PatchErrorClass {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum PatchError {
-    /// An invalid patch set, or an invalid list of mitigations.
     #[error("{file}{}: {}{why}", line_suffix(*.line), key_prefix(.key))]
     Set {
         /// Path of the file as the user knows it.
@@ -33,13 +32,10 @@ pub enum PatchError {
         key: String,
         why: String,
     },
-    /// No patch set has this id.
     #[error("there is no patch set `{id}`; there are: {}", join_ids(.known))]
     NoSuchSet { id: String, known: Vec<String> },
-    /// Requested patch sets are not applied to this source.
     #[error("{}", describe_refusals(.0))]
     Refused(Vec<SetRefusal>),
-    /// A folder that cannot be patched or restored in its present state.
     #[error("{path}: {why}")]
     Folder {
         /// The folder or file.
@@ -51,10 +47,8 @@ pub enum PatchError {
         /// The reason is the folder's content, which we refuse to touch.
         refused: bool,
     },
-    /// Reading failed in a caller's implementation of [`SourceTree`](crate::SourceTree).
     #[error(transparent)]
     Tree(Box<dyn std::error::Error + Send + Sync>),
-    /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
         /// The operation, such as `reading`.
@@ -85,6 +79,10 @@ fn describe_refusals(all: &[SetRefusal]) -> String {
 }
 
 impl PatchError {
+    pub(crate) fn set(file: impl Into<String>, key: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Set { file: file.into(), line: None, key: key.into(), why: why.into() }
+    }
+
     /// Class of the error by who has to act; callers map it to an exit code.
     pub const fn kind(&self) -> PatchErrorClass {
         match self {
@@ -130,12 +128,10 @@ pub(crate) fn io_error(
     move |source| PatchError::Io { doing, path, source }
 }
 
-/// Error for a folder with unexpected content.
 pub(crate) fn content_error(path: &Path, why: String, cure: &str) -> PatchError {
     PatchError::Folder { path: path.to_owned(), why, cure: cure.to_owned(), refused: true }
 }
 
-/// Error for an operation that the machine does not allow.
 pub(crate) fn machine_error(path: &Path, why: &str, cure: &str) -> PatchError {
     PatchError::Folder { path: path.to_owned(), why: why.to_owned(), cure: cure.to_owned(), refused: false }
 }
@@ -148,7 +144,6 @@ fn key_prefix(key: &str) -> String {
     if key.is_empty() { String::new() } else { format!("`{key}`: ") }
 }
 
-/// Joins ids, shortened when there are many.
 fn join_ids(ids: &[String]) -> String {
     const SHOWN: usize = 12;
     if ids.is_empty() {

@@ -73,7 +73,6 @@ pub struct PatchStop {
 /// Judges sets in one tree. `proofs`: verifications recorded on this machine.
 ///
 /// # Errors
-///
 /// Fails if an existing file of the tree cannot be read.
 pub fn check_tree(
     sets: &[&PatchSet],

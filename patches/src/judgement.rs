@@ -26,7 +26,6 @@ pub enum PatchStatus {
 }
 
 impl PatchStatus {
-    /// Returns true if a set with this status may not be applied.
     pub(crate) const fn forbids(self, allow_unverified: bool) -> bool {
         match self {
             Self::Refused => true,
@@ -38,14 +37,7 @@ impl PatchStatus {
 
 impl fmt::Display for PatchStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Verified => "verified",
-            Self::LocallyVerified => "locally-verified",
-            Self::NotApplicable => "not-applicable",
-            Self::Superseded => "superseded",
-            Self::Unverified => "unverified",
-            Self::Refused => "refused",
-        })
+        self.serialize(f)
     }
 }
 
@@ -102,6 +94,18 @@ pub struct JudgementReason {
     pub text: String,
 }
 
+impl JudgementReason {
+    /// A reason about the whole set, without a place.
+    pub(crate) fn new(status: PatchStatus, part: String, text: String) -> Self {
+        Self { status, part, fix: None, file: None, line: None, text }
+    }
+
+    #[must_use]
+    pub(crate) fn at(self, file: &str, line: Option<usize>) -> Self {
+        Self { file: Some(file.to_owned()), line, ..self }
+    }
+}
+
 impl fmt::Display for JudgementReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.file, self.line) {
@@ -135,6 +139,18 @@ pub struct SeamSeen {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreeEdits(pub Vec<FileEdit>);
 
+impl TreeEdits {
+    /// Adds edits that apply to the result of these.
+    pub(crate) fn merge(&mut self, later: Self) {
+        for edit in later.0 {
+            match self.0.binary_search_by(|known| known.path.cmp(&edit.path)) {
+                Ok(place) => self.0[place].merge(edit),
+                Err(place) => self.0.insert(place, edit),
+            }
+        }
+    }
+}
+
 /// A file of a tree before and after a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileEdit {
@@ -146,6 +162,20 @@ pub struct FileEdit {
     pub after: Vec<u8>,
     /// Lines inserted by hooks, from top to bottom.
     pub inserted: Vec<InsertedLine>,
+}
+
+impl FileEdit {
+    /// Adds a later edit of the same file. Shifts the lines inserted before by those inserted above them.
+    fn merge(&mut self, later: Self) {
+        self.after = later.after;
+        for new in later.inserted {
+            for old in self.inserted.iter_mut().filter(|old| old.line >= new.line) {
+                old.line += 1;
+            }
+            self.inserted.push(new);
+        }
+        self.inserted.sort_by_key(|inserted| inserted.line);
+    }
 }
 
 /// A line inserted by a hook.

@@ -28,6 +28,7 @@
 
 pub mod apply;
 pub mod binary;
+mod builds;
 mod embedded;
 mod error;
 pub mod export;
@@ -38,7 +39,6 @@ pub mod marker;
 pub mod mitigation;
 pub mod planned;
 pub mod prove;
-mod revision;
 pub mod scan;
 mod series;
 pub mod set;
@@ -50,7 +50,6 @@ pub use judgement::{
     FileEdit, FixJudgement, InsertedLine, JudgementReason, PatchStatus, SeamSeen, SetJudgement, TreeEdits,
 };
 pub use planned::{PlannedSeries, PlannedSet};
-pub use revision::SourceRevision;
 pub use series::PatchSeries;
 pub use set::{PatchSet, SelectedSets, SetCatalogue, SetFix, SetHook, SetSelection};
-pub use tree::{FolderTree, OverlayTree, SourceTree};
+pub use tree::{FolderTree, OverlayTree, SourceRevision, SourceTree};

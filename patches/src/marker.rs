@@ -12,11 +12,13 @@ pub fn marker(set: &str, hook: &str) -> String {
 pub fn parse_marker(line: &str) -> Option<(&str, &str)> {
     let (_, tail) = line.rsplit_once(MARKER_PREFIX)?;
     let (set, hook) = tail.trim_end().split_once('/')?;
-    let is_id = |text: &str| {
-        !text.is_empty()
-            && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-    };
     (is_id(set) && is_id(hook)).then_some((set, hook))
+}
+
+/// Returns true for the id of a set, hook, mitigation or leak: `[a-z0-9-]+`.
+pub(crate) fn is_id(text: &str) -> bool {
+    !text.is_empty()
+        && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
 #[cfg(test)]

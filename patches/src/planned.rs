@@ -146,7 +146,6 @@ impl PlannedSeries {
     /// Judges the chosen sets in sequence, for a build with this backend, such as `cuda`.
     ///
     /// # Errors
-    ///
     /// Fails if sets are refused, or are unverified without the user's permission; the error names all such
     /// sets. Fails if an existing file of the tree cannot be read.
     pub fn judge(selection: &SetSelection, backend: &str, tree: &dyn SourceTree) -> Result<Self> {

@@ -1,19 +1,15 @@
 //! Judges several sets in sequence, each in the tree as changed by the ones before.
 
-use std::collections::BTreeMap;
-
 use sha2::{Digest, Sha256};
 
 use crate::error::Result;
 use crate::judge::judge;
-use crate::judgement::{FileEdit, SetJudgement, TreeEdits};
+use crate::judgement::{SetJudgement, TreeEdits};
 use crate::prove::ProofRecords;
 use crate::set::PatchSet;
 use crate::tree::{OverlayTree, SourceTree};
 
-/// Hexadecimal digits of a set's hash.
 const SET_HASH_DIGITS: usize = 12;
-/// Name of an empty series.
 const EMPTY_NAME: &str = "none";
 
 /// Judgements and changes of a series of sets in a tree.
@@ -30,23 +26,20 @@ impl PatchSeries {
     /// Judges the sets. Writes nothing.
     ///
     /// # Errors
-    ///
     /// Fails if an existing file of the tree cannot be read.
     pub fn judge(sets: &[&PatchSet], tree: &dyn SourceTree) -> Result<Self> {
         let mut overlay = OverlayTree::new(tree);
         let mut judgements = Vec::with_capacity(sets.len());
-        let mut files: BTreeMap<String, FileEdit> = BTreeMap::new();
+        let mut all = TreeEdits::default();
         for set in sets {
             let judgement = judge(set, &overlay)?;
             if let Some(edits) = &judgement.edits {
                 overlay.add(edits);
-                for edit in &edits.0 {
-                    add_edit(&mut files, edit);
-                }
+                all.merge(edits.clone());
             }
             judgements.push(judgement);
         }
-        Ok(Self { judgements, edits: TreeEdits(files.into_values().collect()) })
+        Ok(Self { judgements, edits: all })
     }
 
     /// Marks those sets as locally verified that a record of this machine covers.
@@ -91,25 +84,6 @@ pub(crate) fn series_name<'a>(sets: impl Iterator<Item = (&'a str, &'a str)>) ->
     if sets.is_empty() { EMPTY_NAME.to_owned() } else { sets.join("+") }
 }
 
-/// Adds a later edit of a file. Shifts earlier `inserted` lines by the lines inserted above them.
-fn add_edit(files: &mut BTreeMap<String, FileEdit>, edit: &FileEdit) {
-    let Some(known) = files.get_mut(&edit.path) else {
-        files.insert(edit.path.clone(), edit.clone());
-        return;
-    };
-    known.after.clone_from(&edit.after);
-    for new in &edit.inserted {
-        for old in &mut known.inserted {
-            if old.line >= new.line {
-                old.line += 1;
-            }
-        }
-        known.inserted.push(new.clone());
-    }
-    known.inserted.sort_by_key(|inserted| inserted.line);
-}
-
-/// Hash over several texts, in hexadecimal digits.
 pub(crate) fn hash_parts(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -122,15 +96,9 @@ pub(crate) fn hash_parts(parts: &[&[u8]]) -> String {
 
 /// Hash over everything that edits write, twelve hexadecimal digits; equal for the same set in the same tree.
 pub(crate) fn hash_edits(edits: &TreeEdits) -> String {
-    let mut hash = Sha256::new();
-    for edit in &edits.0 {
-        // The length of each part makes the concatenation unambiguous.
-        for part in [edit.path.as_bytes(), edit.after.as_slice()] {
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-    }
-    let mut digits = hex::encode(hash.finalize());
+    let parts: Vec<&[u8]> =
+        edits.0.iter().flat_map(|edit| [edit.path.as_bytes(), edit.after.as_slice()]).collect();
+    let mut digits = hash_parts(&parts);
     digits.truncate(SET_HASH_DIGITS);
     digits
 }

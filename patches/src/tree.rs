@@ -1,29 +1,26 @@
 //! Access to the files of a llama.cpp: a folder, an archive, a commit, or one of these with edits on top.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Result, io_error};
 use crate::judgement::TreeEdits;
-use crate::revision::SourceRevision;
 
 /// A readable llama.cpp. Paths are relative to its root, with `/` as separator.
 pub trait SourceTree: Send + Sync {
     /// A file's content; `None` if the file does not exist.
     ///
     /// # Errors
-    ///
     /// Fails if an existing file cannot be read.
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>>;
 
     /// Identifier of a file's content, equal for equal contents; `None` if the file does not exist.
     ///
     /// # Errors
-    ///
     /// Fails if an existing file cannot be read.
     fn content_id(&self, path: &str) -> Result<Option<String>> {
         Ok(self.read(path)?.map(|content| sha256(&content)))
@@ -31,6 +28,34 @@ pub trait SourceTree: Send + Sync {
 
     /// Revision by the tree's own evidence.
     fn revision(&self) -> SourceRevision;
+}
+
+/// Digits of an abbreviated commit; upstream uses nine.
+const SHORT_COMMIT_DIGITS: usize = 9;
+
+/// Revision of a tree by its own evidence. Both parts may be unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceRevision {
+    /// The commit as given, up to 40 hexadecimal digits.
+    pub commit: Option<String>,
+    /// Upstream's build number, as in the tag `b9976`.
+    pub build_number: Option<u32>,
+}
+
+impl SourceRevision {
+    /// The commit's first nine digits, or `unknown`.
+    pub fn short_commit(&self) -> &str {
+        self.commit.as_deref().map_or("unknown", |commit| commit.get(..SHORT_COMMIT_DIGITS).unwrap_or(commit))
+    }
+}
+
+impl fmt::Display for SourceRevision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.build_number {
+            Some(number) => write!(f, "build {number}, commit {}", self.short_commit()),
+            None => write!(f, "build unknown, commit {}", self.short_commit()),
+        }
+    }
 }
 
 pub(crate) fn sha256(content: &[u8]) -> String {

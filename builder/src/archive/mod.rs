@@ -16,7 +16,6 @@ pub(crate) use walk::{entry_read_error, walk_entries};
 
 use crate::error::{BuilderError, Result, io_error};
 
-/// Limits on the size of an archive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArchiveLimits {
     /// Bytes after decompression, including entries that the caller skips.
@@ -31,15 +30,11 @@ impl ArchiveLimits {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ArchiveEntryKind {
-    /// A regular file; its content is in [`ArchiveEntry::data`].
     File {
-        /// The file has an execute permission.
         executable: bool,
     },
     Folder,
-    /// A symbolic link with its target.
     Link(String),
-    /// A device, pipe or hard link. Source trees contain none.
     Other,
     /// The comment that `git archive` writes, which is the commit id. The entry's name is empty.
     Comment(String),

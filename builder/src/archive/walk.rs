@@ -9,14 +9,13 @@ use std::rc::Rc;
 use tokio_util::sync::CancellationToken;
 
 use super::{ArchiveEntry, ArchiveEntryKind, ArchiveFormat, ArchiveLimits, detect_format, normalize_name};
-use crate::error::{BuilderError, Result, io_error};
+use crate::error::{BuilderError, Result, check_cancelled, io_error};
 
 /// Longest link target that is accepted; the kernel has the same limit.
 const MAX_LINK_TARGET: u64 = 4096;
 /// Total bytes of an entry's headers: name, link target and other extensions. The kernel's longest path has
 /// 4 KiB, and the tar reader keeps headers in memory.
 const MAX_HEADER_BYTES: u64 = 64 << 10;
-/// Characters of a name that an error message shows.
 const MAX_SHOWN_NAME: usize = 200;
 
 /// Visits every entry in the archive's order. Stops at the visitor's first error.
@@ -137,9 +136,7 @@ impl ArchiveWalk<'_> {
     }
 
     fn visit(&mut self, raw: &str, kind: ArchiveEntryKind, data: &mut dyn Read) -> Result<()> {
-        if self.cancel.is_cancelled() {
-            return Err(BuilderError::Cancelled);
-        }
+        check_cancelled(self.cancel)?;
         self.entries += 1;
         if self.entries > self.bounds.entries {
             return Err(too_large(self.path, format!("{} entries", self.bounds.entries)));
@@ -183,7 +180,6 @@ impl<R: Read> Read for HeaderLimitReader<R> {
     }
 }
 
-/// Shortens a name for an error message.
 fn shorten_name(name: &str) -> String {
     match name.char_indices().nth(MAX_SHOWN_NAME) {
         Some((end, _)) => format!("{}… ({} bytes)", &name[..end], name.len()),

@@ -7,13 +7,11 @@ use sha2::{Digest, Sha256};
 
 use super::{BuildRequest, Builder};
 use crate::error::{Result, io_error};
-use crate::event::BuildEvent;
-use crate::plan::{AmxKernels, is_on, user_option};
+use crate::plan::{AmxKernels, is_on, option_value};
 use crate::toolchain::BuildCompilers;
 use crate::toolchain::amx::{TileCode, check_tile_code, compiles_amx};
 use crate::whole::{self, LossTolerance};
 
-/// The cmake options of the AMX kernels in ggml.
 const AMX_CMAKE_OPTIONS: [&str; 2] = ["GGML_AMX_TILE", "GGML_AMX_INT8"];
 
 /// Decides if a build of this source has the AMX kernels; `None` if it would not compile them anyway.
@@ -23,14 +21,13 @@ pub(super) async fn decide_amx_kernels(
     compilers: &BuildCompilers,
     source: &str,
 ) -> Result<Option<AmxKernels>> {
-    let (env, cancel) = (&builder.env, &builder.cancel);
     let options = &request.options;
-    let asked = AMX_CMAKE_OPTIONS.map(|name| user_option(options, name).map(is_on));
-    let mut flags = user_option(options, "CMAKE_CXX_FLAGS").unwrap_or_default().to_owned();
+    let asked = AMX_CMAKE_OPTIONS.map(|name| option_value(options, name).map(is_on));
+    let mut flags = option_value(options, "CMAKE_CXX_FLAGS").unwrap_or_default().to_owned();
     if asked.contains(&Some(true)) {
         flags.push_str(" -mamx-tile -mamx-int8");
     }
-    if !compiles_amx(env, compilers, request.arch.cpu, &flags, cancel).await? {
+    if !compiles_amx(builder, compilers, request.arch.cpu, &flags).await? {
         return Ok(None);
     }
     let left_out = |why: String| Ok(Some(AmxKernels::LeftOut(why)));
@@ -41,7 +38,7 @@ pub(super) async fn decide_amx_kernels(
         return left_out(why);
     }
     let cxx = &compilers.cxx;
-    match check_tile_code(env, &cxx.path, &builder.dirs.cache, cancel).await? {
+    match check_tile_code(builder, &cxx.path).await? {
         TileCode::Kept => {}
         TileCode::Dropped => {
             return left_out(format!(
@@ -50,10 +47,9 @@ pub(super) async fn decide_amx_kernels(
                 cxx.version
             ));
         }
-        TileCode::Unknown(why) => builder.reporter.report(BuildEvent::Note(format!(
-            "whether {} keeps the tile configuration of AMX is not known: {why}",
-            cxx.version
-        ))),
+        TileCode::Unknown(why) => builder
+            .reporter
+            .note(format!("whether {} keeps the tile configuration of AMX is not known: {why}", cxx.version)),
     }
     Ok(Some(AmxKernels::Compiled))
 }

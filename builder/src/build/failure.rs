@@ -1,7 +1,6 @@
 //! Finds the error that matters in the output of cmake or compilers: the first one, with the lines that
 //! explain it.
 
-/// Lines shown after the first line of an error.
 const ERROR_CONTEXT_LINES: usize = 5;
 /// Longest line shown, in characters: compiler command lines would fill the screen.
 const MAX_LINE_CHARS: usize = 300;
@@ -53,7 +52,6 @@ fn reports_exhaustion(line: &str) -> bool {
     !is_quoted_source(line) && mentions_exhaustion(line)
 }
 
-/// Returns true if the text says that disk or memory ran out.
 pub(crate) fn mentions_exhaustion(text: &str) -> bool {
     [
         "No space left on device",

@@ -14,12 +14,10 @@ const KEPT_OUTPUT_BYTES: usize = 1 << 20;
 pub(super) struct BuildLog {
     path: PathBuf,
     file: BufWriter<File>,
-    /// Output of the current phase.
     phase: String,
 }
 
 impl BuildLog {
-    /// Creates the log, replacing an older one.
     pub(super) fn create(path: PathBuf) -> Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
@@ -38,7 +36,6 @@ impl BuildLog {
         self.write(&format!("$ {command}"));
     }
 
-    /// Appends a line of output.
     pub(super) fn push_line(&mut self, line: &str) {
         self.phase.push_str(line);
         self.phase.push('\n');
@@ -61,7 +58,6 @@ impl BuildLog {
         writeln!(self.file, "{line}").ok();
     }
 
-    /// Ends a phase's output and flushes it to the file.
     pub(super) fn end_phase(&mut self) {
         self.file.flush().ok();
     }

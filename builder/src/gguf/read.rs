@@ -24,36 +24,18 @@ const MAX_TEXT_BYTES: u64 = 64 << 10;
 const MAX_KEPT_TEXT_BYTES: u64 = 16 << 20;
 /// Maximum length of an array of numbers that is kept; useful ones have one number per layer.
 const MAX_KEPT_NUMBERS: u64 = 4096;
-/// Maximum number of files of a split model.
 const MAX_SPLIT_PARTS: u64 = 999;
 
 /// Errors of reading a GGUF file.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum GgufError {
-    /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
-    Io {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// The file has another format.
+    Io { path: PathBuf, source: io::Error },
     #[error("{} is no GGUF file: {why}", path.display())]
-    NotGguf {
-        /// Path of the file.
-        path: PathBuf,
-        /// Description of the actual format.
-        why: &'static str,
-    },
-    /// The file is truncated or inconsistent.
+    NotGguf { path: PathBuf, why: &'static str },
     #[error("{} is damaged: {why}; compare its size with that of the download", path.display())]
-    Damaged {
-        /// Path of the file.
-        path: PathBuf,
-        /// Place and kind of the damage.
-        why: String,
-    },
+    Damaged { path: PathBuf, why: String },
 }
 
 /// Description of a tensor.
@@ -86,12 +68,6 @@ impl GgufFacts {
     /// The architecture, such as `llama`; empty if the file has none.
     pub fn architecture(&self) -> &str {
         self.texts.get("general.architecture").map_or("", String::as_str)
-    }
-
-    /// An architecture's number, such as `block_count`.
-    #[cfg(test)]
-    pub(crate) fn architecture_numbers(&self, name: &str) -> Option<&[f64]> {
-        self.numbers.get(&format!("{}.{name}", self.architecture())).map(Vec::as_slice)
     }
 }
 
@@ -162,10 +138,8 @@ fn read_one(path: &Path) -> Result<GgufFacts, GgufError> {
     })
 }
 
-/// Errors while parsing, without the path.
 enum ParseFault {
     Io(io::Error),
-    /// The file has another format.
     NotGguf(&'static str),
     Damaged(String),
 }
@@ -176,13 +150,10 @@ impl From<io::Error> for ParseFault {
     }
 }
 
-/// Reader of a file's metadata section.
 struct HeadReader {
     inner: BufReader<File>,
     position: u64,
-    /// Bytes of the whole file.
     size: u64,
-    /// Bytes of texts kept so far.
     kept: u64,
 }
 
@@ -251,11 +222,9 @@ impl HeadReader {
     }
 }
 
-/// Type codes of values.
 const TEXT_TYPE: u32 = 8;
 const ARRAY_TYPE: u32 = 9;
 
-/// Bytes of a number with this type code.
 const fn number_width(kind: u32) -> Option<u64> {
     match kind {
         0 | 1 | 7 => Some(1),

@@ -163,3 +163,10 @@ proptest! {
         }
     }
 }
+
+impl GgufFacts {
+    /// An architecture's number, such as `block_count`.
+    pub(crate) fn architecture_numbers(&self, name: &str) -> Option<&[f64]> {
+        self.numbers.get(&format!("{}.{name}", self.architecture())).map(Vec::as_slice)
+    }
+}

@@ -24,16 +24,11 @@ pub enum WeightKind {
     Mxfp4,
 }
 
-/// Block size of a format, and its numbers in ggml and llama.cpp.
 struct BlockLayout {
     name: &'static str,
-    /// ggml's tensor type.
     tensor_type: u32,
-    /// llama.cpp's file type.
     file_type: u32,
-    /// Numbers per block.
     length: usize,
-    /// Bytes per block.
     bytes: usize,
 }
 
@@ -87,7 +82,6 @@ impl WeightKind {
         numbers / length as u64 * bytes as u64
     }
 
-    /// ggml's tensor type of this format.
     pub(crate) const fn tensor_type(self) -> u32 {
         self.layout().tensor_type
     }

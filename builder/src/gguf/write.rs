@@ -18,7 +18,6 @@ use super::WeightKind;
 
 /// Alignment of offsets in the data section, in bytes; 32 is the default of readers.
 pub(crate) const ALIGNMENT: usize = 32;
-/// The format version written.
 pub(crate) const VERSION: u32 = 3;
 
 /// A metadata value. The format demands one type per array.
@@ -29,9 +28,7 @@ pub(crate) enum MetadataValue {
     F32(f32),
     Bool(bool),
     String(String),
-    /// Used for the vocabulary.
     Strings(Vec<String>),
-    /// Used for token types.
     I32s(Vec<i32>),
     /// Used for the mean of each colour channel.
     F32s(Vec<f32>),
@@ -42,7 +39,6 @@ pub(crate) enum MetadataValue {
 }
 
 impl MetadataValue {
-    /// The format's type code of the value.
     const fn type_code(&self) -> u32 {
         match self {
             Self::U32(_) => 4,
@@ -63,27 +59,14 @@ impl MetadataValue {
                 write_array_head(out, 8, texts.len())?;
                 texts.iter().try_for_each(|text| write_text(out, text))
             }
-            Self::I32s(numbers) => {
-                write_array_head(out, 5, numbers.len())?;
-                numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
-            }
-            Self::F32s(numbers) => {
-                write_array_head(out, 6, numbers.len())?;
-                numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
-            }
-            Self::U32s(numbers) => {
-                write_array_head(out, 4, numbers.len())?;
-                numbers.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
-            }
-            Self::Bools(truths) => {
-                write_array_head(out, 7, truths.len())?;
-                truths.iter().try_for_each(|truth| out.write_all(&[u8::from(*truth)]))
-            }
+            Self::I32s(numbers) => write_array(out, 5, numbers, |number| number.to_le_bytes()),
+            Self::F32s(numbers) => write_array(out, 6, numbers, |number| number.to_le_bytes()),
+            Self::U32s(numbers) => write_array(out, 4, numbers, |number| number.to_le_bytes()),
+            Self::Bools(truths) => write_array(out, 7, truths, |truth| [u8::from(*truth)]),
         }
     }
 }
 
-/// Function that writes all numbers of a tensor, row by row.
 pub(crate) type FillFn = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum TensorData {
@@ -132,14 +115,7 @@ pub(crate) struct GgufWriter {
     tensors: Vec<WrittenTensor>,
 }
 
-impl std::fmt::Debug for GgufWriter {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Gguf({} entries, {} tensors)", self.entries.len(), self.tensors.len())
-    }
-}
-
 impl GgufWriter {
-    /// Starts a file for a model architecture, such as `llama`.
     pub(crate) fn new(architecture: &str) -> Self {
         let mut file = Self::default();
         file.set("general.architecture", MetadataValue::String(architecture.to_owned()));
@@ -149,6 +125,13 @@ impl GgufWriter {
     /// Adds a metadata entry. The format demands unique keys; readers use the first one.
     pub(crate) fn set(&mut self, key: &str, value: MetadataValue) -> &mut Self {
         self.entries.push((key.to_owned(), value));
+        self
+    }
+
+    pub(crate) fn numbers<const N: usize>(&mut self, prefix: &str, entries: [(&str, u32); N]) -> &mut Self {
+        for (key, number) in entries {
+            self.set(&format!("{prefix}.{key}"), MetadataValue::U32(number));
+        }
         self
     }
 
@@ -199,26 +182,9 @@ impl GgufWriter {
         self
     }
 
-    /// Bytes of all tensors, without metadata and padding.
-    #[cfg(test)]
-    pub(crate) fn tensor_bytes(&self) -> u64 {
-        self.tensors.iter().map(WrittenTensor::bytes).sum()
-    }
-
-    /// Bytes of the tensors held in memory.
-    #[cfg(test)]
-    pub(crate) fn held_bytes(&self) -> u64 {
-        self.tensors
-            .iter()
-            .filter(|tensor| matches!(tensor.data, TensorData::Held(_)))
-            .map(WrittenTensor::bytes)
-            .sum()
-    }
-
     /// Writes the whole file.
     ///
     /// # Errors
-    ///
     /// Fails if the writer fails, or if a tensor yields another size than announced.
     pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut out = CountingWriter { inner: out, written: 0 };
@@ -292,6 +258,16 @@ fn write_text(out: &mut impl Write, text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())
 }
 
+fn write_array<T, const N: usize>(
+    out: &mut impl Write,
+    kind: u32,
+    items: &[T],
+    bytes: impl Fn(&T) -> [u8; N],
+) -> io::Result<()> {
+    write_array_head(out, kind, items.len())?;
+    items.iter().try_for_each(|item| out.write_all(&bytes(item)))
+}
+
 fn write_array_head(out: &mut impl Write, kind: u32, length: usize) -> io::Result<()> {
     out.write_all(&kind.to_le_bytes())?;
     write_len(out, length)
@@ -300,6 +276,20 @@ fn write_array_head(out: &mut impl Write, kind: u32, length: usize) -> io::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl GgufWriter {
+        pub(crate) fn tensor_bytes(&self) -> u64 {
+            self.tensors.iter().map(WrittenTensor::bytes).sum()
+        }
+
+        pub(crate) fn held_bytes(&self) -> u64 {
+            self.tensors
+                .iter()
+                .filter(|tensor| matches!(tensor.data, TensorData::Held(_)))
+                .map(WrittenTensor::bytes)
+                .sum()
+        }
+    }
 
     fn bytes(file: &GgufWriter) -> Vec<u8> {
         let mut out = Vec::new();

@@ -25,18 +25,14 @@ use super::repository::GitRepository;
 use crate::error::{Result, io_error};
 use crate::owned;
 
-/// Bytes of the URL's hash in a folder's name.
 const URL_HASH_BYTES: usize = 6;
-/// Name prefixes of git's temporary files.
 const TEMPORARY_PREFIXES: [&str; 2] = ["tmp_", ".tmp-"];
 
-/// The cache folder of one URL.
 #[derive(Clone, Debug)]
 pub(super) struct CacheSlot {
     pub(super) folder: PathBuf,
     /// The URL without a password.
     pub(super) shown: String,
-    /// The repository has all of history.
     pub(super) history: bool,
 }
 
@@ -56,7 +52,6 @@ pub(super) fn cache_slot(cache: &Path, url: &str, history: bool) -> CacheSlot {
 }
 
 impl CacheSlot {
-    /// The lock that a writer holds.
     pub(super) fn lock_path(&self) -> PathBuf {
         self.folder.with_extension("lock")
     }
@@ -99,7 +94,6 @@ impl CacheSlot {
         fs::rename(&self.folder, self.temporary_path()).map_err(io_error("removing", &self.folder))
     }
 
-    /// Temporary name of a repository under construction.
     fn temporary_path(&self) -> PathBuf {
         self.folder.with_extension("new")
     }
@@ -119,11 +113,8 @@ impl CacheSlot {
         let mut options = git2::RepositoryInitOptions::new();
         // No templates: they would install the user's hooks.
         options.bare(true).external_template(false);
-        git2::Repository::init_opts(&beside, &options).map_err(|error| GitError::Repository {
-            doing: "creating the cache of",
-            repository: self.shown.clone(),
-            why: error.message().to_owned(),
-        })?;
+        git2::Repository::init_opts(&beside, &options)
+            .map_err(|error| GitError::repository("creating the cache of", &self.shown, &error))?;
         fs::rename(&beside, &self.folder).map_err(io_error("creating", &self.folder))
     }
 

@@ -11,7 +11,6 @@ use super::repository::GitRepository;
 use crate::error::{BuilderError, Result};
 use crate::source::tree::{MAX_ROOT_DEPTH, TreeLocation, TreeSearch, join_names};
 
-/// File mode of a symbolic link in a git tree.
 pub(super) const LINK_MODE: i32 = 0o120_000;
 /// Largest file that is read, in bytes; llama.cpp's largest source file has 1 MiB.
 const MAX_FILE_BYTES: u64 = 64 << 20;

@@ -1,12 +1,11 @@
 //! Errors about git repositories, each with its remedy.
 
-use crate::kind::ErrorClass;
+use crate::error::ErrorClass;
 
 /// Errors about git repositories.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum GitError {
-    /// The text is no known name, URL or path.
     #[error("`{text}` is no git source: {why}")]
     Source {
         text: String,
@@ -14,28 +13,20 @@ pub enum GitError {
         /// Names defined in the configuration.
         names: Vec<String>,
     },
-    /// The server cannot be reached, or stopped responding.
     #[error("{host} could not be asked for {reference}: {why}")]
     Unreachable { host: String, reference: String, why: String },
-    /// The server refused the request.
     #[error("{url} was refused: {why}")]
     Refused { url: String, why: String },
-    /// The `git` program, needed for servers, is missing.
     #[error("git is not installed: it fetches from servers")]
     NoGit,
-    /// The server sends more bytes than the limit.
     #[error("{url} sends more than {most} MiB, which is more than any llama.cpp: nothing of it was taken")]
     TooLarge { url: String, most: u64 },
-    /// The cache lacks the revision, and the caller forbids network access.
     #[error("{reference} of {url} is not in the cache, and the network is not to be used")]
     Offline { url: String, reference: String },
-    /// No tag, branch or commit has this name.
     #[error("{repository} has no tag, branch or commit `{reference}`{}", similar_suffix(.similar))]
     NoSuchReference { repository: String, reference: String, similar: Vec<String> },
-    /// The prefix matches several commits, branches or tags.
     #[error("`{reference}` is the beginning of several commits in {repository}")]
     Ambiguous { repository: String, reference: String },
-    /// A partial clone lacks a needed object.
     #[error("{repository} lacks `{path}` of commit {commit}")]
     Missing {
         repository: String,
@@ -43,16 +34,12 @@ pub enum GitError {
         path: String,
         commit: String,
     },
-    /// The commit has an entry that would be written outside the destination folder.
     #[error("commit {commit} was not written out: its entry `{entry}` {why}")]
     Unsafe { commit: String, entry: String, why: &'static str },
-    /// The range is empty, or exceeds the available history.
     #[error("the range {from}..{to} of {repository} {why}")]
     Range { repository: String, from: String, to: String, why: &'static str },
-    /// The folder is missing or is no repository.
     #[error("there is no git repository at {path}")]
     NoRepository { path: String },
-    /// Any other error of a repository.
     #[error("{doing} {repository}: {why}")]
     Repository {
         /// The operation, such as `opening`.
@@ -63,6 +50,11 @@ pub enum GitError {
 }
 
 impl GitError {
+    /// An error of libgit2 during an operation, such as `opening`.
+    pub(super) fn repository(doing: &'static str, repository: &str, error: &git2::Error) -> Self {
+        Self::Repository { doing, repository: repository.to_owned(), why: error.message().to_owned() }
+    }
+
     /// Class of the error by who has to act.
     pub const fn kind(&self) -> ErrorClass {
         match self {
@@ -84,52 +76,55 @@ impl GitError {
 
     /// The remedy for the user.
     pub fn hint(&self) -> Option<String> {
-        let hint = match self {
+        Some(match self {
             Self::Source { names, .. } => {
                 format!("give a URL, the folder of a repository, or one of the names {}", names.join(", "))
             }
-            Self::NoRepository { .. } => {
-                "give the folder that has `.git` in it, or a bare repository; for other folders there is --source PATH".into()
-            }
-            Self::Unreachable { why, .. } if why.contains("certificate") => {
-                "git's setting `http.sslCAInfo`, or GIT_SSL_CAINFO, names the certificates that are trusted".into()
-            }
-            Self::Unreachable { .. } => {
-                "check the network and the proxy settings; without a network, take a commit that is in the cache with \
-                 --offline, a clone with --git PATH, or a folder or archive with --source PATH"
-                    .into()
-            }
-            Self::Refused { .. } => {
-                "no password is ever asked for: check the URL, let git's `credential.helper` know the password, put a token \
-                 into the URL (https://TOKEN@HOST/...), or clone the repository and give its folder"
-                    .into()
-            }
-            Self::NoGit => "install it: apt install git; or take a folder or archive with --source PATH".into(),
-            Self::TooLarge { .. } => "check the URL; a clone of your own can be given by its folder".into(),
-            Self::Offline { .. } => {
-                "run it once without --offline, or take a folder or archive with --source PATH".into()
-            }
-            Self::NoSuchReference { reference, .. } if is_abbreviated(reference) => {
-                "a server can be asked for a whole commit only: give all 40 digits, or a tag".into()
-            }
-            Self::Ambiguous { .. } => "give more digits".into(),
             Self::Missing { path, commit, repository } => format!(
                 "it is a partial clone: `git -C {repository} cat-file -e {commit}:{path}` fetches it where the clone \
                  knows its server; else clone again without --filter"
             ),
-            Self::Range { .. } => "it goes from older to newer and leaves out its beginning: A..B".into(),
+            _ => return self.fixed_hint().map(str::to_owned),
+        })
+    }
+
+    /// Remedies that do not depend on the error's fields.
+    fn fixed_hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::NoRepository { .. } => {
+                "give the folder that has `.git` in it, or a bare repository; for other folders there is \
+                 --source PATH"
+            }
+            Self::Unreachable { why, .. } if why.contains("certificate") => {
+                "git's setting `http.sslCAInfo`, or GIT_SSL_CAINFO, names the certificates that are trusted"
+            }
+            Self::Unreachable { .. } => {
+                "check the network and the proxy settings; without a network, take a commit that is in the cache \
+                 with --offline, a clone with --git PATH, or a folder or archive with --source PATH"
+            }
+            Self::Refused { .. } => {
+                "no password is ever asked for: check the URL, let git's `credential.helper` know the password, \
+                 put a token into the URL (https://TOKEN@HOST/...), or clone the repository and give its folder"
+            }
+            Self::NoGit => "install it: apt install git; or take a folder or archive with --source PATH",
+            Self::TooLarge { .. } => "check the URL; a clone of your own can be given by its folder",
+            Self::Offline { .. } => {
+                "run it once without --offline, or take a folder or archive with --source PATH"
+            }
+            Self::NoSuchReference { reference, .. } if is_abbreviated(reference) => {
+                "a server can be asked for a whole commit only: give all 40 digits, or a tag"
+            }
+            Self::Ambiguous { .. } => "give more digits",
+            Self::Range { .. } => "it goes from older to newer and leaves out its beginning: A..B",
             Self::Repository { repository, .. } if repository.contains("://") => {
-                "what was fetched lies in the folder `git` of the cache: should it be damaged, remove it there, and it \
-                 is fetched again"
-                    .into()
+                "what was fetched lies in the folder `git` of the cache: should it be damaged, remove it there, \
+                 and it is fetched again"
             }
             _ => return None,
-        };
-        Some(hint)
+        })
     }
 }
 
-/// Returns true for 7 to 39 hexadecimal digits.
 pub(super) fn is_abbreviated(text: &str) -> bool {
     (7..40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

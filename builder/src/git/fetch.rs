@@ -7,8 +7,7 @@ use git2::Oid;
 use tokio_util::sync::CancellationToken;
 
 use super::cache::CacheSlot;
-use super::fault::GitError;
-use super::fault::is_abbreviated;
+use super::fault::{GitError, is_abbreviated};
 use super::program::{GitServer, REMOTE_NAME, parse_progress};
 use super::repository::no_such_reference;
 use crate::error::{BuilderError, Result};
@@ -27,7 +26,6 @@ const FULL_DEPTH: u32 = 0x7fff_ffff;
 /// the commit.
 const KEPT_REF_PREFIX: &str = "refs/llama-warden/";
 
-/// A fetch request.
 #[derive(Clone, Debug)]
 pub(super) struct FetchRequest {
     pub(super) url: String,
@@ -37,7 +35,6 @@ pub(super) struct FetchRequest {
     pub(super) limits: FetchLimits,
 }
 
-/// Limits on received bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FetchLimits {
     pub(super) commit: usize,
@@ -53,15 +50,15 @@ impl Default for FetchLimits {
 /// Fetches the requested commit and returns its id. Holds the caller's lock until the last write is done.
 pub(super) async fn fetch(
     wanted: FetchRequest,
-    lock: FileLock,
+    _lock: FileLock,
     reporter: &EventReporter,
     cancel: &CancellationToken,
 ) -> Result<String> {
-    let described = wanted.describe();
-    let work = RunningFetch { wanted: &wanted, described: &described, reporter, cancel };
-    let outcome = work.run().await;
-    drop(lock);
-    outcome
+    let described = match &wanted.reference {
+        Some(name) => format!("`{name}`"),
+        None => "its default branch".to_owned(),
+    };
+    RunningFetch { wanted: &wanted, described: &described, reporter, cancel }.run().await
 }
 
 struct RunningFetch<'a> {
@@ -71,16 +68,9 @@ struct RunningFetch<'a> {
     cancel: &'a CancellationToken,
 }
 
-/// A branch or tag of the server.
 struct RemoteHead {
     name: String,
     id: Oid,
-}
-
-impl FetchRequest {
-    fn describe(&self) -> String {
-        self.reference.as_ref().map_or_else(|| "its default branch".to_owned(), |name| format!("`{name}`"))
-    }
 }
 
 impl RunningFetch<'_> {
@@ -103,7 +93,7 @@ impl RunningFetch<'_> {
     fn discard_damaged(&self) -> Result<()> {
         let place = &self.wanted.place;
         let note = format!("what the cache has of {} is damaged: fetching it again", place.shown);
-        self.reporter.report(BuildEvent::Note(note));
+        self.reporter.note(note);
         place.discard()
     }
 
@@ -126,7 +116,7 @@ impl RunningFetch<'_> {
             if !self.has(target.id)? && target.by_id {
                 // Old servers, and servers configured so, give out commits by name only.
                 let note = format!("{} does not hand out single commits: fetching all of them", place.shown);
-                self.reporter.report(BuildEvent::Note(note));
+                self.reporter.note(note);
                 self.download(&ALL_REFSPECS, Some(FULL_DEPTH)).await?;
             }
         }
@@ -141,7 +131,6 @@ impl RunningFetch<'_> {
         git2::Repository::open_bare(&self.wanted.place.folder).map_err(|error| self.failed(&error))
     }
 
-    /// Returns true if the repository has the commit and its tree.
     fn has(&self, id: Oid) -> Result<bool> {
         Ok(self.open()?.find_commit(id).and_then(|commit| commit.tree()).is_ok())
     }
@@ -221,36 +210,29 @@ impl RunningFetch<'_> {
         Ok(())
     }
 
-    /// Resolves the requested commit, and determines how to fetch it.
     fn resolve_target(&self, heads: &[RemoteHead]) -> Result<FetchTarget> {
+        let shown = &self.wanted.place.shown;
         let Some(wanted) = &self.wanted.reference else {
-            return heads
-                .iter()
-                .find(|head| head.name == "HEAD")
-                .map(|head| FetchTarget { id: head.id, refspec: "HEAD".into(), name: None, by_id: false })
-                .ok_or_else(|| {
-                    no_such_reference(&self.wanted.place.shown, "HEAD", std::iter::empty()).into()
-                });
+            return match heads.iter().find(|head| head.name == "HEAD") {
+                Some(head) => Ok(FetchTarget { refspec: "HEAD".into(), ..FetchTarget::new(head.id) }),
+                None => Err(no_such_reference(shown, "HEAD", std::iter::empty()).into()),
+            };
         };
         for folder in ["refs/tags/", "refs/heads/", ""] {
             let name = format!("{folder}{wanted}");
             // An annotated tag is listed twice, the second time (`^{}`) with its commit.
             let peeled = heads.iter().find(|head| head.name.strip_suffix("^{}") == Some(&name));
             if let Some(head) = peeled.or_else(|| heads.iter().find(|head| head.name == name)) {
-                return Ok(FetchTarget {
-                    id: head.id,
-                    refspec: name.clone(),
-                    name: Some(name),
-                    by_id: false,
-                });
+                let target = FetchTarget::new(head.id);
+                return Ok(FetchTarget { refspec: name.clone(), name: Some(name), ..target });
             }
         }
         if wanted.len() == 40
             && let Ok(id) = Oid::from_str(wanted)
         {
             return Ok(match heads.iter().find(|head| head.id == id && !head.name.ends_with("^{}")) {
-                Some(head) => FetchTarget { id, refspec: head.name.clone(), name: None, by_id: false },
-                None => FetchTarget { id, refspec: wanted.clone(), name: None, by_id: true },
+                Some(head) => FetchTarget { refspec: head.name.clone(), ..FetchTarget::new(id) },
+                None => FetchTarget { refspec: wanted.clone(), by_id: true, ..FetchTarget::new(id) },
             });
         }
         if is_abbreviated(wanted) {
@@ -260,23 +242,20 @@ impl RunningFetch<'_> {
             ids.sort();
             ids.dedup();
             match ids[..] {
-                [id] => return Ok(FetchTarget { id, refspec: id.to_string(), name: None, by_id: true }),
+                [id] => return Ok(FetchTarget { by_id: true, ..FetchTarget::new(id) }),
                 [] => {}
                 _ => {
-                    let (repository, reference) = (self.wanted.place.shown.clone(), wanted);
-                    return Err(GitError::Ambiguous { repository, reference }.into());
+                    return Err(GitError::Ambiguous { repository: shown.clone(), reference: wanted }.into());
                 }
             }
         }
         let names = heads.iter().filter(|head| !head.name.ends_with("^{}"));
         let names = names.filter_map(|head| super::repository::short_name(&head.name));
-        Err(no_such_reference(&self.wanted.place.shown, wanted, names).into())
+        Err(no_such_reference(shown, wanted, names).into())
     }
 
-    /// Wraps a libgit2 error about the cached repository.
     fn failed(&self, error: &git2::Error) -> BuilderError {
-        let (repository, why) = (self.wanted.place.shown.clone(), error.message().to_owned());
-        GitError::Repository { doing: "fetching from", repository, why }.into()
+        GitError::repository("fetching from", &self.wanted.place.shown, error).into()
     }
 }
 
@@ -310,8 +289,14 @@ struct FetchTarget {
     id: Oid,
     /// The refspec to fetch: a name, or 40 digits.
     refspec: String,
-    /// The local reference to set.
     name: Option<String>,
     /// The commit is fetched by id, which not every server allows.
     by_id: bool,
+}
+
+impl FetchTarget {
+    /// A commit by its id, on a server that allows fetching it so.
+    fn new(id: Oid) -> Self {
+        Self { id, refspec: id.to_string(), name: None, by_id: false }
+    }
 }

@@ -1,20 +1,28 @@
-//! Determines ranges of commits, and build numbers.
+//! Determines ranges of commits and build numbers, and judges patch sets at many commits.
 //!
 //! Upstream's build number is the number of a commit's ancestors, including itself (`git rev-list
 //! --count`). Upstream's main branch has no merges, so there the number is also the position on the branch;
 //! forks do merge, so all ancestors are counted.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use git2::Oid;
 use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use warden_patches::history::{HistoryRow, RowGrain, check_tree};
+use warden_patches::prove::ProofRecords;
+use warden_patches::{CachingJudge, PatchSet, SourceRevision};
 
 use super::fault::GitError;
 use super::repository::GitRepository;
-use crate::error::Result;
+use crate::error::{BuilderError, Result, check_cancelled};
+use crate::machine::run_on_all_cores;
 
-/// Digits of an abbreviated commit; upstream uses nine.
 const SHORT_COMMIT_DIGITS: usize = 9;
+
+const UNREACHED: &str = "begins where the history that is here does not reach";
 
 /// A commit of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +53,6 @@ pub enum RelativeAge {
     Later,
 }
 
-/// A commit on a first-parent line.
 struct LineCommit {
     id: Oid,
     seconds: i64,
@@ -60,15 +67,8 @@ impl GitRepository {
     /// may be anything that [`GitRepository::resolve`] accepts.
     ///
     /// # Errors
-    ///
     /// Fails if an end is unknown, the range is empty, or a shallow history ends before its beginning.
     pub fn range(&self, from: &str, to: &str, every: usize) -> Result<Vec<RevisionInfo>> {
-        let fault = |why| GitError::Range {
-            repository: self.shown().to_owned(),
-            from: from.to_owned(),
-            to: to.to_owned(),
-            why,
-        };
         let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
         let line = self.first_parents(last)?;
         // From the cut on, all older commits are `from` or its ancestors.
@@ -79,44 +79,39 @@ impl GitRepository {
             line.partition_point(|step| !behind(step))
         });
         if cut == 0 {
-            return Err(fault("holds nothing: its end is not newer than its beginning").into());
+            return Err(self.range_error(from, to, "holds nothing: its end is not newer than its beginning"));
         }
         if cut == line.len() && !self.is_complete() {
-            return Err(fault("begins where the history that is here does not reach").into());
+            return Err(self.range_error(from, to, UNREACHED));
         }
-        let all = self.describe_line(&line, cut)?;
-        let (every, count) = (every.max(1), all.len());
-        let wanted = |index: usize| (index + 1).is_multiple_of(every) || index + 1 == count;
-        Ok(all
-            .into_iter()
-            .enumerate()
-            .filter(|(index, _)| wanted(*index))
-            .map(|(_, revision)| revision)
-            .collect())
+        let mut all = self.describe_line(&line, cut)?;
+        let count = all.len();
+        let mut numbers = 1..;
+        all.retain(|_| numbers.next().is_some_and(|n: usize| n.is_multiple_of(every.max(1)) || n == count));
+        Ok(all)
     }
 
     /// Returns the commits from `from` to `to` along first parents, oldest first, including both.
     ///
     /// # Errors
-    ///
     /// Fails if an end is unknown, or if `from` is not on the available first-parent line of `to`.
     pub fn line(&self, from: &str, to: &str) -> Result<Vec<RevisionInfo>> {
         let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
         let line = self.first_parents(last)?;
-        let fault = |why| GitError::Range {
-            repository: self.shown().to_owned(),
-            from: from.to_owned(),
-            to: to.to_owned(),
-            why,
-        };
         match line.iter().position(|step| step.id == first) {
-            Some(0) => Err(fault("holds nothing: both ends are the same commit").into()),
+            Some(0) => Err(self.range_error(from, to, "holds nothing: both ends are the same commit")),
             Some(at) => self.describe_line(&line, at + 1),
             None if self.is_complete() => {
-                Err(fault("is no line: its beginning is not among the first parents of its end").into())
+                let why = "is no line: its beginning is not among the first parents of its end";
+                Err(self.range_error(from, to, why))
             }
-            None => Err(fault("begins where the history that is here does not reach").into()),
+            None => Err(self.range_error(from, to, UNREACHED)),
         }
+    }
+
+    fn range_error(&self, from: &str, to: &str, why: &'static str) -> BuilderError {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        GitError::Range { repository: self.shown().to_owned(), from, to, why }.into()
     }
 
     /// Age of `commit` relative to `reference`, both given as 40 digits. `None` if the repository lacks one of
@@ -184,11 +179,8 @@ impl GitRepository {
         }
         let line = self.first_parents(head)?;
         let counts = self.count_line(&line)?;
-        Ok(line
-            .iter()
-            .zip(counts)
-            .find(|(_, count)| *count == Some(number))
-            .map(|(step, _)| step.id.to_string()))
+        let found = line.iter().zip(counts).find(|(_, count)| *count == Some(number));
+        Ok(found.map(|(step, _)| step.id.to_string()))
     }
 
     /// Returns a commit and its first-parent ancestors, newest first, as far as the repository has them.
@@ -242,4 +234,38 @@ fn date(seconds: i64) -> String {
         |_| "unknown".to_owned(),
         |time| time.to_string().chars().take_while(|letter| *letter != 'T').collect(),
     )
+}
+
+/// Judges sets at many commits of a repository, on all cores. Returns the rows in the order of the
+/// revisions. Calls `on_progress` with the number of judged revisions and the label of the last one.
+///
+/// # Errors
+/// Fails if a commit cannot be read, or if `cancel` was set.
+pub fn check_range(
+    sets: &[&PatchSet],
+    repository: &GitRepository,
+    revisions: &[RevisionInfo],
+    grain: RowGrain,
+    on_progress: &(dyn Fn(usize, &str) + Sync),
+    cancel: &CancellationToken,
+) -> Result<Vec<HistoryRow>> {
+    let judge = CachingJudge::default();
+    let done = AtomicUsize::new(0);
+    let rows = run_on_all_cores(revisions.len(), |indices| {
+        // Each thread opens its own handle: a repository serves one call at a time.
+        let own = GitRepository::open_as(repository.path(), repository.shown().to_owned())?;
+        let mut found = Vec::new();
+        for index in indices {
+            check_cancelled(cancel)?;
+            let info = &revisions[index];
+            let revision =
+                SourceRevision { commit: Some(info.commit.clone()), build_number: info.build_number };
+            let tree = Arc::clone(&own).tree(&info.commit)?.with_revision(revision);
+            let rows = check_tree(sets, &tree, &info.label, grain, &judge, &ProofRecords::default())?;
+            found.push((index, rows));
+            on_progress(done.fetch_add(1, Ordering::Relaxed) + 1, &info.label);
+        }
+        Ok(found)
+    })?;
+    Ok(rows.into_iter().flatten().collect())
 }

@@ -32,7 +32,6 @@ impl GitSource {
     /// Parses user input: a configured name, a URL, or a path; each may end in `#REF`.
     ///
     /// # Errors
-    ///
     /// Fails on an unsupported URL or an empty reference.
     pub fn parse(text: &str, names: &BTreeMap<String, String>) -> Result<Self> {
         let written = names.get(text).map_or(text, String::as_str);
@@ -119,12 +118,10 @@ fn host(url: &str) -> &str {
     authority(url).map_or("", |(_, authority, _)| authority.rsplit('@').next().unwrap_or(authority))
 }
 
-/// The user and password of a URL, as written.
 pub(super) fn url_credentials(url: &str) -> Option<&str> {
     authority(url)?.1.rsplit_once('@').map(|(secret, _)| secret)
 }
 
-/// A URL without user and password.
 pub(crate) fn redact_url(url: &str) -> String {
     match authority(url) {
         Some((scheme, authority, rest)) if authority.contains('@') => {

@@ -23,7 +23,6 @@
 //! Repositories that are not ours are never written to: no worktree is registered, no reference set.
 
 mod cache;
-mod check;
 mod commit_tree;
 pub(crate) mod fault;
 mod fetch;
@@ -34,14 +33,14 @@ mod place;
 mod program;
 mod repository;
 
-pub use check::check_range;
 pub use commit_tree::CommitTree;
 pub use fault::GitError;
-pub use history::{RelativeAge, RevisionInfo};
+pub use history::{RelativeAge, RevisionInfo, check_range};
 pub use location::{GitLocation, GitSource};
 pub(crate) use obtain::obtain;
 pub use obtain::{CommitRequest, ObtainedCommit};
 pub use repository::GitRepository;
+pub(crate) use repository::parse_build_tag;
 
 #[cfg(test)]
 mod tests;

@@ -13,8 +13,8 @@ use super::repository::GitRepository;
 use crate::error::{BuilderError, Result};
 use crate::event::{BuildEvent, BuildPhase, EventReporter};
 use crate::lock::FileLock;
+use crate::process::run_blocking;
 
-/// Reference in a cached repository that records the server's `HEAD`.
 const HEAD_REF: &str = "refs/llama-warden/head";
 
 /// A request for a commit.
@@ -44,7 +44,6 @@ pub struct ObtainedCommit {
 /// with a note.
 ///
 /// # Errors
-///
 /// Fails if the commit does not exist, or is not on this machine and cannot be fetched. The cache is never
 /// damaged.
 pub(crate) async fn obtain(
@@ -79,8 +78,7 @@ pub(crate) async fn obtain(
     }
     let host = request.location.host().to_owned();
     let waiting = || {
-        reporter
-            .report(BuildEvent::Note(format!("another llama-warden fetches from {host}; waiting for it")));
+        reporter.note(format!("another llama-warden fetches from {host}; waiting for it"));
     };
     let lock = FileLock::take(&place.lock_path(), cancel, waiting).await?;
     let what = format!("{shown} of {}", place.shown);
@@ -100,17 +98,16 @@ pub(crate) async fn obtain(
             fault @ (GitError::Unreachable { .. } | GitError::Refused { .. } | GitError::Repository { .. }),
         )) if kept.is_some() => {
             let kept = kept.ok_or(BuilderError::Git(fault.clone()))?;
-            reporter.report(BuildEvent::Note(format!(
+            reporter.note(format!(
                 "{fault}; taking what the cache last saw as {shown}: commit {}, which may be out of date",
                 kept.commit
-            )));
+            ));
             Ok(kept)
         }
         Err(error) => Err(error),
     }
 }
 
-/// Looks up a reference in the cached repository.
 fn find_cached(place: &cache::CacheSlot, reference: Option<&str>) -> Result<Option<ObtainedCommit>> {
     let repository = match place.open() {
         Ok(Some(repository)) => repository,
@@ -126,10 +123,4 @@ fn find_cached(place: &cache::CacheSlot, reference: Option<&str>) -> Result<Opti
 /// Returns true for a full commit id, which never changes its meaning.
 fn is_full_id(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
-#[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    // Joining fails only when the runtime shuts down.
-    tokio::task::spawn_blocking(work).await.unwrap_or(Err(BuilderError::Cancelled))
 }

@@ -20,18 +20,16 @@ use tokio_util::sync::CancellationToken;
 use super::commit_tree::{CommitTree, LINK_MODE};
 use super::fault::GitError;
 use crate::archive::stays_inside;
-use crate::error::{BuilderError, Result, io_error};
-use crate::event::{BuildEvent, EventReporter};
+use crate::error::{BuilderError, Result, check_cancelled, io_error, list_names};
+use crate::event::EventReporter;
 use crate::source::{is_source, join_names};
 
-/// Folders that a build needs completely.
 const REQUIRED_FOLDERS: [&str; 6] = ["src/", "ggml/", "include/", "common/", "cmake/", "vendor/"];
 /// Folders from which a build needs only files with the extensions in [`CODE_EXTENSIONS`].
 const PARTIAL_FOLDERS: [&str; 2] = ["tools/", "examples/"];
 const CODE_EXTENSIONS: [&str; 7] = ["c", "cc", "cpp", "h", "hpp", "txt", "in"];
 /// Limits of a written tree, in bytes and files; the same as those of an archive.
 const TREE_LIMITS: (u64, u64) = (2 << 30, 100_000);
-/// Maximum number of missing files that a note names.
 const MAX_SHOWN_FILES: usize = 3;
 
 impl CommitTree {
@@ -48,13 +46,11 @@ impl CommitTree {
         writing.write_folder(root, "")?;
         let skipped = writing.skipped;
         if !skipped.is_empty() {
-            let named = skipped.iter().take(MAX_SHOWN_FILES).cloned().collect::<Vec<_>>().join(", ");
-            let more = skipped.len().saturating_sub(MAX_SHOWN_FILES);
-            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-            reporter.report(BuildEvent::Note(format!(
-                "{} lacks {named}{more}: left out, as builds hardly ever need such files",
-                self.repository().shown()
-            )));
+            reporter.note(format!(
+                "{} lacks {}: left out, as builds hardly ever need such files",
+                self.repository().shown(),
+                list_names(&skipped, MAX_SHOWN_FILES)
+            ));
         }
         Ok(())
     }
@@ -62,7 +58,6 @@ impl CommitTree {
 
 struct TreeWriter<'a> {
     tree: &'a CommitTree,
-    /// llama.cpp's folder in the repository.
     top: &'a str,
     into: &'a Path,
     cancel: &'a CancellationToken,
@@ -82,9 +77,7 @@ impl TreeWriter<'_> {
             tree.iter().map(|entry| entry.to_owned()).collect()
         };
         for entry in entries {
-            if self.cancel.is_cancelled() {
-                return Err(BuilderError::Cancelled);
-            }
+            check_cancelled(self.cancel)?;
             let raw = String::from_utf8_lossy(entry.name_bytes()).into_owned();
             let below = join_names(name, &raw);
             // git itself refuses such names, but a crafted tree object may contain them.
@@ -142,9 +135,7 @@ impl TreeWriter<'_> {
         if error.code() == ErrorCode::NotFound {
             return self.tree.missing(&join_names(self.top, name)).into();
         }
-        let repository = self.tree.repository().shown().to_owned();
-        GitError::Repository { doing: "reading a file of", repository, why: error.message().to_owned() }
-            .into()
+        GitError::repository("reading a file of", self.tree.repository().shown(), error).into()
     }
 
     fn unsafe_error(&self, name: &str, why: &'static str) -> Result<()> {

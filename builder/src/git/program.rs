@@ -19,13 +19,12 @@ use tokio_util::sync::CancellationToken;
 use super::fault::GitError;
 use super::location::{redact_url, url_credentials};
 use crate::environment;
-use crate::error::{BuilderError, Result};
+use crate::error::{BuilderError, Result, check_cancelled};
 use crate::process::{self, ChildExit};
 
 /// A server without output for this long counts as dead. For large repositories, the server counts objects
 /// for some seconds before data arrives, and reports progress meanwhile.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval between checks of the received bytes.
 const SIZE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum bytes of a list of branches and tags: some thirty times llama.cpp's.
 const MAX_LIST_BYTES: usize = 64 << 20;
@@ -59,7 +58,6 @@ const REMOVED_VARIABLES: [&str; 13] = [
     "LANGUAGE",
 ];
 
-/// A server with the local repository that receives its commits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GitServer<'a> {
     pub(super) url: &'a str,
@@ -68,9 +66,7 @@ pub(super) struct GitServer<'a> {
     pub(super) wanted: &'a str,
 }
 
-/// Output of `git` so far.
 struct GitOutput {
-    /// Time of the last output.
     alive: Instant,
     bytes: usize,
     complaints: Vec<String>,
@@ -130,9 +126,7 @@ impl GitServer<'_> {
                 }
             }
         };
-        if cancel.is_cancelled() {
-            return Err(BuilderError::Cancelled);
-        }
+        check_cancelled(cancel)?;
         if stopped.is_none() && packs.received() > most {
             stopped = Some(self.too_large(most));
         }
@@ -264,13 +258,11 @@ impl ReceivedPacks {
         entries(&self.folder).filter(|entry| !self.before.contains(&entry.file_name()))
     }
 
-    /// Bytes received so far.
     fn received(&self) -> usize {
         let sizes = self.arrived().filter_map(|entry| entry.metadata().ok()).map(|file| file.len());
         usize::try_from(sizes.sum::<u64>()).unwrap_or(usize::MAX)
     }
 
-    /// Removes the received files.
     fn discard(&self) {
         for entry in self.arrived() {
             if let Err(error) = fs::remove_file(entry.path()) {

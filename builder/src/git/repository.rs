@@ -11,7 +11,6 @@ use super::commit_tree::CommitTree;
 use super::fault::{GitError, is_abbreviated};
 use crate::error::{BuilderError, Result};
 
-/// Similar names suggested for an unknown one.
 const MAX_SIMILAR_NAMES: usize = 5;
 
 /// A readable repository: with a worktree, bare, a linked worktree, or a cached one. This type never writes
@@ -33,7 +32,6 @@ impl GitRepository {
     /// Opens the repository in a folder; a repository that encloses the folder does not count.
     ///
     /// # Errors
-    ///
     /// Fails if the folder is no repository, or if the repository is not readable.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
         Self::open_as(path, path.display().to_string())
@@ -43,16 +41,15 @@ impl GitRepository {
     pub(crate) fn open_as(path: &Path, shown: String) -> Result<Arc<Self>> {
         match git2::Repository::open(path) {
             Ok(inner) => Ok(Arc::new(Self { path: path.to_owned(), shown, inner: Mutex::new(inner) })),
-            Err(error) => {
-                let why = match error.code() {
-                    ErrorCode::NotFound => return Err(GitError::NoRepository { path: shown }.into()),
-                    ErrorCode::Owner => {
-                        "it belongs to another user: add it to git's safe.directory".to_owned()
-                    }
-                    _ => error.message().to_owned(),
-                };
-                Err(GitError::Repository { doing: "opening", repository: shown, why }.into())
+            Err(error) => Err(match error.code() {
+                ErrorCode::NotFound => GitError::NoRepository { path: shown },
+                ErrorCode::Owner => {
+                    let why = "it belongs to another user: add it to git's safe.directory".to_owned();
+                    GitError::Repository { doing: "opening", repository: shown, why }
+                }
+                _ => GitError::repository("opening", &shown, &error),
             }
+            .into()),
         }
     }
 
@@ -82,13 +79,9 @@ impl GitRepository {
         Ok(Some(repo.find_blob(id)?.content().to_owned()))
     }
 
-    /// Wraps a libgit2 error.
     pub(super) fn failed(&self, doing: &'static str) -> impl Fn(git2::Error) -> BuilderError {
         let repository = self.shown.clone();
-        move |error| {
-            GitError::Repository { doing, repository: repository.clone(), why: error.message().to_owned() }
-                .into()
-        }
+        move |error| GitError::repository(doing, &repository, &error).into()
     }
 
     /// Returns true if the repository is not shallow, so that ancestors can be counted.
@@ -101,7 +94,6 @@ impl GitRepository {
     /// and upstream's build number `b1234` as the commit whose history on `HEAD` has that many commits.
     ///
     /// # Errors
-    ///
     /// Fails if the name is unknown.
     pub fn resolve(&self, reference: &str) -> Result<String> {
         if let Some(id) = find_reference(&self.lock(), reference) {
@@ -161,7 +153,6 @@ impl GitRepository {
     /// and the commit.
     ///
     /// # Errors
-    ///
     /// Fails if the tags cannot be read.
     pub fn newest_tag(&self, pattern: &str) -> Result<Option<(String, String)>> {
         let repo = self.lock();
@@ -180,7 +171,6 @@ impl GitRepository {
     /// The tree of a commit, given by 40 digits.
     ///
     /// # Errors
-    ///
     /// Fails if the repository lacks the commit.
     pub fn tree(self: &Arc<Self>, commit: &str) -> Result<CommitTree> {
         CommitTree::new(Arc::clone(self), commit)
@@ -190,7 +180,6 @@ impl GitRepository {
     /// shallow history the number of the commit's tag.
     ///
     /// # Errors
-    ///
     /// Fails if the text is no commit id, or if the repository cannot be read.
     pub fn revision(&self, commit: &str) -> Result<SourceRevision> {
         let id = self.id(commit)?;
@@ -224,17 +213,15 @@ fn find_reference(repo: &git2::Repository, reference: &str) -> Option<Oid> {
 }
 
 /// Parses the number in `b1234`.
-pub(super) fn parse_build_tag(text: &str) -> Option<u32> {
+pub(crate) fn parse_build_tag(text: &str) -> Option<u32> {
     let digits = text.strip_prefix('b')?;
     digits.starts_with(|first: char| first.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
-/// Strips `refs/tags/` and the like.
 pub(super) fn short_name(name: &str) -> Option<&str> {
     ["refs/tags/", "refs/heads/", "refs/remotes/"].iter().find_map(|folder| name.strip_prefix(folder))
 }
 
-/// An error with suggestions of similar names.
 pub(super) fn no_such_reference<'a>(
     repository: &str,
     reference: &str,

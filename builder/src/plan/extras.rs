@@ -17,15 +17,11 @@ use serde::{Deserialize, Serialize};
 use warden_patches::SourceTree;
 
 use crate::error::Result;
-use crate::toolchain::extras::{CurlVersion, NpmVersion, OpenSslVersion};
 
-/// cmake option for the page.
 pub(super) const PAGE_OPTION: &str = "LLAMA_BUILD_UI";
 /// Older name of [`PAGE_OPTION`], from before `tools/ui`. Newer sources accept both; the older one wins.
 pub(super) const OLD_PAGE_OPTION: &str = "LLAMA_BUILD_WEBUI";
-/// cmake option for HTTPS.
 const HTTPS_OPTION: &str = "LLAMA_OPENSSL";
-/// cmake option for HTTPS in older sources, which use libcurl.
 const CURL_OPTION: &str = "LLAMA_CURL";
 /// Files needed to make and embed the page. The first one exists if the source has a page at all.
 const PAGE_SOURCES: [&str; 5] = [
@@ -44,34 +40,26 @@ const PLACEHOLDER_RECIPE_ENTRY: &str = "stand-in for tools/ui 1";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SourceFeatures {
-    /// Origin of the web page.
     pub(crate) page: PageOrigin,
     /// Disabling the page requires setting [`OLD_PAGE_OPTION`] to off.
     pub(crate) old_switch: bool,
     /// The source lacks files of `tools/ui` that are compiled even without a page.
     pub(crate) stand_in: bool,
-    /// The source does not compile without a page.
     pub(crate) needs_page: bool,
-    /// Library for downloading models.
     pub(crate) fetches: DownloadLibrary,
 }
 
-/// Origin of a web page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PageOrigin {
     #[default]
     None,
-    /// The source has a page except for this file.
     Lacks(String),
-    /// The source contains the finished page.
     Ready,
     Npm,
 }
 
-/// Library that a source uses for downloading models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum DownloadLibrary {
-    /// The source cannot download.
     #[default]
     None,
     Curl,
@@ -91,30 +79,26 @@ pub struct BuildExtras {
     pub stand_in: bool,
 }
 
-/// Tools and libraries of this machine for extras.
+/// Tools and libraries of this machine for extras, by their versions.
 #[derive(Clone, Debug)]
 pub(crate) struct ExtraTools {
     /// npm, or the reason why there is no page.
-    pub(crate) npm: std::result::Result<NpmVersion, String>,
-    pub(crate) openssl: Option<OpenSslVersion>,
-    pub(crate) curl: Option<CurlVersion>,
+    pub(crate) npm: std::result::Result<String, String>,
+    pub(crate) library: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExtrasChoice {
     pub(super) words: BuildExtras,
-    /// npm makes the page.
     pub(super) npm: bool,
     /// [`OLD_PAGE_OPTION`] has to be set to off.
     pub(super) old_switch_off: bool,
-    /// Library linked for downloading models.
     pub(super) linked: DownloadLibrary,
     /// Versions of tools and linked libraries, for the recipe.
     pub(super) versions: Vec<String>,
 }
 
 impl SourceFeatures {
-    /// Returns true if npm has to make the page.
     pub(crate) fn needs_npm(&self) -> bool {
         self.page == PageOrigin::Npm
     }
@@ -164,7 +148,6 @@ impl SourceFeatures {
     }
 }
 
-/// Returns the first of `files` that is missing.
 fn first_missing(files: &[String], there: &dyn Fn(&str) -> Result<bool>) -> Result<Option<String>> {
     for file in files {
         if !there(file)? {
@@ -205,8 +188,8 @@ pub(super) fn choose_extras(
         (PageOrigin::Ready, _) => "in the source".to_owned(),
         (PageOrigin::Npm, Ok(npm)) => {
             choice.npm = true;
-            choice.versions.push(npm.0.clone());
-            format!("made by {}, which fetches what the source's package-lock.json names", npm.0)
+            choice.versions.push(npm.clone());
+            format!("made by {npm}, which fetches what the source's package-lock.json names")
         }
         (PageOrigin::Npm, Err(why)) => {
             choice.old_switch_off = offers.old_switch;
@@ -221,23 +204,18 @@ pub(super) fn choose_extras(
     let own = [HTTPS_OPTION, CURL_OPTION].into_iter().any(&decided);
     let nothing =
         |package: &str| format!("none, so `-hf` fetches nothing: apt install {package}, then build again");
-    choice.words.https = match (offers.fetches, &tools.openssl, &tools.curl) {
+    choice.words.https = match (offers.fetches, &tools.library) {
         _ if own => "as the options say".to_owned(),
-        (DownloadLibrary::None, ..) => {
+        (DownloadLibrary::None, _) => {
             "none: this source fetches no models, with `-hf` or otherwise".to_owned()
         }
-        (DownloadLibrary::OpenSsl, Some(openssl), _) => {
-            choice.linked = DownloadLibrary::OpenSsl;
-            choice.versions.push(openssl.0.clone());
-            format!("through {} of this machine", openssl.0)
+        (linked, Some(library)) => {
+            choice.linked = linked;
+            choice.versions.push(library.clone());
+            format!("through {library} of this machine")
         }
-        (DownloadLibrary::OpenSsl, None, _) => nothing("libssl-dev"),
-        (DownloadLibrary::Curl, _, Some(curl)) => {
-            choice.linked = DownloadLibrary::Curl;
-            choice.versions.push(curl.0.clone());
-            format!("through {} of this machine", curl.0)
-        }
-        (DownloadLibrary::Curl, _, None) => nothing("libcurl4-openssl-dev"),
+        (DownloadLibrary::OpenSsl, None) => nothing("libssl-dev"),
+        (DownloadLibrary::Curl, None) => nothing("libcurl4-openssl-dev"),
     };
     choice
 }

@@ -1,10 +1,9 @@
 //! cmake options: ours for every build, those of the backend, and the user's that are accepted.
 
-use super::backend::ComputeBackend;
 use super::extras::{DownloadLibrary, ExtrasChoice, OLD_PAGE_OPTION, PAGE_OPTION};
-use super::target::CpuTarget;
+use super::target::{ComputeBackend, CpuTarget};
 use crate::error::{BuilderError, Result};
-use crate::source::found::ExaminedSource;
+use crate::source::ExaminedSource;
 
 /// Options of every build: a static Release build of the server with the extras. Only npm uses the network.
 pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &ExtrasChoice) -> Vec<String> {
@@ -73,15 +72,16 @@ pub(super) fn without_amx(user: &[String]) -> Vec<String> {
     let mut options: Vec<String> =
         ["TILE", "INT8", "BF16"].map(|part| format!("-DGGML_AMX_{part}=OFF")).into();
     for flags in ["CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS"] {
-        let own = user_option(user, flags).unwrap_or_default();
+        let own = option_value(user, flags).unwrap_or_default();
         let all = format!("{own} -U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__");
         options.push(format!("-D{flags}={}", all.trim_start()));
     }
     options
 }
 
-/// The value of one of the user's options, in either form.
-pub(crate) fn user_option<'a>(options: &'a [String], wanted: &str) -> Option<&'a str> {
+/// The value of an option, with or without `-D`: the last one wins, as in cmake. A type after the name is
+/// ignored.
+pub(crate) fn option_value<'a>(options: &'a [String], wanted: &str) -> Option<&'a str> {
     let last = options.iter().rev().find(|option| option_name(option) == wanted)?;
     last.split_once('=').map(|(_, value)| value)
 }
@@ -133,17 +133,7 @@ pub(crate) fn is_on(value: &str) -> bool {
     matches!(value.to_ascii_uppercase().as_str(), "ON" | "1" | "YES" | "TRUE" | "Y")
 }
 
-/// The name in a user's option, without its type.
 pub(super) fn option_name(option: &str) -> &str {
     let bare = option.strip_prefix("-D").unwrap_or(option);
     bare.split(['=', ':']).next().unwrap_or(bare)
-}
-
-/// The value of an option among cmake's arguments: the last one wins, as in cmake. A type after the name is
-/// ignored.
-pub(crate) fn option_value<'a>(options: &'a [String], name: &str) -> Option<&'a str> {
-    options.iter().rev().find_map(|option| {
-        let (typed, value) = option.strip_prefix("-D")?.split_once('=')?;
-        (typed.split(':').next() == Some(name)).then_some(value)
-    })
 }

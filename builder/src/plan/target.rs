@@ -14,8 +14,51 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::backend::ComputeBackend;
 use crate::error::{BuilderError, Result};
+
+/// Compute backend of a binary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ComputeBackend {
+    /// CPU only.
+    #[default]
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// AMD GPUs, through ROCm.
+    Hip,
+    /// GPUs with a Vulkan driver.
+    Vulkan,
+    /// Apple GPUs.
+    Metal,
+}
+
+impl ComputeBackend {
+    /// All backends.
+    pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Hip, Self::Vulkan, Self::Metal];
+
+    /// The name in options and in patch sets.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Hip => "hip",
+            Self::Vulkan => "vulkan",
+            Self::Metal => "metal",
+        }
+    }
+
+    /// Returns true for all backends except the CPU; they need a toolkit besides the C and C++ compilers.
+    pub const fn has_gpu(self) -> bool {
+        !matches!(self, Self::Cpu)
+    }
+}
+
+impl fmt::Display for ComputeBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
 
 /// Requested backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,13 +95,11 @@ pub struct ArchChoice {
 }
 
 impl ArchChoice {
-    /// The backend of the named GPU architectures, if there are any.
     pub(crate) fn backend(&self) -> Option<ComputeBackend> {
         let first = self.gpu.first()?;
         Some(if first.starts_with("gfx") { ComputeBackend::Hip } else { ComputeBackend::Cuda })
     }
 
-    /// Fails if an architecture does not belong to the backend.
     pub(crate) fn check(&self, backend: ComputeBackend) -> Result<()> {
         let known: fn(&str) -> bool = match backend {
             ComputeBackend::Cuda => is_cuda,
@@ -71,9 +112,13 @@ impl ArchChoice {
                 given: name.clone(),
                 why: format!("it is no architecture of the backend {backend}"),
                 cure: match backend {
-                    ComputeBackend::Cuda => "give --arch 90, or several as 86,89, or native, or portable for the common ones",
+                    ComputeBackend::Cuda => {
+                        "give --arch 90, or several as 86,89, or native, or portable for the common ones"
+                    }
                     ComputeBackend::Hip => "give --arch gfx1201, or several as gfx1100,gfx1201, or native",
-                    _ => "give --arch native or --arch portable, or the --backend that the architecture belongs to",
+                    _ => {
+                        "give --arch native or --arch portable, or the --backend that the architecture belongs to"
+                    }
                 }
                 .into(),
             }),
@@ -177,10 +222,7 @@ impl fmt::Display for BackendChoice {
 
 impl fmt::Display for CpuTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Native => "native",
-            Self::Portable => "portable",
-        })
+        self.serialize(f)
     }
 }
 

@@ -26,7 +26,7 @@ fn ingredients() -> PlanInputs {
         searched: BTreeMap::new(),
         offers: SourceFeatures::default(),
         amx: None,
-        tools: ExtraTools { npm: Err(String::new()), openssl: None, curl: None },
+        tools: ExtraTools { npm: Err(String::new()), library: None },
     }
 }
 

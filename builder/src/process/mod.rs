@@ -10,7 +10,6 @@
 //! Dropping the future kills the group and the descendants at once. This module reads no settings and
 //! prints nothing.
 
-mod lines;
 mod tree;
 
 use std::io;
@@ -26,7 +25,7 @@ use tokio::process::{Child, Command};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use lines::LineSplitter;
+use crate::error::{BuilderError, Result};
 
 /// Time between TERM and KILL: ninja removes half-written files meanwhile.
 const TERM_GRACE: Duration = Duration::from_secs(5);
@@ -35,12 +34,10 @@ const OUTPUT_LINGER: Duration = Duration::from_millis(200);
 /// Time limit for retries after `ETXTBSY`. Between another child's fork and its exec lie milliseconds, on a
 /// loaded machine some hundreds of them.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for a killed descendant to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between retries after `ETXTBSY`, and between checks for the end of killed descendants.
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
-/// Outcome of running a program.
 #[derive(Debug)]
 pub(crate) enum ChildExit {
     /// The program exited, or a signal from another process ended it.
@@ -97,6 +94,39 @@ pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::
     })
     .await?;
     Ok((ended, text))
+}
+
+/// Longest line in bytes; longer ones are passed on in pieces, so that a program cannot fill our memory.
+const MAX_LINE_BYTES: usize = 256 * 1024;
+
+/// Splits a stream of bytes into lines of text. A carriage return ends a line, too: progress output overwrites
+/// itself.
+#[derive(Debug, Default)]
+struct LineSplitter {
+    pending: Vec<u8>,
+}
+
+impl LineSplitter {
+    /// Adds bytes and passes on each completed line, without its terminator.
+    fn push(&mut self, bytes: &[u8], line: &mut impl FnMut(&str)) {
+        let mut rest = bytes;
+        while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
+            self.pending.extend_from_slice(&rest[..end]);
+            self.finish(line);
+            rest = &rest[end + 1..];
+        }
+        self.pending.extend_from_slice(rest);
+        if self.pending.len() > MAX_LINE_BYTES {
+            self.finish(line);
+        }
+    }
+
+    fn finish(&mut self, line: &mut impl FnMut(&str)) {
+        if !self.pending.is_empty() {
+            line(&String::from_utf8_lossy(&self.pending));
+            self.pending.clear();
+        }
+    }
 }
 
 /// A child with its descendants. Dropping this value kills all of them.
@@ -203,6 +233,14 @@ impl Drop for ProcessTree {
             tree::kill(&descendants);
         }
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    // Joining fails only when the runtime shuts down.
+    tokio::task::spawn_blocking(work).await.unwrap_or(Err(BuilderError::Cancelled))
 }
 
 fn signal_group(leader: i32, signal: Signal) {

@@ -148,3 +148,30 @@ async fn what_runs_inside_of_a_tool_is_told_to_end_and_the_tool_sees_it() {
     assert_eq!(family.wait().await.unwrap().code(), Some(7), "the tool ended by itself");
     gone(&pid).await;
 }
+
+fn cut(chunks: &[&[u8]]) -> Vec<String> {
+    let (mut lines, mut found) = (LineSplitter::default(), Vec::new());
+    for chunk in chunks {
+        lines.push(chunk, &mut |line: &str| found.push(line.to_owned()));
+    }
+    lines.finish(&mut |line: &str| found.push(line.to_owned()));
+    found
+}
+
+#[test]
+fn lines_are_joined_across_chunks() {
+    assert_eq!(cut(&[b"on", b"e\ntw", b"o\r\nthree"]), ["one", "two", "three"]);
+}
+
+#[test]
+fn bytes_that_are_not_text_are_replaced() {
+    assert_eq!(cut(&[b"a\xffb\n"]), ["a\u{fffd}b"]);
+}
+
+#[test]
+fn a_line_without_end_is_handed_over_in_pieces() {
+    assert_eq!(
+        cut(&[&vec![b'x'; MAX_LINE_BYTES + 1], b"y\n"]),
+        ["x".repeat(MAX_LINE_BYTES + 1), "y".to_owned()]
+    );
+}

@@ -14,7 +14,6 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) struct DescendantProcess {
     pid: i32,
     parent: i32,
-    /// Start time in clock ticks since boot.
     started: u64,
 }
 
@@ -53,7 +52,6 @@ pub(crate) fn kill(processes: &[DescendantProcess]) {
     }
 }
 
-/// Sends TERM to the processes that run this program.
 pub(crate) fn terminate(processes: &[DescendantProcess], program: &Path) {
     let runs = |process: &&DescendantProcess| {
         let exe = fs::read_link(format!("/proc/{}/exe", process.pid));

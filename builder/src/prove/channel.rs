@@ -1,5 +1,5 @@
-//! The supervisor's side of the reclaim file (docs/patches.md), for comparisons: requests memory back from
-//! one server.
+//! The files of a patched server, for comparisons: the reclaim file (docs/patches.md), by which memory is
+//! requested back, and the few counters of the memory report that a comparison needs.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -15,7 +15,6 @@ const STATUS_PARTIAL: u16 = 2;
 /// Request bits for graphs, pools, cuBLAS and the heap.
 pub(super) const RECLAIM_ALL: u32 = 1 | 2 | 4 | 8;
 
-/// Answer of one part of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReclaimReply {
     /// `true`: the part is the CUDA backend; `false`: llama-server itself.
@@ -24,7 +23,6 @@ pub(super) struct ReclaimReply {
     pub(super) bytes: u64,
 }
 
-/// The reclaim file, written from the supervisor's side.
 pub(super) struct ReclaimFile(File);
 
 impl ReclaimFile {
@@ -39,7 +37,6 @@ impl ReclaimFile {
         Ok(Self(file))
     }
 
-    /// Uses an existing file.
     pub(super) const fn from_file(file: File) -> Self {
         Self(file)
     }
@@ -67,7 +64,6 @@ impl ReclaimFile {
         blocks.count()
     }
 
-    /// Answers to a request so far.
     pub(super) fn answers(&self, number: u64) -> Vec<ReclaimReply> {
         (0..2 * BLOCK_COUNT)
             .filter_map(|at| {
@@ -97,6 +93,47 @@ fn block_checksum(block: &[u8; BLOCK_BYTES]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
+/// Magic number of a patched server's memory report. The layout is defined in
+/// `patches/cuda-memory/llama-warden-cuda.cuh`; the sensors read the whole report while serving.
+const REPORT_MAGIC: &[u8; 8] = b"LWREPT1\0";
+const HEADER_BYTES: usize = 128;
+/// Bytes of a record, and of the fields before its values.
+const RECORD_BYTES: usize = 256;
+const VALUES_OFFSET: usize = 16;
+const LIVE_STATE: u32 = 1;
+const COMPUTES_INDEX: usize = 0;
+const GRAPHS_INDEX: usize = 1;
+const POOL_BYTES_INDEX: usize = 10;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ReportCounters {
+    pub(super) computes: u64,
+    pub(super) graphs: u64,
+    pub(super) pool_bytes: u64,
+}
+
+/// Parses a report; `None` for any other file.
+pub(super) fn parse_counters(file: &[u8]) -> Option<ReportCounters> {
+    if file.get(..REPORT_MAGIC.len())? != REPORT_MAGIC {
+        return None;
+    }
+    let mut all = ReportCounters::default();
+    for record in file.get(HEADER_BYTES..)?.as_chunks::<RECORD_BYTES>().0 {
+        let state = record.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+        if state != Some(LIVE_STATE) {
+            continue;
+        }
+        let value = |at: usize| {
+            let bytes = record.get(VALUES_OFFSET + 8 * at..VALUES_OFFSET + 8 * at + 8);
+            bytes.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
+        };
+        all.computes += value(COMPUTES_INDEX);
+        all.graphs += value(GRAPHS_INDEX);
+        all.pool_bytes += value(POOL_BYTES_INDEX);
+    }
+    Some(all)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,5 +158,25 @@ mod tests {
         channel.0.write_all_at(&[9], at + 24).unwrap();
         assert_eq!(channel.answers(3), [], "it is torn");
         assert!(ReclaimFile::create(&path).is_err(), "nobody's file is taken");
+    }
+
+    #[test]
+    fn living_contexts_are_added_up_and_others_do_not_count() {
+        let mut file = vec![0; HEADER_BYTES + 3 * RECORD_BYTES];
+        file[..8].copy_from_slice(REPORT_MAGIC);
+        let mut put = |record: usize, state: u32, values: &[(usize, u64)]| {
+            let at = HEADER_BYTES + record * RECORD_BYTES;
+            file[at + 4..at + 8].copy_from_slice(&state.to_ne_bytes());
+            for (value, number) in values {
+                let at = at + VALUES_OFFSET + 8 * value;
+                file[at..at + 8].copy_from_slice(&number.to_ne_bytes());
+            }
+        };
+        put(0, LIVE_STATE, &[(COMPUTES_INDEX, 5), (GRAPHS_INDEX, 2), (POOL_BYTES_INDEX, 100)]);
+        put(1, 2, &[(COMPUTES_INDEX, 50)]);
+        put(2, LIVE_STATE, &[(COMPUTES_INDEX, 7), (POOL_BYTES_INDEX, 11)]);
+        assert_eq!(parse_counters(&file), Some(ReportCounters { computes: 12, graphs: 2, pool_bytes: 111 }));
+        assert_eq!(parse_counters(b"something else, longer than a magic"), None);
+        assert_eq!(parse_counters(b""), None);
     }
 }

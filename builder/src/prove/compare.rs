@@ -11,15 +11,14 @@ use warden_patches::SetFix;
 use warden_patches::prove::{ProofStep, StepResult};
 use warden_patches::set::VariableKind;
 
-use super::channel::{RECLAIM_ALL, ReclaimFile};
-use super::{questions, report};
+use super::channel::{RECLAIM_ALL, ReclaimFile, parse_counters};
+use super::questions;
 use crate::build::Builder;
-use crate::environment::short_temporary_folder;
+use crate::environment::{private_folder, short_temporary_folder};
 use crate::error::{BuilderError, Result, io_error};
 use crate::sample_model;
-use crate::verify::{TestServer, TrialSettings, wait_healthy};
+use crate::verify::{ServerAddress, TestBench, TestServer, TrialSettings, wait_until_healthy};
 
-/// Poll interval for answers and files.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Default time for a part to claim its block of the file, and then to answer.
 pub const PART_TIMEOUT: Duration = Duration::from_secs(60);
@@ -47,57 +46,39 @@ pub struct BuildPair<'a> {
 /// Compares both servers and returns one result per step.
 ///
 /// # Errors
-///
 /// Fails if a file cannot be written, or on cancellation. Different answers and crashed servers are no
 /// errors: their steps are marked as failed.
 pub async fn compare_builds(builder: &Builder, pair: &BuildPair<'_>) -> Result<Vec<ProofStep>> {
-    let base = short_temporary_folder();
-    let folder = tempfile::Builder::new()
-        .prefix("llama-warden-prove-")
-        .permissions(fs::Permissions::from_mode(0o700))
-        .tempdir_in(&base)
-        .map_err(io_error("creating a folder in", base))?;
+    let folder = private_folder("llama-warden-prove-", short_temporary_folder())?;
     let model = folder.path().join("sample.gguf");
     sample_model::write(&model, &sample_model::SampleModelOptions::default())
         .map_err(io_error("writing", &model))?;
     let rounds = BuildComparison { builder, pair, folder: folder.path() };
-    let mut all = Vec::new();
     let place = if pair.gpu { "on the GPU" } else { "on the CPU" };
-    let what = |text: &str| format!("{text}, {place}");
-    let plain = match rounds.run_round("plain", pair.plain, &[]).await? {
+    let step = |text: &str, how, said: String| ProofStep::new(format!("{text}, {place}"), how, said);
+    let plain = match rounds.run_round("plain", pair.plain, &[], None).await? {
         Ok(round) => round,
-        Err(text) => {
-            all.push(ProofStep { what: what("the plain server answers"), how: StepResult::Failed, text });
-            return Ok(all);
-        }
+        Err(text) => return Ok(vec![step("the plain server answers", StepResult::Failed, text)]),
     };
-    let again = rounds.run_round("again", pair.plain, &[]).await?;
-    if let Some(differ) =
-        again.ok().and_then(|again| questions::first_difference(&plain.answers, &again.answers))
+    if let Ok(again) = rounds.run_round("again", pair.plain, &[], None).await?
+        && let Some(differ) = questions::first_difference(&plain.answers, &again.answers)
     {
         let text = format!("the plain server itself does not answer twice the same way: {differ}");
-        all.push(ProofStep { what: what("answers can be compared"), how: StepResult::NotShown, text });
-        return Ok(all);
+        return Ok(vec![step("answers can be compared", StepResult::NotShown, text)]);
     }
-    let compared = |round: std::result::Result<&ServerRound, &String>| match round {
-        Err(text) => (StepResult::Failed, text.clone()),
-        Ok(round) => match questions::first_difference(&plain.answers, &round.answers) {
-            Some(differ) => (StepResult::Failed, differ),
-            None => (StepResult::Shown, format!("{} of {}", round.answers.len(), plain.answers.len())),
-        },
-    };
-    let off = rounds.run_round("off", pair.patched, &[]).await?;
-    let (mut how, mut text) = compared(off.as_ref());
-    if let Some(line) =
-        off.as_ref().ok().and_then(|off| off.output.lines().find(|line| line.starts_with("llama-warden:")))
-    {
-        (how, text) = (StepResult::Failed, format!("it logs with every fix off: {line}"));
+    let mut all = Vec::new();
+    let off = rounds.run_round("off", pair.patched, &[], None).await?;
+    let (mut how, mut text) = plain.compare_with(&off);
+    let mut output = off.iter().flat_map(|off| off.output.lines());
+    if let Some(line) = output.find(|line| line.starts_with("llama-warden:")) {
+        how = StepResult::Failed;
+        text = format!("it logs with every fix off: {line}");
     }
-    all.push(ProofStep { what: what("with every fix off it answers as the plain server"), how, text });
+    all.push(step("with every fix off it answers as the plain server", how, text));
     for fix in &pair.fixes {
-        let variables = rounds.variables(fix)?;
-        let round = rounds.run_round(&fix.id, pair.patched, &variables).await?;
-        let (mut how, text) = compared(round.as_ref());
+        let variables = rounds.variables(fix, &fix.id)?;
+        let round = rounds.run_round(&fix.id, pair.patched, &variables, None).await?;
+        let (mut how, text) = plain.compare_with(&round);
         let mut text = vec![text];
         if let Ok(round) = &round {
             if !fix.marker.is_empty() && !round.output.contains(&fix.marker) {
@@ -110,7 +91,7 @@ pub async fn compare_builds(builder: &Builder, pair: &BuildPair<'_>) -> Result<V
             }
         }
         let title = format!("with {} on it answers as the plain server", fix.id);
-        all.push(ProofStep { what: what(&title), how, text: text.join("; ") });
+        all.push(step(&title, how, text.join("; ")));
     }
     if pair.gpu {
         all.push(rounds.run_memcheck(&plain).await?);
@@ -118,12 +99,25 @@ pub async fn compare_builds(builder: &Builder, pair: &BuildPair<'_>) -> Result<V
     Ok(all)
 }
 
-/// Result of one server start.
+type RoundResult = std::result::Result<ServerRound, String>;
+
 struct ServerRound {
     answers: Vec<Value>,
     output: String,
     /// Observations besides the answers, each with a verdict.
     observations: Vec<(bool, String)>,
+}
+
+impl ServerRound {
+    fn compare_with(&self, other: &RoundResult) -> (StepResult, String) {
+        match other {
+            Err(text) => (StepResult::Failed, text.clone()),
+            Ok(other) => match questions::first_difference(&self.answers, &other.answers) {
+                Some(differ) => (StepResult::Failed, differ),
+                None => (StepResult::Shown, format!("{} of {}", other.answers.len(), self.answers.len())),
+            },
+        }
+    }
 }
 
 struct BuildComparison<'a> {
@@ -133,15 +127,15 @@ struct BuildComparison<'a> {
 }
 
 impl BuildComparison<'_> {
-    /// Variables that enable a fix: its defaults, and paths of our files.
-    fn variables(&self, fix: &SetFix) -> Result<Vec<(String, String)>> {
+    /// Variables that enable a fix: its defaults, and paths of our files. `file`: the stem of their names.
+    fn variables(&self, fix: &SetFix, file: &str) -> Result<Vec<(String, String)>> {
         let mut all = Vec::new();
         for (number, variable) in fix.variables.iter().enumerate() {
             let value = match (&variable.default, variable.kind) {
                 (Some(value), _) => value.to_string(),
                 (None, VariableKind::Flag) if number == 0 => "1".to_owned(),
                 (None, VariableKind::Path) => {
-                    let path = self.folder.join(format!("{}.file", fix.id));
+                    let path = self.folder.join(format!("{file}.file"));
                     if variable.name == RECLAIM_VARIABLE {
                         drop(ReclaimFile::create(&path).map_err(io_error("creating", &path))?);
                     }
@@ -154,81 +148,24 @@ impl BuildComparison<'_> {
         Ok(all)
     }
 
-    /// Starts a server, sends the requests, checks the reports of its fixes, and stops it.
+    /// Starts a server, sends the requests, checks the reports of its fixes, and stops it. `inside`: the
+    /// server that `binary` runs, if that is a tool; the tool reports only if the server exits normally.
     async fn run_round(
         &self,
         name: &str,
         binary: &Path,
         variables: &[(String, String)],
-    ) -> Result<std::result::Result<ServerRound, String>> {
-        self.run_round_inside(name, binary, variables, None).await
-    }
-
-    /// Like [`Self::run_round`], for a `binary` that is a tool; `inside` is the server that the tool runs.
-    /// The tool reports only if the server exits normally.
-    async fn run_round_inside(
-        &self,
-        name: &str,
-        binary: &Path,
-        variables: &[(String, String)],
         inside: Option<&Path>,
-    ) -> Result<std::result::Result<ServerRound, String>> {
-        let trial = TrialSettings {
-            timeout: self.pair.limit,
-            gpu: self.pair.gpu,
-            hide_gpus: !self.pair.gpu,
-            libraries: None,
-            variables: variables.to_vec(),
+    ) -> Result<RoundResult> {
+        let mut server = match self.start_server(name, binary, variables).await? {
+            Ok(server) => server,
+            Err(why) => return Ok(Err(why)),
         };
-        let flags = ["-m", "sample.gguf", "-t", "1", "-c", "1024", "-np", "1", "--cache-ram", "0"];
-        let mut started = None;
-        // Older servers lack Unix sockets and some flags.
-        for (unix, flags) in [(true, &flags[..]), (false, &flags[..8])] {
-            let mut server =
-                TestServer::start(binary, self.folder, &format!("{name}-{unix}"), flags, &trial, unix)
-                    .await?;
-            if self.is_ready(&mut server).await? {
-                started = Some(server);
-                break;
-            }
-            let last = server.last_lines();
-            server.stop().await;
-            if !unix {
-                return Ok(Err(format!("it did not come up: {last}")));
-            }
-        }
-        let Some(mut server) = started else { return Ok(Err("it did not come up".to_owned())) };
         let door = server.address();
-        let asked = async {
-            let answers = timeout(self.pair.limit, questions::collect_answers(&door)).await;
-            let answers =
-                answers.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.pair.limit)))?;
-            let mut seen = Vec::new();
-            for (name, value) in variables {
-                match name.as_str() {
-                    REPORT_VARIABLE => seen.push(self.check_report(Path::new(value)).await),
-                    RECLAIM_VARIABLE => {
-                        seen.extend(self.check_reclaim(Path::new(value)).await);
-                        let again = timeout(self.pair.limit, questions::collect_answers(&door)).await;
-                        let same = matches!(&again, Ok(Ok(again)) if questions::first_difference(&answers, again).is_none());
-                        seen.push((
-                            same,
-                            if same {
-                                "the same answers afterwards".to_owned()
-                            } else {
-                                "other answers afterwards".to_owned()
-                            },
-                        ));
-                    }
-                    _ => {}
-                }
-            }
-            Ok((answers, seen))
-        };
         let asked: std::result::Result<_, String> = tokio::select! {
             biased;
             () = self.builder.cancel.cancelled() => return Err(BuilderError::Cancelled),
-            asked = asked => asked,
+            asked = self.observe(&door, variables) => asked,
             () = server.wait_for_exit() => Err("the server ended".to_owned()),
         };
         let died = if asked.is_err() { server.crash_reason().await.0 } else { None };
@@ -237,10 +174,66 @@ impl BuildComparison<'_> {
         }
         server.stop().await;
         let output = server.output();
-        Ok(match (asked, died) {
-            (Ok((answers, seen)), _) => Ok(ServerRound { answers, output, observations: seen }),
-            (Err(why), died) => Err(died.unwrap_or(why)),
+        Ok(match asked {
+            Ok((answers, observations)) => Ok(ServerRound { answers, output, observations }),
+            Err(why) => Err(died.unwrap_or(why)),
         })
+    }
+
+    /// Starts a server with these variables; the inner error is why it did not come up.
+    async fn start_server(
+        &self,
+        name: &str,
+        binary: &Path,
+        variables: &[(String, String)],
+    ) -> Result<std::result::Result<TestServer, String>> {
+        let trial = TrialSettings {
+            timeout: self.pair.limit,
+            gpu: self.pair.gpu,
+            hide_gpus: !self.pair.gpu,
+            libraries: None,
+            variables: variables.to_vec(),
+        };
+        let flags = ["-m", "sample.gguf", "-t", "1", "-c", "1024", "-np", "1", "--cache-ram", "0"];
+        let mut last = String::new();
+        // Older servers lack Unix sockets and some flags.
+        for (unix, flags) in [(true, &flags[..]), (false, &flags[..8])] {
+            let bench = TestBench { binary, folder: self.folder, trial: &trial, unix };
+            let mut server = TestServer::start(&bench, &format!("{name}-{unix}"), flags).await?;
+            if self.is_ready(&mut server).await? {
+                return Ok(Ok(server));
+            }
+            last = server.last_lines();
+            server.stop().await;
+        }
+        Ok(Err(format!("it did not come up: {last}")))
+    }
+
+    /// The answers of a server, and observations of its fixes.
+    async fn observe(
+        &self,
+        door: &ServerAddress,
+        variables: &[(String, String)],
+    ) -> std::result::Result<(Vec<Value>, Vec<(bool, String)>), String> {
+        let answers = timeout(self.pair.limit, questions::collect_answers(door)).await;
+        let answers = answers.unwrap_or_else(|_| Err(format!("no answer within {:?}", self.pair.limit)))?;
+        let mut seen = Vec::new();
+        for (name, value) in variables {
+            match name.as_str() {
+                REPORT_VARIABLE => seen.push(self.check_report(Path::new(value)).await),
+                RECLAIM_VARIABLE => {
+                    seen.extend(self.check_reclaim(Path::new(value)).await);
+                    let again = timeout(self.pair.limit, questions::collect_answers(door)).await;
+                    let same = again.is_ok_and(|again| {
+                        again.is_ok_and(|again| questions::first_difference(&answers, &again).is_none())
+                    });
+                    let which = if same { "the same" } else { "other" };
+                    seen.push((same, format!("{which} answers afterwards")));
+                }
+                _ => {}
+            }
+        }
+        Ok((answers, seen))
     }
 
     async fn is_ready(&self, server: &mut TestServer) -> Result<bool> {
@@ -248,7 +241,7 @@ impl BuildComparison<'_> {
         tokio::select! {
             biased;
             () = self.builder.cancel.cancelled() => Err(BuilderError::Cancelled),
-            ready = timeout(self.pair.limit, wait_healthy(&door)) => Ok(ready.unwrap_or(false)),
+            ready = timeout(self.pair.limit, wait_until_healthy(&door)) => Ok(matches!(ready, Ok(Ok(())))),
             () = server.wait_for_exit() => Ok(false),
         }
     }
@@ -257,8 +250,7 @@ impl BuildComparison<'_> {
     async fn check_report(&self, file: &Path) -> (bool, String) {
         let until = Instant::now() + self.pair.patience;
         loop {
-            let counters =
-                fs::read(file).ok().and_then(|file| report::parse_counters(&file)).unwrap_or_default();
+            let counters = fs::read(file).ok().and_then(|file| parse_counters(&file)).unwrap_or_default();
             if counters.computes > 0 || Instant::now() > until {
                 let text = format!(
                     "the report counts {} computations, {} graphs, {} bytes of pools",
@@ -312,16 +304,18 @@ impl BuildComparison<'_> {
         told.collect()
     }
 
-    /// Runs all fixes together under compute-sanitizer.
     async fn run_memcheck(&self, plain: &ServerRound) -> Result<ProofStep> {
-        let what = "compute-sanitizer's memcheck finds nothing, with all fixes on".to_owned();
+        let step = |how, text: String| {
+            let what = "compute-sanitizer's memcheck finds nothing, with all fixes on".to_owned();
+            Ok(ProofStep::new(what, how, text))
+        };
         let Some(tool) = &self.pair.sanitizer else {
             let text = "compute-sanitizer is not here (it comes with the CUDA toolkit)".to_owned();
-            return Ok(ProofStep { what, how: StepResult::NotShown, text });
+            return step(StepResult::NotShown, text);
         };
         let mut variables: Vec<(String, String)> = Vec::new();
         for fix in &self.pair.fixes {
-            for (name, value) in self.variables_with(fix, "watched")? {
+            for (name, value) in self.variables(fix, &format!("{}-watched", fix.id))? {
                 if !variables.iter().any(|(own, _)| *own == name) {
                     variables.push((name, value));
                 }
@@ -329,7 +323,7 @@ impl BuildComparison<'_> {
         }
         let (round, log) = self.run_watched("watched", tool, self.pair.patched, &variables).await?;
         let round = match round {
-            Err(text) => return Ok(ProofStep { what, how: StepResult::Failed, text }),
+            Err(text) => return step(StepResult::Failed, text),
             Ok(round) => round,
         };
         // A fix that was idle under the tool was not checked by it.
@@ -350,19 +344,17 @@ impl BuildComparison<'_> {
             }
         }
         if let Some(text) = wrong {
-            return Ok(ProofStep { what, how: StepResult::Failed, text });
+            return step(StepResult::Failed, text);
         }
         let told = fs::read_to_string(&log).unwrap_or_default();
         let line = told.lines().rev().find(|line| line.contains("ERROR SUMMARY:"));
-        let text =
-            line.map_or("the tool wrote no summary", |line| line.trim_start_matches(['=', ' '])).to_owned()
-                + note;
+        let text = line.map_or("the tool wrote no summary", |line| line.trim_start_matches(['=', ' ']));
         let how = match line {
             Some(line) if line.contains("ERROR SUMMARY: 0 errors") => StepResult::Shown,
             Some(_) => StepResult::Failed,
             None => StepResult::NotShown,
         };
-        Ok(ProofStep { what, how, text })
+        step(how, format!("{text}{note}"))
     }
 
     /// Starts a server under compute-sanitizer. Returns its round and the path of the tool's log.
@@ -372,7 +364,7 @@ impl BuildComparison<'_> {
         tool: &Path,
         program: &Path,
         variables: &[(String, String)],
-    ) -> Result<(std::result::Result<ServerRound, String>, PathBuf)> {
+    ) -> Result<(RoundResult, PathBuf)> {
         let wrapper = self.folder.join(name);
         // compute-sanitizer counts the errors in the last line of its log. Failed CUDA calls, some of which
         // ggml expects, and leaked handles are not counted.
@@ -386,16 +378,9 @@ impl BuildComparison<'_> {
         fs::write(&wrapper, text).map_err(io_error("writing", &wrapper))?;
         fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o700))
             .map_err(io_error("writing", &wrapper))?;
-        Ok((self.run_round_inside(name, &wrapper, variables, Some(program)).await?, log))
-    }
-
-    /// Like [`Self::variables`], with a suffix in the names of files.
-    fn variables_with(&self, fix: &SetFix, suffix: &str) -> Result<Vec<(String, String)>> {
-        let named = SetFix { id: format!("{}-{suffix}", fix.id), ..fix.clone() };
-        self.variables(&named)
+        Ok((self.run_round(name, &wrapper, variables, Some(program)).await?, log))
     }
 }
 
-/// Variables whose files are checked.
 const REPORT_VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 const RECLAIM_VARIABLE: &str = "LLAMA_WARDEN_RECLAIM";

@@ -6,34 +6,27 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tempfile::TempDir;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 use warden_patches::prove::{ConformanceProgram, ProofStep, StepResult};
 use warden_patches::set::conformance::{ConformanceScenario, ConformanceSpec, NOT_HERE_STATUS};
 
 use crate::build::Builder;
-use crate::environment::remove_variables;
+use crate::environment::{private_folder, remove_variables};
 use crate::error::{BuilderError, Result, io_error};
-use crate::event::BuildEvent;
 use crate::process::{self, ChildExit};
 
 /// Time limit of a scenario: the longest takes some seconds, and more under a sanitizer or on a busy machine.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(180);
-/// Time limit of a compilation.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Lines shown of a compiler's or a failed program's output.
 const MAX_SHOWN_LINES: usize = 6;
 
-/// Flags of every compilation.
 const COMPILER_FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wno-unused-function"];
-/// Flags that enable the sanitizers.
 const SANITIZER_FLAGS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
 /// Compiles and runs all scenarios. Returns one result per step, and the tools used.
 ///
 /// # Errors
-///
 /// Fails if there is no C++ compiler, if a file cannot be written, or on cancellation. Failed compilations
 /// and scenarios are no errors: their steps are marked as failed.
 pub async fn run_conformance(
@@ -45,11 +38,11 @@ pub async fn run_conformance(
     let what = |text: &str| format!("compiles with the tree's own code {text}");
     if !harness.missing.is_empty() {
         let text = format!("not in this tree: {}", harness.missing.join("; "));
-        all.push(ProofStep { what: what(""), how: StepResult::Failed, text });
+        all.push(ProofStep::new(what(""), StepResult::Failed, text));
         return Ok((all, Vec::new()));
     }
     let compiler = find_compiler(builder)?;
-    let folder = private_folder()?;
+    let folder = private_folder("llama-warden-prove-", std::env::temp_dir())?;
     for (name, content) in &harness.files {
         let path = folder.path().join(name);
         std::fs::write(&path, content).map_err(io_error("writing", path))?;
@@ -62,28 +55,24 @@ pub async fn run_conformance(
     let mut programs = Vec::new();
     for (number, flags) in conformance.variants().iter().enumerate() {
         let name = if flags.is_empty() { "with no option".to_owned() } else { flags.join(" ") };
+        let title = what(&format!("({name})"));
         let program = folder.path().join(format!("way-{number}"));
         let mut command = Command::new(&compiler);
         command.args(COMPILER_FLAGS).args(if watched { &SANITIZER_FLAGS[..] } else { &[] }).args(flags);
         command.arg(&harness.main).arg("-o").arg(&program).current_dir(folder.path());
         let (code, output) = run(command, COMPILE_TIMEOUT, &builder.cancel).await?;
         if code == Some(0) {
-            programs.push((name.clone(), program));
-            all.push(ProofStep {
-                what: what(&format!("({name})")),
-                how: StepResult::Shown,
-                text: String::new(),
-            });
+            programs.push((name, program));
+            all.push(ProofStep::new(title, StepResult::Shown, ""));
         } else {
-            let text = compiler_errors(&output);
-            all.push(ProofStep { what: what(&format!("({name})")), how: StepResult::Failed, text });
+            all.push(ProofStep::new(title, StepResult::Failed, compiler_errors(&output)));
         }
     }
     if programs.is_empty() {
         return Ok((all, tools));
     }
     for scenario in &conformance.scenarios {
-        builder.reporter.report(BuildEvent::Note(format!("plays {}: {}", scenario.id, scenario.text)));
+        builder.reporter.note(format!("plays {}: {}", scenario.id, scenario.text));
         all.push(run_scenario(scenario, &programs, folder.path(), &builder.cancel).await?);
     }
     Ok((all, tools))
@@ -96,7 +85,7 @@ async fn run_scenario(
     folder: &Path,
     cancel: &CancellationToken,
 ) -> Result<ProofStep> {
-    let done = |how, text| ProofStep { what: format!("{}: {}", scenario.id, scenario.text), how, text };
+    let done = |how, text: String| ProofStep::new(format!("{}: {}", scenario.id, scenario.text), how, text);
     let (mut shown, mut not_here) = (0, String::new());
     for (name, program) in programs {
         let own = tempfile::Builder::new()
@@ -117,10 +106,8 @@ async fn run_scenario(
             Some(0) => shown += 1,
             Some(NOT_HERE_STATUS) => output.lines().last().unwrap_or_default().clone_into(&mut not_here),
             Some(code) => {
-                return Ok(done(
-                    StepResult::Failed,
-                    format!("{name}: it ended with {code}: {}", last_lines(&output)),
-                ));
+                let text = format!("{name}: it ended with {code}: {}", last_lines(&output));
+                return Ok(done(StepResult::Failed, text));
             }
             None => return Ok(done(StepResult::Failed, format!("{name}: {}", last_lines(&output)))),
         }
@@ -132,7 +119,6 @@ async fn run_scenario(
     })
 }
 
-/// The C++ compiler, the same one as for builds.
 fn find_compiler(builder: &Builder) -> Result<PathBuf> {
     let wish = builder.env.cxx.clone().unwrap_or_else(|| "c++".into());
     builder.env.find(&wish).ok_or_else(|| BuilderError::MissingProgram {
@@ -141,14 +127,6 @@ fn find_compiler(builder: &Builder) -> Result<PathBuf> {
     })
 }
 
-fn private_folder() -> Result<TempDir> {
-    let base = std::env::temp_dir();
-    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    let made = tempfile::Builder::new().prefix("llama-warden-prove-").permissions(private).tempdir_in(&base);
-    made.map_err(io_error("creating a folder in", base))
-}
-
-/// First line of the compiler's `--version`.
 async fn compiler_version(compiler: &Path, cancel: &CancellationToken) -> Result<String> {
     let mut command = Command::new(compiler);
     command.arg("--version");

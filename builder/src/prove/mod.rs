@@ -1,10 +1,7 @@
 //! Verifies a patch set on this machine in an unreviewed tree.
 //!
-//! ```text
-//!  conform:  the set's own program with the tree's code ── compile ── run each scenario ──> ProofStep each
-//!  compare:  unpatched and patched server ── same requests ── answers, reports, returned memory ──>
-//!  ProofStep
-//! ```
+//! `conform` compiles and runs the set's own program with the tree's code; `compare` sends the same requests to
+//! an unpatched and a patched server.
 //!
 //! The results are values. This module neither decides if they suffice, nor stores them.
 
@@ -12,7 +9,6 @@ mod channel;
 mod compare;
 mod conform;
 mod questions;
-mod report;
 
 pub use compare::{BuildPair, PART_TIMEOUT, compare_builds};
 pub use conform::run_conformance;

@@ -9,10 +9,8 @@ use crate::verify::ServerAddress;
 /// Words in the prompt of each request; the lengths vary so that graphs and pools of several sizes are
 /// created.
 const PROMPT_WORDS: [usize; 8] = [1, 7, 30, 3, 90, 12, 200, 2];
-/// Tokens per answer.
 const ANSWER_TOKENS: u64 = 24;
 
-/// All requests in order.
 pub(super) fn all_requests() -> Vec<Value> {
     let ask = |(number, words): (usize, &usize)| {
         let prompt: Vec<String> = (0..*words).map(|word| format!("w{}", (word * 7 + number) % 50)).collect();
@@ -48,7 +46,6 @@ pub(super) async fn collect_answers(door: &ServerAddress) -> Result<Vec<Value>, 
     Ok(answers)
 }
 
-/// Describes the first difference between two lists of answers.
 pub(super) fn first_difference(one: &[Value], other: &[Value]) -> Option<String> {
     let number = one.iter().zip(other).position(|(one, other)| one != other);
     let number = number.or_else(|| (one.len() != other.len()).then(|| one.len().min(other.len())))?;

@@ -20,7 +20,6 @@ pub(crate) fn to_bits(number: f32) -> u16 {
     u16::try_from(sign | rounded).unwrap_or(u16::MAX)
 }
 
-/// The value of a binary16.
 pub(crate) fn from_bits(bits: u16) -> f32 {
     let (sign, exponent, mantissa) =
         (u32::from(bits >> 15) << 31, u32::from(bits >> 10) & 0x1f, u32::from(bits) & 0x3ff);

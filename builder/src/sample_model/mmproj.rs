@@ -11,7 +11,6 @@ use super::F32_WIDTH;
 use super::noise::NoiseStream;
 
 const CHANNELS: u32 = 32;
-/// Width inside the FFN.
 const FFN_WIDTH: u32 = 64;
 /// Edge in pixels of the encoder's input image, and of a patch.
 const IMAGE_EDGE: u32 = 64;
@@ -29,18 +28,19 @@ pub(crate) fn mmproj_file(seed: u64) -> GgufWriter {
         .set("clip.has_vision_encoder", MetadataValue::Bool(true))
         .set("clip.projector_type", MetadataValue::String("gemma3".to_owned()))
         .set("clip.use_gelu", MetadataValue::Bool(true));
-    for (key, number) in [
-        ("embedding_length", CHANNELS),
-        ("feed_forward_length", FFN_WIDTH),
-        ("block_count", 1),
-        ("projection_dim", F32_WIDTH),
-        ("attention.head_count", 2),
-        ("image_size", IMAGE_EDGE),
-        ("patch_size", PATCH_EDGE),
-        ("projector.scale_factor", POOL_EDGE),
-    ] {
-        file.set(&format!("clip.vision.{key}"), MetadataValue::U32(number));
-    }
+    file.numbers(
+        "clip.vision",
+        [
+            ("embedding_length", CHANNELS),
+            ("feed_forward_length", FFN_WIDTH),
+            ("block_count", 1),
+            ("projection_dim", F32_WIDTH),
+            ("attention.head_count", 2),
+            ("image_size", IMAGE_EDGE),
+            ("patch_size", PATCH_EDGE),
+            ("projector.scale_factor", POOL_EDGE),
+        ],
+    );
     file.set("clip.vision.attention.layer_norm_epsilon", MetadataValue::F32(1e-6))
         .set("clip.vision.image_mean", MetadataValue::F32s(vec![0.5; 3]))
         .set("clip.vision.image_std", MetadataValue::F32s(vec![0.5; 3]));

@@ -31,7 +31,6 @@ use noise::NoiseStream;
 use sized::{ModelArch, ModelSizes, SizedModel, VisionModel, VisionSizes};
 pub(crate) use vocab::{FIRST_WORD_ID, WORD_COUNT};
 
-/// Prefix of the name of every sample model.
 const NAME_PREFIX: &[u8] = b"llama-warden sample (";
 /// Bytes searched for the name, which precedes the vocabulary; the vocabulary takes most of the metadata.
 const NAME_SEARCH_BYTES: u64 = 1 << 20;
@@ -168,29 +167,22 @@ impl Default for SampleModelOptions {
     }
 }
 
-/// Sizes of a llama-architecture model.
 #[derive(Clone, Copy)]
 struct LlamaShape {
     layers: u32,
     heads: u32,
     kv_heads: u32,
-    /// Width of an attention head.
     head: u32,
     /// Training context in tokens, as stated in the metadata.
     context: u32,
-    /// Width of the embedding.
     width: u32,
-    /// Width inside the FFN.
     inner: u32,
 }
 
-/// Embedding width of models with f32 weights.
 const F32_WIDTH: u32 = 64;
 
-/// Storage of matrices in the file.
 #[derive(Clone, Copy)]
 enum MatrixStorage {
-    /// Stored in this format.
     Native(WeightKind),
     /// Stored in f32 after rounding to this format: the answers differ from those of [`Self::Native`] only by
     /// the kernels.
@@ -259,13 +251,11 @@ pub fn bytes(options: &SampleModelOptions) -> Vec<u8> {
 /// Writes the file atomically: readers never see a part of it, and an older file stays if this fails.
 ///
 /// # Errors
-///
 /// Fails if the folder cannot be created, or if the file cannot be written or renamed.
 pub fn write(path: &Path, options: &SampleModelOptions) -> io::Result<()> {
     write_atomically(path, &model_file(options))
 }
 
-/// Writes any model atomically.
 fn write_atomically(path: &Path, model: &GgufWriter) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -306,43 +296,7 @@ fn llama_model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWrite
     let tools = options.preset == SamplePreset::Tools;
     let tokens = if tools { vocab::TOOLS_TOKEN_COUNT } else { vocab::TOKEN_COUNT };
     let mut file = GgufWriter::new("llama");
-    let form = match stored {
-        MatrixStorage::Native(WeightKind::F32) => String::new(),
-        MatrixStorage::Native(kind) => format!(", {}", kind.name()),
-        MatrixStorage::Roundtripped(kind) => format!(", as {}", kind.name()),
-    };
-    let file_type = match stored {
-        MatrixStorage::Native(kind) => kind.file_type(),
-        MatrixStorage::Roundtripped(_) => WeightKind::F32.file_type(),
-    };
-    file.set(
-        "general.name",
-        MetadataValue::String(format!("llama-warden sample ({}{form})", options.preset.name())),
-    )
-    .set("general.file_type", MetadataValue::U32(file_type));
-    for (key, number) in [
-        ("context_length", shape.context),
-        ("embedding_length", shape.width),
-        ("block_count", shape.layers),
-        ("feed_forward_length", shape.inner),
-        ("attention.head_count", shape.heads),
-        ("attention.head_count_kv", shape.kv_heads),
-        ("attention.key_length", shape.head),
-        ("attention.value_length", shape.head),
-        ("rope.dimension_count", shape.head),
-        ("vocab_size", u32::try_from(tokens).unwrap_or(u32::MAX)),
-    ] {
-        file.set(&format!("llama.{key}"), MetadataValue::U32(number));
-    }
-    file.set("llama.rope.freq_base", MetadataValue::F32(10_000.0))
-        .set("llama.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-5));
-    let speaks = match options.preset {
-        SamplePreset::Plain => vocab::VocabKind::Text,
-        SamplePreset::Tools => vocab::VocabKind::Tools,
-        _ => vocab::VocabKind::Turns,
-    };
-    vocab::add_vocab(&mut file, speaks);
-
+    add_llama_metadata(&mut file, options.preset, stored, shape, tokens);
     let weights = WeightSource { seed: options.seed, tokens, width: shape.width };
     let preset = options.preset;
     let by_token = [shape.width, u32::try_from(tokens).unwrap_or(u32::MAX)];
@@ -387,12 +341,50 @@ fn llama_model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWrite
     file
 }
 
-/// Random numbers by tensor name.
+fn add_llama_metadata(
+    file: &mut GgufWriter,
+    preset: SamplePreset,
+    stored: MatrixStorage,
+    shape: LlamaShape,
+    tokens: usize,
+) {
+    let (form, kind) = match stored {
+        MatrixStorage::Native(WeightKind::F32) => (String::new(), WeightKind::F32),
+        MatrixStorage::Native(kind) => (format!(", {}", kind.name()), kind),
+        MatrixStorage::Roundtripped(kind) => (format!(", as {}", kind.name()), WeightKind::F32),
+    };
+    let name = format!("llama-warden sample ({}{form})", preset.name());
+    file.set("general.name", MetadataValue::String(name))
+        .set("general.file_type", MetadataValue::U32(kind.file_type()));
+    file.numbers(
+        "llama",
+        [
+            ("context_length", shape.context),
+            ("embedding_length", shape.width),
+            ("block_count", shape.layers),
+            ("feed_forward_length", shape.inner),
+            ("attention.head_count", shape.heads),
+            ("attention.head_count_kv", shape.kv_heads),
+            ("attention.key_length", shape.head),
+            ("attention.value_length", shape.head),
+            ("rope.dimension_count", shape.head),
+            ("vocab_size", u32::try_from(tokens).unwrap_or(u32::MAX)),
+        ],
+    );
+    file.set("llama.rope.freq_base", MetadataValue::F32(10_000.0))
+        .set("llama.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-5));
+    let speaks = match preset {
+        SamplePreset::Plain => vocab::VocabKind::Text,
+        SamplePreset::Tools => vocab::VocabKind::Tools,
+        _ => vocab::VocabKind::Turns,
+    };
+    vocab::add_vocab(file, speaks, WORD_COUNT);
+}
+
 #[derive(Clone, Copy)]
 struct WeightSource {
     seed: u64,
     tokens: usize,
-    /// Width of the embedding.
     width: u32,
 }
 

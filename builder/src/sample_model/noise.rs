@@ -9,7 +9,6 @@
 #[derive(Clone, Debug)]
 pub(crate) struct NoiseStream(u64);
 
-/// Increment of splitmix64's counter.
 const COUNTER_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl NoiseStream {
@@ -49,7 +48,6 @@ impl NoiseStream {
         (0..count).map(|_| self.draw(deviation)).collect()
     }
 
-    /// Draws a number of mean 0 and the given standard deviation.
     pub(crate) fn draw(&mut self, deviation: f64) -> f32 {
         #[expect(
             clippy::cast_possible_truncation,

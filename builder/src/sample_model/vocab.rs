@@ -7,7 +7,6 @@
 
 use crate::gguf::{GgufWriter, MetadataValue};
 
-/// Number of invented words in the presets.
 pub(crate) const WORD_COUNT: usize = 400;
 /// Id of the first word; the byte tokens come first, in the order of their bytes.
 pub(crate) const FIRST_WORD_ID: usize = 256;
@@ -23,26 +22,18 @@ const IMAGE_MARKS: [&str; 2] = ["<|image>", "<image|>"];
 pub(crate) const NON_WORD_COUNT: usize = FIRST_WORD_ID + CONTROL_TOKENS.len() + IMAGE_MARKS.len();
 /// Marks around a tool call, in models with tools; their ids follow the control tokens.
 const TOOL_CALL_MARKS: [&str; 2] = ["<tool_call>", "</tool_call>"];
-/// Id of `<tool_call>`.
 pub(crate) const TOOL_CALL_ID: usize = TOKEN_COUNT;
-/// Vocabulary size of a model with tools.
 pub(crate) const TOOLS_TOKEN_COUNT: usize = TOKEN_COUNT + TOOL_CALL_MARKS.len();
-/// Token id of the newline.
 pub(crate) const NEWLINE_ID: usize = b'\n' as usize;
-/// llama.cpp's token types.
 const NORMAL_TYPE: i32 = 1;
 const CONTROL_TYPE: i32 = 3;
 const USER_DEFINED_TYPE: i32 = 4;
 
-/// Purpose of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VocabKind {
-    /// Plain text: a base model.
     Text,
     Turns,
-    /// Turns with tool calls.
     Tools,
-    /// Turns with images.
     Images,
 }
 
@@ -56,7 +47,8 @@ const CHAT_TEMPLATE: &str = "\
 {%- for message in messages -%}\
 {{- '<|im_start|>' ~ message.role ~ '\\n' -}}\
 {%- if message.content is string -%}{{- message.content -}}\
-{%- else -%}{%- for part in message.content or [] -%}{%- if part.type == 'text' -%}{{- part.text -}}{%- endif -%}{%- endfor -%}\
+{%- else -%}{%- for part in message.content or [] -%}\
+{%- if part.type == 'text' -%}{{- part.text -}}{%- endif -%}{%- endfor -%}\
 {%- endif -%}\
 {{- '<|im_end|>\\n' -}}\
 {%- endfor -%}\
@@ -76,23 +68,21 @@ const TOOLS_TEMPLATE: &str = "\
 {%- else -%}\
 {{- '<|im_start|>' ~ message.role ~ '\\n' -}}\
 {%- if message.content is string -%}{{- message.content -}}\
-{%- else -%}{%- for part in message.content or [] -%}{%- if part.type == 'text' -%}{{- part.text -}}{%- endif -%}{%- endfor -%}\
+{%- else -%}{%- for part in message.content or [] -%}\
+{%- if part.type == 'text' -%}{{- part.text -}}{%- endif -%}{%- endfor -%}\
 {%- endif -%}\
 {%- for call in message.tool_calls or [] -%}\
-{{- '\\n<tool_call>\\n{\"name\": \"' ~ call.function.name ~ '\", \"arguments\": ' ~ (call.function.arguments | tojson) ~ '}\\n</tool_call>' -}}\
+{{- '\\n<tool_call>\\n{\"name\": \"' ~ call.function.name ~ '\", \"arguments\": ' ~ \
+(call.function.arguments | tojson) ~ '}\\n</tool_call>' -}}\
 {%- endfor -%}\
 {{- '<|im_end|>\\n' -}}\
 {%- endif -%}\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
-/// Adds the tokenizer's metadata for a preset, and the chat template if there is one.
-pub(crate) fn add_vocab(file: &mut GgufWriter, speaks: VocabKind) {
-    add_with_words(file, speaks, WORD_COUNT);
-}
-
-/// Adds the metadata with `words` words. Token ids: bytes, then words, then control tokens, then marks.
-pub(crate) fn add_with_words(file: &mut GgufWriter, speaks: VocabKind, words: usize) {
+/// Adds the tokenizer's metadata with `words` words, and the chat template if there is one. Token ids: bytes,
+/// then words, then control tokens, then marks.
+pub(crate) fn add_vocab(file: &mut GgufWriter, speaks: VocabKind, words: usize) {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
     let space = symbol(b' ');
     tokens.extend((0..words).map(|index| format!("{space}{}", word(index))));

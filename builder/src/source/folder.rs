@@ -1,12 +1,9 @@
 //! Folders as sources: finding llama.cpp, hashing and copying.
 
-use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::{fs, io};
 
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
@@ -15,17 +12,14 @@ use warden_patches::SourceRevision;
 use super::tree::{MAX_ROOT_DEPTH, TreeLocation, TreeSearch, join_names};
 use super::{ExaminedSource, file_sha256, is_source, revision};
 use crate::archive::{ArchiveLimits, stays_inside};
-use crate::error::{BuilderError, Result, io_error};
-use crate::event::{BuildEvent, EventReporter};
+use crate::error::{BuilderError, Result, check_cancelled, io_error, list_names};
+use crate::event::EventReporter;
+use crate::machine::run_on_all_cores;
 
 /// Folders that are not searched: they are large, and a tree in them is a work copy.
 const SKIPPED_FOLDERS: [&str; 4] = [".git", "node_modules", "target", "build"];
 /// Maximum entries of a search: more means that the user gave a wrong folder, such as their home.
 const MAX_SEARCH_ENTRIES: usize = 200_000;
-/// Maximum bytes of a file with evidence of the revision; `packed-refs` with all of upstream's tags has
-/// less than 1 MiB.
-const MAX_EVIDENCE_BYTES: u64 = 4 << 20;
-
 pub(super) fn examine_folder(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
     let (tree, revision) = locate(path, cancel)?;
     let root = path.join(&tree.root);
@@ -45,7 +39,6 @@ pub(super) fn examine_folder(path: &Path, cancel: &CancellationToken) -> Result<
     })
 }
 
-/// Finds llama.cpp's folder and its revision.
 pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLocation, SourceRevision)> {
     let mut search = TreeSearch::default();
     let mut left = MAX_SEARCH_ENTRIES;
@@ -56,10 +49,9 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLoc
     let read = |name: &str| {
         // The metadata of a worktree may be anywhere. `name` is absolute then, and `join` keeps it so.
         let file = path.join(name);
-        fs::metadata(&file)
-            .ok()
-            .filter(|metadata| metadata.is_file() && metadata.len() <= MAX_EVIDENCE_BYTES)?;
-        fs::read_to_string(file).ok()
+        let facts = fs::metadata(&file).ok()?;
+        let is_small = facts.is_file() && facts.len() <= revision::MAX_EVIDENCE_BYTES;
+        if is_small { fs::read_to_string(file).ok() } else { None }
     };
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let revision = revision::find_revision(&tree.root, &name, None, &read);
@@ -75,9 +67,7 @@ fn search_folder(
     search: &mut TreeSearch,
     cancel: &CancellationToken,
 ) -> Result<()> {
-    if cancel.is_cancelled() {
-        return Err(BuilderError::Cancelled);
-    }
+    check_cancelled(cancel)?;
     let folder = path.join(name);
     for entry in fs::read_dir(&folder).map_err(io_error("reading", &folder))? {
         let entry = entry.map_err(io_error("reading", &folder))?;
@@ -99,7 +89,6 @@ fn search_folder(
     Ok(())
 }
 
-/// An entry of a tree, with its path relative to the tree.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum TreeItem {
     File(PathBuf),
@@ -115,7 +104,6 @@ struct TreeItems {
 
 /// Maximum bytes of a source file: llama.cpp's largest files, except models, have some MiB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// Files named in a note.
 const MAX_SHOWN_FILES: usize = 3;
 
 /// Entries that an in-source cmake build leaves in the root; its other files cannot be distinguished from
@@ -128,9 +116,7 @@ fn list_items(root: &Path, cancel: &CancellationToken) -> Result<TreeItems> {
     let (mut found, mut bytes) = (TreeItems::default(), 0);
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
-        if cancel.is_cancelled() {
-            return Err(BuilderError::Cancelled);
-        }
+        check_cancelled(cancel)?;
         let path = root.join(&folder);
         let is_root = folder.as_os_str().is_empty();
         if !is_root && path.join("CMakeCache.txt").exists() {
@@ -185,33 +171,17 @@ fn check_limits(root: &Path, bytes: u64, files: usize) -> Result<()> {
 
 /// sha256 over the names and contents of sorted items. Files are hashed on all cores.
 fn hash_items(root: &Path, items: &[TreeItem], cancel: &CancellationToken) -> Result<String> {
-    let next = AtomicUsize::new(0);
-    let workers = thread::available_parallelism().map_or(1, usize::from);
-    let work = || -> Result<Vec<(usize, String)>> {
+    let contents = run_on_all_cores(items.len(), |indices| {
         let mut done = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            match items.get(index) {
-                Some(TreeItem::File(name)) => done.push((index, file_sha256(&root.join(name), cancel)?)),
-                Some(TreeItem::Link(..)) => {}
-                None => return Ok(done),
-            }
+        for index in indices {
+            let content = match &items[index] {
+                TreeItem::File(name) => file_sha256(&root.join(name), cancel)?,
+                TreeItem::Link(..) => String::new(),
+            };
+            done.push((index, content));
         }
-    };
-    #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
-    let parts = thread::scope(|scope| {
-        let handles: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
-        handles
-            .into_iter()
-            .map(|handle| handle.join().unwrap_or(Err(BuilderError::Cancelled)))
-            .collect::<Vec<_>>()
-    });
-    let mut contents = vec![String::new(); items.len()];
-    for part in parts {
-        for (index, content) in part? {
-            contents[index] = content;
-        }
-    }
+        Ok(done)
+    })?;
     let mut hash = Sha256::new();
     for (item, content) in items.iter().zip(&contents) {
         // Names contain no zero byte, so it separates the parts unambiguously.
@@ -237,22 +207,16 @@ pub(super) fn copy_source(
 ) -> Result<()> {
     let TreeItems { kept, large } = list_items(root, cancel)?;
     if !large.is_empty() {
-        let named = large
-            .iter()
-            .take(MAX_SHOWN_FILES)
-            .map(|(name, size)| format!("{} ({} MiB)", name.display(), size >> 20));
-        let more = large.len().saturating_sub(MAX_SHOWN_FILES);
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        reporter.report(BuildEvent::Note(format!(
-            "{}{more}: left out of the source, as files of more than {} MiB are",
-            named.collect::<Vec<_>>().join(", "),
+        let named: Vec<String> =
+            large.iter().map(|(name, size)| format!("{} ({} MiB)", name.display(), size >> 20)).collect();
+        reporter.note(format!(
+            "{}: left out of the source, as files of more than {} MiB are",
+            list_names(&named, MAX_SHOWN_FILES),
             MAX_FILE_BYTES >> 20
-        )));
+        ));
     }
     for item in kept {
-        if cancel.is_cancelled() {
-            return Err(BuilderError::Cancelled);
-        }
+        check_cancelled(cancel)?;
         let (TreeItem::File(name) | TreeItem::Link(name, _)) = &item;
         let (from, to) = (root.join(name), into.join(name));
         if let Some(parent) = to.parent() {

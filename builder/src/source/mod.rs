@@ -10,28 +10,25 @@
 //! | folder | sha256 over sorted names and contents, without files that are no source | one read each time |
 //! | commit | its 40 digits | a few look-ups |
 
-mod archive_facts;
-mod archive_tree;
-mod commit;
+mod archived;
 mod folder;
-pub(crate) mod found;
 mod remembered;
 mod revision;
 pub(crate) mod tree;
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
+use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use warden_patches::{FolderTree, SourceRevision, SourceTree};
 
-pub use archive_tree::ArchiveTree;
-pub use found::ExaminedSource;
+pub use archived::ArchiveTree;
 pub(crate) use remembered::CachedTree;
 pub(crate) use tree::join_names;
 
 use crate::archive::{self, ArchiveLimits};
-use crate::error::{BuilderError, Result, io_error};
+use crate::error::{BuilderError, Result, check_cancelled, io_error};
 use crate::event::EventReporter;
 use crate::git::GitRepository;
 
@@ -57,7 +54,6 @@ impl BuildSource {
     /// Recognizes a path as a folder or an archive.
     ///
     /// # Errors
-    ///
     /// Fails if the path does not exist, or is neither a folder nor an archive of a known format.
     pub fn at(path: &Path) -> Result<Self> {
         let path = std::path::absolute(path).map_err(io_error("finding", path))?;
@@ -85,20 +81,18 @@ impl BuildSource {
     /// folder for facts about archives.
     ///
     /// # Errors
-    ///
     /// Fails if the source cannot be read, if it has no llama.cpp or several, or on cancellation.
     pub fn examine(&self, cache: &Path, cancel: &CancellationToken) -> Result<ExaminedSource> {
         match self {
             Self::Directory(path) => folder::examine_folder(path, cancel),
-            Self::Archive(path) => archive_facts::examine_archive(path, cache, cancel),
-            Self::Commit { repository, shown, commit } => commit::examine_commit(repository, shown, commit),
+            Self::Archive(path) => archived::examine_archive(path, cache, cancel),
+            Self::Commit { repository, shown, commit } => examine_commit(repository, shown, commit),
         }
     }
 
     /// llama.cpp's own folder with its revision; `None` for sources other than folders. Blocks.
     ///
     /// # Errors
-    ///
     /// Fails if there is no llama.cpp.
     pub fn folder(&self, cancel: &CancellationToken) -> Result<Option<(PathBuf, SourceRevision)>> {
         let Self::Directory(path) = self else { return Ok(None) };
@@ -112,7 +106,6 @@ impl BuildSource {
     /// completely, folders and commits on demand. `cache` is the folder for facts about archives.
     ///
     /// # Errors
-    ///
     /// Fails if there is no llama.cpp, or if the source cannot be read.
     pub fn tree(&self, cache: &Path, cancel: &CancellationToken) -> Result<Box<dyn SourceTree>> {
         Ok(match self {
@@ -121,7 +114,7 @@ impl BuildSource {
                 Box::new(FolderTree::new(path.join(tree.root), revision))
             }
             Self::Archive(path) => {
-                let found = archive_facts::examine_archive(path, cache, cancel)?;
+                let found = archived::examine_archive(path, cache, cancel)?;
                 Box::new(ArchiveTree::read_all(path, &found.root, found.revision, cancel)?)
             }
             Self::Commit { repository, shown, commit } => {
@@ -153,6 +146,49 @@ impl BuildSource {
     }
 }
 
+/// The result of examining a source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExaminedSource {
+    /// Absolute path of the source; the URL for a fetched commit.
+    pub given: PathBuf,
+    /// `directory`, `archive` or `git`.
+    pub kind: String,
+    /// Hash of the content with its kind as prefix, such as `archive-sha256:832d...`.
+    pub identity: String,
+    /// llama.cpp's folder inside the source; empty for the source itself.
+    pub root: String,
+    /// The server's folder inside llama.cpp: `tools/server` or `examples/server`.
+    pub server: String,
+    /// Revision by the source's own evidence.
+    pub revision: SourceRevision,
+}
+
+impl fmt::Display for ExaminedSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "llama.cpp, {}, in {}", self.revision, self.given.display())?;
+        if self.root.is_empty() { Ok(()) } else { write!(f, " ({})", self.root) }
+    }
+}
+
+fn examine_commit(repository: &Path, shown: &str, commit: &str) -> Result<ExaminedSource> {
+    let repository = GitRepository::open_as(repository, shown.to_owned())?;
+    let tree = repository.tree(commit)?;
+    let Some(located) = tree.located() else {
+        return Err(BuilderError::NoLlamaCpp {
+            path: format!("{shown} at {commit}").into(),
+            top: tree.top_names(),
+        });
+    };
+    Ok(ExaminedSource {
+        given: shown.into(),
+        kind: "git".into(),
+        identity: format!("git-{commit}"),
+        root: located.root.clone(),
+        server: located.server.into(),
+        revision: repository.revision(commit)?,
+    })
+}
+
 /// Extensions of model files: llama.cpp has some for tests, which are half of an archive's bytes.
 const MODEL_EXTENSIONS: [&str; 6] = ["gguf", "safetensors", "pt", "pth", "ckpt", "onnx"];
 /// Folders excluded at any depth. git's metadata would make cmake ask git for a version that we know
@@ -174,9 +210,7 @@ pub(crate) fn file_sha256(path: &Path, cancel: &CancellationToken) -> Result<Str
     let mut file = fs::File::open(path).map_err(io_error("opening", path))?;
     let (mut hash, mut chunk) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
-        if cancel.is_cancelled() {
-            return Err(BuilderError::Cancelled);
-        }
+        check_cancelled(cancel)?;
         match file.read(&mut chunk).map_err(io_error("reading", path))? {
             0 => return Ok(hex::encode(hash.finalize())),
             count => hash.update(&chunk[..count]),

@@ -8,6 +8,11 @@
 use warden_patches::SourceRevision;
 
 use super::tree::join_names;
+use crate::git::parse_build_tag;
+
+/// Maximum bytes of a file with evidence of the revision; `packed-refs` with all of upstream's tags has less
+/// than 1 MiB.
+pub(super) const MAX_EVIDENCE_BYTES: u64 = 4 << 20;
 
 /// Returns true if a file of an archive may be evidence, so that its content must be kept. `name` may have
 /// any parent.
@@ -104,20 +109,13 @@ fn find_build_tag(packed: &str, commit: &str) -> Option<u32> {
                 return last;
             }
         } else if let Some((id, name)) = line.split_once(' ') {
-            last = name.strip_prefix("refs/tags/").and_then(tag_number);
+            last = name.strip_prefix("refs/tags/").and_then(parse_build_tag);
             if id == commit && last.is_some() {
                 return last;
             }
         }
     }
     None
-}
-
-fn tag_number(tag: &str) -> Option<u32> {
-    tag.strip_prefix('b')
-        .filter(|digits| digits.starts_with(|first: char| first.is_ascii_digit()))?
-        .parse()
-        .ok()
 }
 
 /// Parses `int LLAMA_BUILD_NUMBER = 4447;` and `char const *LLAMA_COMMIT = "f7cd1330";`
@@ -145,7 +143,7 @@ fn from_name(name: &str) -> SourceRevision {
     SourceRevision {
         // Full ids only: shorter hexadecimal words are often something else.
         commit: (last.len() == 40 && is_commit(last)).then(|| last.to_owned()),
-        build_number: tag_number(last),
+        build_number: parse_build_tag(last),
     }
 }
 

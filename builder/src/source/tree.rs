@@ -8,12 +8,10 @@ pub(crate) const MAX_ROOT_DEPTH: usize = 4;
 /// Possible folders of llama-server's sources, newest layout first.
 const SERVER_FOLDERS: [&str; 2] = ["tools/server", "examples/server"];
 
-/// Location of a llama.cpp tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TreeLocation {
     /// llama.cpp's folder relative to the searched one; empty for the searched folder itself.
     pub(crate) root: String,
-    /// The server's folder relative to the root.
     pub(crate) server: &'static str,
 }
 
@@ -22,12 +20,10 @@ pub(crate) struct TreeLocation {
 pub(crate) struct TreeSearch {
     /// Folders with a CMakeLists.txt, down to the depth of a server in the deepest root.
     cmake: BTreeSet<String>,
-    /// Names at the top level.
     top: BTreeSet<String>,
 }
 
 impl TreeSearch {
-    /// Adds the name of an entry.
     pub(crate) fn add(&mut self, name: &str, is_file: bool) {
         if let Some(first) = name.split('/').next() {
             self.top.insert(first.to_owned());

@@ -11,9 +11,8 @@
 //! succeeds it, or until the user chooses one. After an explicit choice, newer builds have to be chosen,
 //! too: the default changes by a decision, not by a compilation.
 
-use std::fs;
-use std::io;
 use std::path::PathBuf;
+use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +24,6 @@ use crate::whole::{self, LossTolerance};
 
 /// Maximum entries per list; older builds are no useful rollback target.
 const MAX_DECISIONS: usize = 20;
-/// Incremented when the file's format changes.
 const CHOICES_SCHEMA: u32 = 1;
 
 /// A decision about a build.

@@ -44,7 +44,6 @@ impl BuildStore {
     /// Determines what [`Self::gc`] would remove. Damaged and foreign folders are never included.
     ///
     /// # Errors
-    ///
     /// Fails if the store cannot be read.
     pub fn plan_gc(&self, keep: &GcKeep) -> Result<GcPlan> {
         let ids: Vec<BuildId> = self.list()?.builds.into_iter().map(|build| build.id).collect();
@@ -62,7 +61,6 @@ impl BuildStore {
     /// under the store's lock, and only if they contain nothing but a build's files.
     ///
     /// # Errors
-    ///
     /// Fails if an item cannot be removed; items before it stay removed.
     pub fn gc(&self, sweep: &GcPlan, mut each: impl FnMut(&str, u64)) -> Result<()> {
         for (id, bytes) in &sweep.builds {

@@ -11,7 +11,6 @@ const UPSTREAM_NAMES: [&str; 4] =
     ["ggml-org/llama.cpp", "ggerganov/llama.cpp", "llama_cpp_python", "llama-cpp-python"];
 /// Lineage of sources with one of [`UPSTREAM_NAMES`], and of folders and archives with this name.
 const UPSTREAM_LINEAGE: &str = "llama.cpp";
-/// File extensions of archives.
 const ARCHIVE_EXTENSIONS: [&str; 4] = [".tar.gz", ".tgz", ".tar.xz", ".zip"];
 
 /// Reason why a new build does not become the default automatically.
@@ -50,7 +49,6 @@ impl fmt::Display for SuccessorObstacle {
 /// Facts about a source that are known without its history.
 struct SourceOrigin {
     lineage: String,
-    /// Upstream's build number.
     number: Option<u32>,
     /// Version numbers at the end of the source's name, such as those of a release.
     version: Vec<u32>,
@@ -68,7 +66,6 @@ pub fn check_successor(in_use: &BuildPlan, new: &BuildPlan) -> Result<(), Succes
     Ok(())
 }
 
-/// Checks the sources of both plans.
 fn check_sources(in_use: &ExaminedSource, new: &ExaminedSource) -> Result<(), SuccessorObstacle> {
     let (old, new) = (source_origin(in_use), source_origin(new));
     if old.lineage != new.lineage {
@@ -116,7 +113,6 @@ fn repository_name(url: &str) -> String {
     format!("{owner}/{name}").to_ascii_lowercase()
 }
 
-/// Maps upstream's names to a single one.
 fn unify_upstream(name: String) -> String {
     if UPSTREAM_NAMES.contains(&name.as_str()) { UPSTREAM_LINEAGE.to_owned() } else { name }
 }

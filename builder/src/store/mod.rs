@@ -19,9 +19,8 @@ pub(crate) mod id;
 mod lineage;
 mod provenance;
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 pub use chosen::{BuildChoices, BuildDecision, BuildMove};
 pub use gc::{GcKeep, GcPlan};
@@ -32,15 +31,11 @@ pub use provenance::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Pr
 use crate::error::{BuilderError, Result, io_error};
 use crate::lock::FileLock;
 
-/// File name of the binary.
 const BINARY_FILE: &str = "llama-server";
-/// File name of the provenance.
 const PROVENANCE_FILE: &str = "provenance.json";
 /// Name prefix of folders that are being written or removed.
 const INCOMING_PREFIX: &str = ".incoming-";
-/// Lock held by a process that writes or removes.
 const LOCK_FILE: &str = ".lock";
-/// File with the default build and the rollback target.
 const CHOICES_FILE: &str = ".chosen.json";
 /// File of an unfinished rollout. The common prefix with [`CHOICES_FILE`] keeps it from being listed as foreign.
 const MOVE_FILE: &str = ".chosen.json.move";
@@ -78,7 +73,6 @@ impl BuildStore {
     /// Lists the content. A store that does not exist yet is empty.
     ///
     /// # Errors
-    ///
     /// Fails if the folder exists and cannot be read.
     pub fn list(&self) -> Result<StoreListing> {
         let mut listing = StoreListing::default();
@@ -108,7 +102,6 @@ impl BuildStore {
     /// Resolves a prefix to an id. Damaged builds count, so that they can be removed.
     ///
     /// # Errors
-    ///
     /// Fails if no build has this prefix, or if several builds have it.
     pub fn resolve(&self, prefix: &str) -> Result<BuildId> {
         let wanted = prefix.to_ascii_lowercase();
@@ -130,7 +123,6 @@ impl BuildStore {
     /// Reads a build's provenance and checks its folder.
     ///
     /// # Errors
-    ///
     /// Fails if the build does not exist or is damaged.
     pub fn show(&self, id: &BuildId) -> Result<Provenance> {
         let folder = self.folder(id);
@@ -162,7 +154,6 @@ impl BuildStore {
     /// Path of a build's llama-server, after a check that it exists.
     ///
     /// # Errors
-    ///
     /// Fails if the build does not exist or is damaged.
     pub fn binary(&self, id: &BuildId) -> Result<PathBuf> {
         self.show(id).map(|_| self.folder(id).join(BINARY_FILE))
@@ -171,7 +162,6 @@ impl BuildStore {
     /// The newest usable build, if there is one.
     ///
     /// # Errors
-    ///
     /// Fails if the store cannot be read.
     pub fn newest(&self) -> Result<Option<Provenance>> {
         Ok(self.list()?.builds.into_iter().next())
@@ -216,7 +206,7 @@ impl BuildStore {
         let before = self.default_build()?;
         remove_files(&incoming)?;
         fs::create_dir(&incoming).map_err(io_error("creating", &incoming))?;
-        let done = self.write_files(&incoming, binary, provenance).and_then(|()| {
+        let done = write_files(&incoming, binary, provenance).and_then(|()| {
             remove_files(&folder)?;
             fs::rename(&incoming, &folder).map_err(io_error("moving", &incoming))
         });
@@ -229,19 +219,6 @@ impl BuildStore {
         Ok(folder.join(BINARY_FILE))
     }
 
-    #[expect(clippy::unused_self, reason = "part of installing into this store")]
-    fn write_files(&self, folder: &Path, binary: &Path, provenance: &Provenance) -> Result<()> {
-        let to = folder.join(BINARY_FILE);
-        fs::copy(binary, &to).map_err(io_error("copying", binary))?;
-        let file = folder.join(PROVENANCE_FILE);
-        let mut text = serde_json::to_vec_pretty(provenance)
-            .map_err(|error| io_error("writing", &file)(error.into()))?;
-        text.push(b'\n');
-        // No fsync, which takes ten seconds on a machine that just compiled. A file truncated by a power
-        // failure has a wrong size, and then the build is repeated.
-        fs::write(&file, text).map_err(io_error("writing", &file))
-    }
-
     fn folder(&self, id: &BuildId) -> PathBuf {
         self.root.join(id.as_str())
     }
@@ -249,6 +226,18 @@ impl BuildStore {
     fn incoming(&self, id: &BuildId) -> PathBuf {
         self.root.join(format!("{INCOMING_PREFIX}{id}"))
     }
+}
+
+fn write_files(folder: &Path, binary: &Path, provenance: &Provenance) -> Result<()> {
+    let to = folder.join(BINARY_FILE);
+    fs::copy(binary, &to).map_err(io_error("copying", binary))?;
+    let file = folder.join(PROVENANCE_FILE);
+    let mut text =
+        serde_json::to_vec_pretty(provenance).map_err(|error| io_error("writing", &file)(error.into()))?;
+    text.push(b'\n');
+    // No fsync, which takes ten seconds on a machine that just compiled. A file truncated by a power
+    // failure has a wrong size, and then the build is repeated.
+    fs::write(&file, text).map_err(io_error("writing", &file))
 }
 
 /// Checks that a folder is no link and contains only a build's files.

@@ -9,9 +9,8 @@ use warden_patches::mitigation::{BuildFacts, ProvenanceFacts};
 use warden_patches::set::life::FixStanding;
 
 use super::id::BuildId;
-use crate::plan::backend::ComputeBackend;
-use crate::plan::{BuildPlan, option_value};
-use crate::toolchain::found::BuildDrivers;
+use crate::plan::{BuildPlan, ComputeBackend, option_value};
+use crate::toolchain::BuildDrivers;
 use crate::verify::VerifyResults;
 
 /// Incremented when the file's format changes; readers reject newer ones.

@@ -1,30 +1,26 @@
 //! Chooses the backend: the requested one, or the best of those that build and run on this machine, with the
 //! reason in words.
 
-use tokio_util::sync::CancellationToken;
-
 use super::found::{ChosenBackend, GpuToolkit};
-use super::toolkit::{self, cuda, hip, metal, vulkan};
-use crate::environment::BuildEnvironment;
+use super::toolkit::{self, cuda, hip, vulkan};
+use crate::build::Builder;
 use crate::error::{BuilderError, Result};
-use crate::plan::backend::ComputeBackend;
-use crate::plan::target::{ArchChoice, BackendChoice, CpuTarget};
+use crate::plan::{ArchChoice, BackendChoice, ComputeBackend, CpuTarget};
 
 /// Chooses the backend, checks its toolkit, and determines the GPU architectures.
 pub(crate) async fn choose_backend(
-    env: &BuildEnvironment,
+    builder: &Builder,
     wish: BackendChoice,
     arch: &ArchChoice,
-    cancel: &CancellationToken,
 ) -> Result<ChosenBackend> {
     let (backend, why) = match wish {
         BackendChoice::Explicit(backend) => (backend, String::new()),
-        BackendChoice::Auto => choose_automatically(env, arch, cancel).await?,
+        BackendChoice::Auto => choose_automatically(builder, arch).await?,
     };
     arch.check(backend)?;
-    let toolkit = toolkit::find_toolkit(env, backend, cancel).await?;
+    let toolkit = toolkit::find_toolkit(builder, backend).await?;
     let gpu = match &toolkit {
-        Some(toolkit) => gpu_architectures(env, backend, toolkit, arch, cancel).await?,
+        Some(toolkit) => gpu_architectures(builder, backend, toolkit, arch).await?,
         None => Vec::new(),
     };
     let why = match &toolkit {
@@ -37,17 +33,14 @@ pub(crate) async fn choose_backend(
 }
 
 /// The first backend with both a device and a toolkit. Reports backends that lack only one of them.
-async fn choose_automatically(
-    env: &BuildEnvironment,
-    arch: &ArchChoice,
-    cancel: &CancellationToken,
-) -> Result<(ComputeBackend, String)> {
+async fn choose_automatically(builder: &Builder, arch: &ArchChoice) -> Result<(ComputeBackend, String)> {
     if let Some(backend) = arch.backend() {
         return Ok((backend, format!("--arch {arch} names its GPUs")));
     }
-    if metal::is_supported() {
+    if toolkit::has_metal() {
         return Ok((ComputeBackend::Metal, "this is macOS".into()));
     }
+    let env = &builder.env;
     let mut nearly = Vec::new();
     let candidates = [
         (
@@ -83,7 +76,7 @@ async fn choose_automatically(
         }
     }
     if vulkan::has_device(env) {
-        match vulkan::find_vulkan(env, cancel).await {
+        match vulkan::find_vulkan(builder).await {
             Ok(_) => nearly.insert(0, "a GPU with a Vulkan driver is there".into()),
             Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
             Err(error) => {
@@ -99,13 +92,11 @@ async fn choose_automatically(
     Ok((ComputeBackend::Cpu, nearly.join("; ")))
 }
 
-/// The GPU architectures in cmake's syntax.
 async fn gpu_architectures(
-    env: &BuildEnvironment,
+    builder: &Builder,
     backend: ComputeBackend,
     toolkit: &GpuToolkit,
     arch: &ArchChoice,
-    cancel: &CancellationToken,
 ) -> Result<Vec<String>> {
     let named = |cure: &str| BuilderError::Target {
         given: arch.to_string(),
@@ -126,7 +117,7 @@ async fn gpu_architectures(
             cure: "name them: --arch portable,gfx1100,gfx1201".into(),
         }),
         (ComputeBackend::Cuda, true, CpuTarget::Native) => {
-            let found = cuda::architectures(env, &toolkit.tool.path, cancel).await?;
+            let found = cuda::architectures(builder, &toolkit.tool.path).await?;
             // Code for exactly these GPUs, like cmake's `native`; named explicitly, so that the plan
             // contains the architectures.
             let real: Vec<String> = found.iter().map(|number| format!("{number}-real")).collect();
@@ -135,7 +126,7 @@ async fn gpu_architectures(
             if real.is_empty() { Err(named(cure)) } else { Ok(real) }
         }
         (ComputeBackend::Hip, true, CpuTarget::Native) => {
-            let found = hip::architectures(env, &toolkit.home, cancel).await?;
+            let found = hip::architectures(builder, &toolkit.home).await?;
             let cure = "name the architecture, such as --arch gfx1201 (rocminfo tells it on the machine that has the \
                         GPU)";
             if found.is_empty() { Err(named(cure)) } else { Ok(found) }

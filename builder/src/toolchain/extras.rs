@@ -5,25 +5,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use tokio_util::sync::CancellationToken;
-
-use super::asking::program_output;
 use super::found::BuildCompilers;
+use super::missing_if_failed;
+use crate::build::Builder;
 use crate::environment::BuildEnvironment;
-use crate::error::{BuilderError, Result};
-
-/// Versions of npm and node: `npm 10.8.2, node v22.1.0`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NpmVersion(pub(crate) String);
-
-/// The compiler's OpenSSL, by the part of its version that affects binaries: `OpenSSL 3.0`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OpenSslVersion(pub(crate) String);
-
-/// The compiler's libcurl, if it supports HTTPS, by the part of its version that affects binaries: `libcurl
-/// 7.88`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CurlVersion(pub(crate) String);
+use crate::error::Result;
 
 /// Program that prints its OpenSSL version, and needs both OpenSSL libraries.
 const OPENSSL_PROGRAM: &str = "#include <openssl/ssl.h>\n#include <openssl/opensslv.h>\n#include <stdio.h>\n\
@@ -34,61 +20,40 @@ const CURL_PROGRAM: &str = "#include <curl/curl.h>\n#include <stdio.h>\n\
     int main(void) { return !(curl_version_info(CURLVERSION_NOW)->features & CURL_VERSION_SSL)\
     || puts(\"libcurl \" LIBCURL_VERSION) < 0; }\n";
 
-/// npm, if it runs.
-pub(crate) async fn find_npm(
-    env: &BuildEnvironment,
-    cancel: &CancellationToken,
-) -> Result<Option<NpmVersion>> {
+/// Versions of npm and node, such as `npm 10.8.2, node v22.1.0`; `None` if one of them does not run.
+pub(crate) async fn find_npm(builder: &Builder) -> Result<Option<String>> {
+    let env = &builder.env;
     let (Some(npm), Some(node)) = (env.find("npm"), env.find("node")) else { return Ok(None) };
     let version = async |program: &Path| {
-        program_output(env, program, &["--version"], "asking for its version", cancel).await
+        builder.program_output(program, &["--version"], "asking for its version").await
     };
-    let versions = tokio::try_join!(version(&npm), version(&node));
-    missing_if_failed(versions).map(|versions| {
-        let (npm, node) = versions?;
-        Some(NpmVersion(format!("npm {}, node {}", npm.trim(), node.trim())))
-    })
+    let versions = missing_if_failed(tokio::try_join!(version(&npm), version(&node)))?;
+    Ok(versions.map(|(npm, node)| format!("npm {}, node {}", npm.trim(), node.trim())))
 }
 
-/// OpenSSL, if a program with it compiles and runs.
-pub(crate) async fn find_openssl(
-    env: &BuildEnvironment,
-    compilers: &BuildCompilers,
-    cancel: &CancellationToken,
-) -> Result<Option<OpenSslVersion>> {
-    let found = run_linked_program(
-        env,
-        compilers,
-        OPENSSL_PROGRAM,
-        &["-lssl", "-lcrypto"],
-        "looking for OpenSSL",
-        cancel,
-    )
-    .await?;
-    Ok(found.map(OpenSslVersion))
+/// The compiler's OpenSSL by the part of its version that affects binaries, such as `OpenSSL 3.0`; `None` if
+/// no program with it compiles and runs.
+pub(crate) async fn find_openssl(builder: &Builder, compilers: &BuildCompilers) -> Result<Option<String>> {
+    let libraries = ["-lssl", "-lcrypto"];
+    run_linked_program(builder, compilers, OPENSSL_PROGRAM, &libraries, "looking for OpenSSL").await
 }
 
-/// libcurl, if a program with it compiles and runs. The folders of `CPATH` and the like are not searched:
-/// cmake does not search them either, and its configuration fails without libcurl.
-pub(crate) async fn find_curl(
-    env: &BuildEnvironment,
-    compilers: &BuildCompilers,
-    cancel: &CancellationToken,
-) -> Result<Option<CurlVersion>> {
-    let env = BuildEnvironment { searched: BTreeMap::new(), ..env.clone() };
-    let found =
-        run_linked_program(&env, compilers, CURL_PROGRAM, &["-lcurl"], "looking for libcurl", cancel).await?;
-    Ok(found.map(CurlVersion))
+/// The compiler's libcurl with HTTPS by the part of its version that affects binaries, such as `libcurl
+/// 7.88`; `None` if no program with it compiles and runs. The folders of `CPATH` and the like are not
+/// searched: cmake does not search them either, and its configuration fails without libcurl.
+pub(crate) async fn find_curl(builder: &Builder, compilers: &BuildCompilers) -> Result<Option<String>> {
+    let env = BuildEnvironment { searched: BTreeMap::new(), ..builder.env.clone() };
+    let builder = Builder { env, ..builder.clone() };
+    run_linked_program(&builder, compilers, CURL_PROGRAM, &["-lcurl"], "looking for libcurl").await
 }
 
 /// The version printed by a program with these libraries, if it compiles and runs.
 async fn run_linked_program(
-    env: &BuildEnvironment,
+    builder: &Builder,
     compilers: &BuildCompilers,
     text: &str,
     libraries: &[&str],
     doing: &str,
-    cancel: &CancellationToken,
 ) -> Result<Option<String>> {
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     let Ok(folder) = tempfile::Builder::new().permissions(private).tempdir() else { return Ok(None) };
@@ -98,11 +63,11 @@ async fn run_linked_program(
     }
     let (from, to) = (source.to_string_lossy(), program.to_string_lossy());
     let arguments = [&[&*from, "-o", &*to], libraries].concat();
-    let made = program_output(env, &compilers.c.path, &arguments, doing, cancel).await;
+    let made = builder.program_output(&compilers.c.path, &arguments, doing).await;
     if missing_if_failed(made)?.is_none() || !program.exists() {
         return Ok(None);
     }
-    let text = missing_if_failed(program_output(env, &program, &[], "asking for its version", cancel).await)?;
+    let text = missing_if_failed(builder.program_output(&program, &[], "asking for its version").await)?;
     Ok(text.as_deref().and_then(shorten_version))
 }
 
@@ -112,15 +77,6 @@ fn shorten_version(text: &str) -> Option<String> {
     let (name, number) = (words.next()?, words.next()?);
     let mut parts = number.split('.');
     Some(format!("{name} {}.{}", parts.next()?, parts.next()?))
-}
-
-/// Maps a failure to `None`; cancellation stays an error.
-fn missing_if_failed<T>(result: Result<T>) -> Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
-        Err(_) => Ok(None),
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::backend::ComputeBackend;
+use crate::plan::ComputeBackend;
 
 /// A program with its version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,7 +80,6 @@ impl GpuToolkit {
     }
 }
 
-/// The backend of a build with its toolkit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChosenBackend {
     pub(crate) backend: ComputeBackend,

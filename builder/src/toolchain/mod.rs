@@ -5,31 +5,29 @@
 //! with the build but not hashed, so a plan can be made before they are installed.
 
 pub(crate) mod amx;
-mod asking;
 mod choice;
-pub(crate) mod extras;
-pub(crate) mod found;
+mod extras;
+mod found;
 mod toolkit;
 pub(crate) mod venv;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 
 use sha2::{Digest, Sha256};
-use tokio_util::sync::CancellationToken;
+use tokio::process::Command;
 
+use crate::build::Builder;
 use crate::environment::BuildEnvironment;
-use crate::error::{BuilderError, Result};
-use crate::event::{BuildEvent, EventReporter};
-use crate::plan::backend::ComputeBackend;
-use crate::plan::target::CpuTarget;
-pub(crate) use asking::finish_program;
-use asking::{program_output, tool_with_version};
+use crate::error::{BuilderError, Result, program_error};
+use crate::plan::{ComputeBackend, CpuTarget};
+use crate::process::{ChildExit, output};
 pub(crate) use choice::choose_backend;
 pub(crate) use extras::{find_curl, find_npm, find_openssl};
+pub(crate) use found::ChosenBackend;
 pub use found::{BuildCompilers, BuildDrivers, BuildTool, GpuToolkit};
 pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub};
 pub(crate) use toolkit::hip::architectures as hip_architectures;
-use venv::PythonVenv;
 
 /// Oldest supported cmake. llama.cpp demands 3.14; our usage (`-S`, `-B`, no presets) was tested from 3.18
 /// on.
@@ -38,21 +36,18 @@ const MIN_CMAKE: (u32, u32) = (3, 18);
 const MIN_GPU_CMAKE: (u32, u32) = (3, 23);
 
 /// Finds the compilers; the error names the package of a missing one.
-pub(crate) async fn find_compilers(
-    env: &BuildEnvironment,
-    arch: CpuTarget,
-    cancel: &CancellationToken,
-) -> Result<BuildCompilers> {
+pub(crate) async fn find_compilers(builder: &Builder, arch: CpuTarget) -> Result<BuildCompilers> {
+    let env = &builder.env;
     let c = find_compiler(env, env.cc.as_deref(), &["cc", "gcc", "clang"], "a C compiler")?;
     let cxx = find_compiler(env, env.cxx.as_deref(), &["c++", "g++", "clang++"], "a C++ compiler")?;
     let (c, cxx_tool, target, cpu) = tokio::try_join!(
-        tool_with_version(env, c, cancel),
-        tool_with_version(env, cxx.clone(), cancel),
-        program_output(env, &cxx, &["-dumpmachine"], "asking for the target", cancel),
+        builder.tool_with_version(c),
+        builder.tool_with_version(cxx.clone()),
+        builder.program_output(&cxx, &["-dumpmachine"], "asking for the target"),
         async {
             match arch {
                 CpuTarget::Portable => Ok(String::new()),
-                CpuTarget::Native => hash_cpu_features(env, &cxx, cancel).await,
+                CpuTarget::Native => hash_cpu_features(builder, &cxx).await,
             }
         }
     )?;
@@ -88,10 +83,10 @@ fn find_compiler(
 }
 
 /// Hashes the compiler's predefined macros for this CPU: machines with the same hash get the same code.
-async fn hash_cpu_features(env: &BuildEnvironment, cxx: &Path, cancel: &CancellationToken) -> Result<String> {
+async fn hash_cpu_features(builder: &Builder, cxx: &Path) -> Result<String> {
     let ask = async |flag| {
         let arguments = [flag, "-dM", "-E", "-x", "c++", "/dev/null"];
-        program_output(env, cxx, &arguments, "asking what a native build means", cancel).await
+        builder.program_output(cxx, &arguments, "asking what a native build means").await
     };
     let macros = match ask("-march=native").await {
         // Older clang on ARM supports only `-mcpu=native`.
@@ -105,29 +100,21 @@ async fn hash_cpu_features(env: &BuildEnvironment, cxx: &Path, cancel: &Cancella
 
 /// cmake and ninja from `PATH`; if one is missing or too old, both from PyPI, with ccache if `PATH` has no compiler
 /// cache.
-pub(crate) async fn find_drivers(
-    env: &BuildEnvironment,
-    backend: ComputeBackend,
-    cache: &Path,
-    reporter: &EventReporter,
-    cancel: &CancellationToken,
-) -> Result<BuildDrivers> {
+pub(crate) async fn find_drivers(builder: &Builder, backend: ComputeBackend) -> Result<BuildDrivers> {
+    let env = &builder.env;
     let oldest = if backend.has_gpu() { MIN_GPU_CMAKE } else { MIN_CMAKE };
     let launcher = venv::installed_launcher(env);
     if let (Some(cmake), Some(ninja)) = (env.find("cmake"), env.find("ninja")) {
-        let found =
-            tokio::try_join!(tool_with_version(env, cmake, cancel), tool_with_version(env, ninja, cancel));
-        match found {
+        match tokio::try_join!(builder.tool_with_version(cmake), builder.tool_with_version(ninja)) {
             Ok((cmake, ninja)) if is_new_enough(&cmake.version, oldest) => {
                 return Ok(BuildDrivers { cmake, ninja, launcher });
             }
-            Ok((cmake, _)) => reporter.report(BuildEvent::Note(format!("{} is too old", cmake.version))),
+            Ok((cmake, _)) => builder.reporter.note(format!("{} is too old", cmake.version)),
             Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
-            Err(broken) => reporter.report(BuildEvent::Note(broken.to_string())),
+            Err(broken) => builder.reporter.note(broken.to_string()),
         }
     }
-    let venv = PythonVenv::new(cache);
-    venv.ensure_created(env, reporter, cancel).await.map_err(|error| match error {
+    venv::ensure_created(builder).await.map_err(|error| match error {
         // Suggest cmake and ninja themselves, which are simpler to install than a Python for installing them.
         BuilderError::MissingProgram { program, package: "python3 python3-venv" } => {
             BuilderError::MissingProgram {
@@ -137,10 +124,9 @@ pub(crate) async fn find_drivers(
         }
         other => other,
     })?;
-    let (cmake, ninja) = (venv.program("cmake"), venv.program("ninja"));
-    let (cmake, ninja) =
-        tokio::try_join!(tool_with_version(env, cmake, cancel), tool_with_version(env, ninja, cancel))?;
-    Ok(BuildDrivers { cmake, ninja, launcher: launcher.or_else(|| venv.compiler_cache()) })
+    let program = |name| builder.tool_with_version(venv::venv_program(builder, name));
+    let (cmake, ninja) = tokio::try_join!(program("cmake"), program("ninja"))?;
+    Ok(BuildDrivers { cmake, ninja, launcher: launcher.or_else(|| venv::compiler_cache(builder)) })
 }
 
 fn is_new_enough(version: &str, oldest: (u32, u32)) -> bool {
@@ -151,6 +137,47 @@ fn is_new_enough(version: &str, oldest: (u32, u32)) -> bool {
         // An unreadable version passes.
         _ => true,
     }
+}
+
+impl Builder {
+    async fn tool_with_version(&self, path: PathBuf) -> Result<BuildTool> {
+        let text = self.program_output(&path, &["--version"], "asking for its version").await?;
+        let version = text.lines().next().unwrap_or_default().trim().to_owned();
+        Ok(BuildTool { path, version })
+    }
+
+    async fn program_output(&self, program: &Path, arguments: &[&str], doing: &str) -> Result<String> {
+        let mut command = self.env.command(program);
+        command.args(arguments);
+        self.run_program(program, doing, command).await
+    }
+
+    /// Output of a command; an error with the name `program` if it fails.
+    pub(crate) async fn run_program(&self, program: &Path, doing: &str, command: Command) -> Result<String> {
+        let failed = |why: String| Err(program_error(&program.display().to_string(), doing, why));
+        match output(command, &self.cancel).await {
+            Ok((ChildExit::Exited(status), text)) if status.success() => Ok(text),
+            Ok((ChildExit::Exited(status), text)) => failed(last_words(status, &text)),
+            Ok((ChildExit::Cancelled, _)) => Err(BuilderError::Cancelled),
+            Err(error) => failed(error.to_string()),
+        }
+    }
+}
+
+/// Maps a failure to `None`; cancellation stays an error.
+fn missing_if_failed<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
+        Err(_) => Ok(None),
+    }
+}
+
+fn last_words(status: ExitStatus, text: &str) -> String {
+    const LINES: usize = 8;
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let tail = &lines[lines.len().saturating_sub(LINES)..];
+    if tail.is_empty() { status.to_string() } else { format!("{status}\n{}", tail.join("\n")) }
 }
 
 #[cfg(test)]

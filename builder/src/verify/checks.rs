@@ -11,13 +11,11 @@ use serde_json::{Value, json};
 const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Tokens requested per answer; the sample model generates no end token.
 const ANSWER_TOKENS: u64 = 8;
-/// Characters of an answer that an error shows.
 const MAX_SHOWN_CHARS: usize = 300;
 
-/// Reason for a failed check.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct CheckError(String);
+pub(crate) struct CheckError(String);
 
 impl CheckError {
     pub(super) const fn new(why: String) -> Self {
@@ -36,7 +34,7 @@ impl From<reqwest::Error> for CheckError {
     }
 }
 
-type ServerCheckResult = Result<(), CheckError>;
+pub(crate) type ServerCheckResult = Result<(), CheckError>;
 
 /// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +46,6 @@ pub enum ServerAddress {
 }
 
 impl ServerAddress {
-    /// URL of a path.
     pub(crate) fn url(&self, path: &str) -> String {
         match self {
             // The host name is never resolved: all requests use the socket.
@@ -78,7 +75,7 @@ impl ServerAddress {
 }
 
 /// Waits until `/health` answers 200. The caller limits the time.
-pub(super) async fn wait_until_healthy(door: &ServerAddress) -> ServerCheckResult {
+pub(crate) async fn wait_until_healthy(door: &ServerAddress) -> ServerCheckResult {
     let client = door.client()?;
     loop {
         // The socket does not exist yet, or the server answers 503 while loading.
@@ -91,7 +88,6 @@ pub(super) async fn wait_until_healthy(door: &ServerAddress) -> ServerCheckResul
     }
 }
 
-/// Checks that `/completion` returns the requested number of tokens.
 pub(super) async fn check_completion(door: &ServerAddress) -> ServerCheckResult {
     let body = json!({ "prompt": "hello", "n_predict": ANSWER_TOKENS, "temperature": 0 });
     let text = post(door, "/completion", &body).await?;

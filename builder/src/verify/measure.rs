@@ -24,7 +24,6 @@ use super::measured::{
 /// model takes some milliseconds for a few tokens.
 pub(super) const MEASURING_FLAGS: [&str; 8] =
     ["-np", "1", "-b", "64", "-ub", "16", "--threads-http", HTTP_THREADS_FLAG];
-/// Value of `--threads-http`.
 const HTTP_THREADS_FLAG: &str = "2";
 /// [`HTTP_THREADS_FLAG`] as a number.
 const HTTP_THREAD_COUNT: usize = 2;
@@ -36,13 +35,10 @@ const SERVED_TIMEOUT: Duration = Duration::from_secs(1);
 /// thread, so later observations would be meaningless.
 const IDLE_TEST_LIMIT: Duration = Duration::from_secs(4);
 
-/// Tokens of the first prompt.
 const FIRST_PROMPT_TOKENS: usize = 256;
 /// Tokens of the longest prompt; prompt and answer fit into the context.
 const MAX_PROMPT_TOKENS: usize = 2000;
-/// Context size of the measured server.
 pub(super) const CONTEXT_SIZE: &str = "4096";
-/// Maximum number of streamed answers in a test of [`StreamHead`].
 const MAX_STREAMS: usize = 8;
 
 /// Tests if `/` is a web page. `None`: no answer, or an unexpected one.
@@ -141,7 +137,6 @@ async fn stream_answer(door: &ServerAddress, tokens: usize, number: usize) -> Op
     Some(StreamTiming { head, token: token?, prompt })
 }
 
-/// A pseudo-random word of the sample model.
 const fn prompt_token(at: usize, number: usize) -> usize {
     FIRST_WORD_ID + (at * (2 * number + 1) + 17 * number) % WORD_COUNT
 }

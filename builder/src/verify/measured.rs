@@ -52,43 +52,39 @@ impl fmt::Display for ServerBehaviour {
     /// demand, web page`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unknown = |what: &str| format!("{what} not known");
+        let either = |fact: Option<bool>, yes: &str, no: &str, what: &str| match fact {
+            Some(true) => yes.to_owned(),
+            Some(false) => no.to_owned(),
+            None => unknown(what),
+        };
         let parts = [
             match self.stream_head {
                 Some(StreamHead::BeforeFirstToken) => "head of a stream before the first token".to_owned(),
                 Some(StreamHead::AfterFirstToken) => "head of a stream with the first token".to_owned(),
                 None => unknown("head of a stream"),
             },
-            match self.unix_sockets {
-                Some(true) => "Unix sockets".to_owned(),
-                Some(false) => "no Unix sockets".to_owned(),
-                None => unknown("Unix sockets"),
-            },
+            either(self.unix_sockets, "Unix sockets", "no Unix sockets", "Unix sockets"),
             match self.http_threads {
                 Some(HttpThreads::Fixed) => "a fixed number of HTTP threads".to_owned(),
                 Some(HttpThreads::OnDemand) => "HTTP threads on demand".to_owned(),
                 None => unknown("HTTP threads"),
             },
-            match self.web_page {
-                Some(true) => "a web page".to_owned(),
-                Some(false) => "no web page".to_owned(),
-                None => unknown("web page"),
-            },
-            match self.discards_bodies {
-                Some(true) => "unread bodies are discarded".to_owned(),
-                Some(false) => "unread bodies are read as requests".to_owned(),
-                None => unknown("what becomes of unread bodies"),
-            },
+            either(self.web_page, "a web page", "no web page", "web page"),
+            either(
+                self.discards_bodies,
+                "unread bodies are discarded",
+                "unread bodies are read as requests",
+                "what becomes of unread bodies",
+            ),
         ];
         f.write_str(&parts.join(", "))
     }
 }
 
-/// Timing of one streamed answer to a long prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamTiming {
     /// Time from the request to the head.
     pub(super) head: Duration,
-    /// Time from the head to the first token.
     pub(super) token: Duration,
     /// Prompt processing time as reported by the server.
     pub(super) prompt: Option<Duration>,
@@ -97,7 +93,6 @@ pub(super) struct StreamTiming {
 /// Minimum prompt processing time of a usable try. A shorter time could be a delay in reading
 /// the answer.
 pub(super) const MIN_PROMPT_TIME: Duration = Duration::from_millis(150);
-/// Number of tries that have to agree.
 pub(super) const REQUIRED_AGREEMENT: usize = 3;
 
 impl StreamTiming {

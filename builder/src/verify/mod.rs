@@ -19,35 +19,30 @@
 mod bodies;
 mod checks;
 mod computing;
-mod devices;
 mod measure;
 mod measured;
 mod remembered;
 mod server;
-mod trial;
 
 use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::environment::short_temporary_folder;
+use crate::environment::{private_folder, short_temporary_folder};
 use crate::error::{BuilderError, Result, io_error};
 use crate::event::{BuildEvent, EventReporter};
 use crate::sample_model::{self, SamplePreset};
 use checks::CheckError;
 pub use checks::ServerAddress;
+pub(crate) use checks::wait_until_healthy;
 pub use computing::{ComputeResults, ComputedTrial};
 pub use measured::{HttpThreads, ServerBehaviour, StreamHead};
 pub use remembered::{CachedMeasurement, MeasurementCache};
-pub(crate) use server::TestServer;
-pub(crate) use trial::TrialSettings;
+pub(crate) use server::{TestBench, TestServer, TrialSettings};
 
 /// Results of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -78,7 +73,6 @@ pub struct PassedCheck {
 /// Verifies a server binary. `timeout` limits each start and each answer.
 ///
 /// # Errors
-///
 /// Fails if a check fails: the error names the check, and quotes the answer or a crashed server's last
 /// lines. Fails on cancellation.
 pub async fn verify(
@@ -99,72 +93,37 @@ pub(crate) async fn verify_with(
     reporter: &EventReporter,
     cancel: &CancellationToken,
 ) -> Result<VerifyResults> {
-    let folder = private_folder()?;
+    let folder = private_folder("llama-warden-verify-", short_temporary_folder())?;
     let model = folder.path().join("sample.gguf");
     sample_model::write(&model, &sample_model::SampleModelOptions::default())
         .map_err(io_error("writing", &model))?;
     let mut verified = VerifyResults::default();
     if trial.gpu {
-        verified.devices = devices::list_devices(binary, trial, cancel).await?;
+        verified.devices = server::list_devices(binary, trial, cancel).await?;
     }
-    let mut run = VerifyRun {
-        binary,
-        folder: folder.path(),
-        trial,
-        reporter,
-        cancel,
-        unix: true,
-        verified: &mut verified,
-    };
+    let bench = TestBench { binary, folder: folder.path(), trial, unix: true };
+    let mut run = VerifyRun { bench, reporter, cancel, verified };
     let asks = [("completion", CheckRequest::Completion), ("chat", CheckRequest::Chat)];
-    let first = run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await;
-    match first {
+    match run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await {
         Ok(()) => {}
         // Servers before about b5000, and ik_llama.cpp, have no Unix sockets. Any other cause ends the
         // second attempt, too.
-        Err(ServerFailure { error: BuilderError::Verify { .. }, never_ready: true, .. })
+        Err(ServerFailure { error: BuilderError::Verify { .. }, stage: FailureStage::Exited })
             if !cancel.is_cancelled() =>
         {
-            run.unix = false;
+            run.bench.unix = false;
             run.verified.checks.clear();
             run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await.map_err(|stopped| stopped.error)?;
-            reporter.report(BuildEvent::Note(
-                "it does not listen on a Unix socket: verified on a loopback port".to_owned(),
-            ));
+            reporter.note("it does not listen on a Unix socket: verified on a loopback port");
         }
         Err(stopped) => return Err(stopped.error),
     }
     run.check_embedding().await?;
-    let unix = run.unix;
-    compute(binary, folder.path(), trial, unix, &mut verified, reporter, cancel).await?;
-    verified.measured = start_and_measure(binary, folder.path(), trial, unix, cancel).await?;
-    reporter.report(BuildEvent::Note(format!("measured: {}", verified.measured)));
+    run.compute().await?;
+    let VerifyRun { bench, mut verified, .. } = run;
+    verified.measured = start_and_measure(bench, cancel).await?;
+    reporter.note(format!("measured: {}", verified.measured));
     Ok(verified)
-}
-
-/// Tests all weight formats, and reports the result.
-async fn compute(
-    binary: &Path,
-    folder: &Path,
-    trial: &TrialSettings,
-    unix: bool,
-    verified: &mut VerifyResults,
-    reporter: &EventReporter,
-    cancel: &CancellationToken,
-) -> Result<()> {
-    let begun = Instant::now();
-    let has_gpu = trial.gpu && !trial.hide_gpus && !verified.devices.is_empty();
-    verified.computed = computing::test_all_formats(binary, folder, trial, unix, has_gpu, cancel).await?;
-    let Some(computed) = &verified.computed else {
-        let note = "not computed: the server gives no probabilities, so quantised weights were not tried";
-        reporter.report(BuildEvent::Note(note.to_owned()));
-        return Ok(());
-    };
-    let name = "computing";
-    verified.checks.push(PassedCheck { name: name.to_owned(), seconds: begun.elapsed().as_secs_f64() });
-    reporter.report(BuildEvent::Checked(name));
-    reporter.report(BuildEvent::Note(computed.in_words()));
-    Ok(())
 }
 
 /// Flags of a server to be measured, except for its address. `model` was written by [`measuring_model`].
@@ -194,46 +153,26 @@ pub async fn measure(door: &ServerAddress, limit: Duration) -> ServerBehaviour {
     measure::measure_all(door, limit).await
 }
 
-/// Waits until a server is healthy; returns false if that failed. The caller limits the time.
-pub(crate) async fn wait_healthy(door: &ServerAddress) -> bool {
-    checks::wait_until_healthy(door).await.is_ok()
-}
-
 /// Flags for the small model. A single thread, since more would only spin on a machine that just compiled.
 const SMALL_MODEL_FLAGS: [&str; 6] = ["-m", "sample.gguf", "-t", "1", "-c", "512"];
 
 /// Pooling types for embeddings, each with the name of its check; the usual one first.
 const POOLING_CHECKS: [(&str, &str); 2] = [("mean", "embedding"), ("last", "embedding-last")];
 
-/// Creates a private folder with a short path.
-fn private_folder() -> Result<TempDir> {
-    let base = short_temporary_folder();
-    tempfile::Builder::new()
-        .prefix("llama-warden-verify-")
-        .permissions(fs::Permissions::from_mode(0o700))
-        .tempdir_in(&base)
-        .map_err(io_error("creating a folder in", base))
-}
-
 /// Starts a server for measurements, and measures it. If it does not start, all facts stay unknown.
-async fn start_and_measure(
-    binary: &Path,
-    folder: &Path,
-    trial: &TrialSettings,
-    unix: bool,
-    cancel: &CancellationToken,
-) -> Result<ServerBehaviour> {
-    let trial = TrialSettings { gpu: false, hide_gpus: true, ..trial.clone() };
-    let model = folder.join("long.gguf");
+async fn start_and_measure(bench: TestBench<'_>, cancel: &CancellationToken) -> Result<ServerBehaviour> {
+    let trial = TrialSettings { gpu: false, hide_gpus: true, ..bench.trial.clone() };
+    let bench = TestBench { trial: &trial, ..bench };
+    let model = bench.folder.join("long.gguf");
     measuring_model(&model)?;
     let flags = measuring_flags(&model);
     let flags: Vec<&str> = flags.iter().filter_map(|flag| flag.to_str()).collect();
-    let Ok(mut server) = TestServer::start(binary, folder, "measure", &flags, &trial, unix).await else {
+    let Ok(mut server) = TestServer::start(&bench, "measure", &flags).await else {
         return Ok(ServerBehaviour::default());
     };
     let door = server.address();
     let asked = async {
-        if matches!(timeout(trial.timeout, checks::wait_until_healthy(&door)).await, Ok(Ok(()))) {
+        if matches!(timeout(trial.timeout, wait_until_healthy(&door)).await, Ok(Ok(()))) {
             measure::measure_all(&door, trial.timeout).await
         } else {
             ServerBehaviour::default()
@@ -249,7 +188,6 @@ async fn start_and_measure(
     measured.ok_or(BuilderError::Cancelled)
 }
 
-/// A request to a running server.
 #[derive(Clone, Copy)]
 enum CheckRequest {
     Completion,
@@ -257,30 +195,33 @@ enum CheckRequest {
     Embedding,
 }
 
-/// Failure of a server.
 struct ServerFailure {
     error: BuilderError,
+    stage: FailureStage,
+}
+
+/// How far a server came before it failed.
+#[derive(PartialEq, Eq)]
+enum FailureStage {
     /// The server exited before it was healthy.
-    never_ready: bool,
-    /// The server was never healthy, exited or not.
-    unhealthy: bool,
+    Exited,
+    /// The server ran and was never healthy.
+    Unhealthy,
+    /// The server was healthy, or the failure is not its own.
+    Healthy,
 }
 
 impl From<BuilderError> for ServerFailure {
     fn from(error: BuilderError) -> Self {
-        Self { error, never_ready: false, unhealthy: false }
+        Self { error, stage: FailureStage::Healthy }
     }
 }
 
 struct VerifyRun<'a> {
-    binary: &'a Path,
-    folder: &'a Path,
-    trial: &'a TrialSettings,
+    bench: TestBench<'a>,
     reporter: &'a EventReporter,
     cancel: &'a CancellationToken,
-    /// The server listens on a Unix socket, else on a port.
-    unix: bool,
-    verified: &'a mut VerifyResults,
+    verified: VerifyResults,
 }
 
 impl VerifyRun<'_> {
@@ -292,8 +233,7 @@ impl VerifyRun<'_> {
         asks: &[(&'static str, CheckRequest)],
     ) -> std::result::Result<(), ServerFailure> {
         let passed = self.verified.checks.len();
-        let mut server =
-            TestServer::start(self.binary, self.folder, name, arguments, self.trial, self.unix).await?;
+        let mut server = TestServer::start(&self.bench, name, arguments).await?;
         let cancel = self.cancel.clone();
         let done = tokio::select! {
             biased;
@@ -303,8 +243,12 @@ impl VerifyRun<'_> {
         let dead = server.is_dead();
         // Always stopped; the result of the checks matters more than the server's exit.
         server.stop().await;
-        let unhealthy = self.verified.checks.len() == passed;
-        done.map_err(|error| ServerFailure { error, never_ready: dead && unhealthy, unhealthy })
+        let stage = match (self.verified.checks.len() == passed, dead) {
+            (true, true) => FailureStage::Exited,
+            (true, false) => FailureStage::Unhealthy,
+            (false, _) => FailureStage::Healthy,
+        };
+        done.map_err(|error| ServerFailure { error, stage })
     }
 
     /// Requests an embedding, with the first pooling type with which the server becomes ready.
@@ -319,13 +263,13 @@ impl VerifyRun<'_> {
                             "it does not start with `--embeddings --pooling {}`: verified with `--pooling {pooling}`",
                             POOLING_CHECKS[0].0
                         );
-                        self.reporter.report(BuildEvent::Note(note));
+                        self.reporter.note(note);
                     }
                     return Ok(());
                 }
-                Err(ServerFailure {
-                    error: error @ BuilderError::Verify { .. }, unhealthy: true, ..
-                }) if !self.cancel.is_cancelled() => {
+                Err(ServerFailure { error: error @ BuilderError::Verify { .. }, stage })
+                    if stage != FailureStage::Healthy && !self.cancel.is_cancelled() =>
+                {
                     first.get_or_insert(error);
                 }
                 Err(stopped) => return Err(stopped.error),
@@ -340,7 +284,7 @@ impl VerifyRun<'_> {
         asks: &[(&'static str, CheckRequest)],
     ) -> Result<()> {
         let door = server.address();
-        self.run_check("health", server, checks::wait_until_healthy(&door)).await?;
+        self.run_check("health", server, wait_until_healthy(&door)).await?;
         for (name, ask) in asks {
             match ask {
                 CheckRequest::Completion => {
@@ -362,10 +306,11 @@ impl VerifyRun<'_> {
         check: impl Future<Output = std::result::Result<(), CheckError>>,
     ) -> Result<()> {
         let begun = Instant::now();
+        let limit = self.bench.trial.timeout;
         let outcome = tokio::select! {
             biased;
-            outcome = timeout(self.trial.timeout, check) => {
-                outcome.unwrap_or_else(|_| Err(CheckError::new(format!("no answer within {:?}", self.trial.timeout))))
+            outcome = timeout(limit, check) => {
+                outcome.unwrap_or_else(|_| Err(CheckError::new(format!("no answer within {limit:?}"))))
             }
             () = server.wait_for_exit() => Err(CheckError::new("the server ended".to_owned())),
         };
@@ -376,10 +321,29 @@ impl VerifyRun<'_> {
                 death.unwrap_or_else(|| format!("{fault}\n{}", server.last_lines()).trim_end().to_owned());
             return Err(BuilderError::Verify { check: name, why, illegal_instruction });
         }
+        self.pass_check(name, begun);
+        Ok(())
+    }
+
+    async fn compute(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        let trial = self.bench.trial;
+        let has_gpu = trial.gpu && !trial.hide_gpus && !self.verified.devices.is_empty();
+        self.verified.computed = computing::test_all_formats(self.bench, has_gpu, self.cancel).await?;
+        let Some(words) = self.verified.computed.as_ref().map(ComputeResults::in_words) else {
+            let note = "not computed: the server gives no probabilities, so quantised weights were not tried";
+            self.reporter.note(note);
+            return Ok(());
+        };
+        self.pass_check("computing", begun);
+        self.reporter.note(words);
+        Ok(())
+    }
+
+    fn pass_check(&mut self, name: &'static str, begun: Instant) {
         let seconds = begun.elapsed().as_secs_f64();
         self.verified.checks.push(PassedCheck { name: name.to_owned(), seconds });
         self.reporter.report(BuildEvent::Checked(name));
-        Ok(())
     }
 }
 

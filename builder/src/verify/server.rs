@@ -10,22 +10,71 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
 
 use super::checks::ServerAddress;
-use super::trial::TrialSettings;
 use crate::environment::remove_variables;
 use crate::error::{BuilderError, Result, io_error};
-use crate::process::ProcessTree;
+use crate::process::{ChildExit, ProcessTree, output};
 
 /// Time between TERM and KILL. An idle server exits within a quarter of a second.
 const TERM_GRACE: Duration = Duration::from_secs(3);
 /// Time to wait for the exit of a server that closed its connection.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
-/// Lines of output shown in errors.
 const MAX_SHOWN_LINES: usize = 12;
 
-/// Sets the environment of a server under test.
-pub(super) fn set_environment(command: &mut Command, trial: &TrialSettings) {
+/// Line before the list of GPUs in a server's output.
+const DEVICE_LIST_HEADING: &str = "Available devices:";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TrialSettings {
+    /// Time limit of each start and each answer.
+    pub(crate) timeout: Duration,
+    /// The model is offloaded to a GPU, if the server sees one.
+    pub(crate) gpu: bool,
+    pub(crate) hide_gpus: bool,
+    /// Folder with libraries that the dynamic loader prefers.
+    pub(crate) libraries: Option<PathBuf>,
+    pub(crate) variables: Vec<(String, String)>,
+}
+
+/// Runs a server with one flag that makes it print and exit. `None` if it fails to run, or takes too long.
+pub(super) async fn run_with_flag(
+    binary: &Path,
+    flag: &str,
+    trial: &TrialSettings,
+    cancel: &CancellationToken,
+) -> Result<Option<(ExitStatus, String)>> {
+    let mut command = Command::new(binary);
+    command.arg(flag).stdin(Stdio::null());
+    set_environment(&mut command, trial);
+    match tokio::time::timeout(trial.timeout, output(command, cancel)).await {
+        Ok(Ok((ChildExit::Cancelled, _))) => Err(BuilderError::Cancelled),
+        Ok(Ok((ChildExit::Exited(status), text))) => Ok(Some((status, text))),
+        _ => Ok(None),
+    }
+}
+
+/// GPUs that a server sees, such as `CUDA0: NVIDIA H200 (143167 MiB, 142540 MiB free)`. The list is empty for
+/// older servers without this flag, and for a server that cannot start, which the checks report.
+pub(super) async fn list_devices(
+    binary: &Path,
+    trial: &TrialSettings,
+    cancel: &CancellationToken,
+) -> Result<Vec<String>> {
+    match run_with_flag(binary, "--list-devices", trial, cancel).await? {
+        Some((status, text)) if status.success() => Ok(parse_devices(&text)),
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn parse_devices(text: &str) -> Vec<String> {
+    let after = text.lines().skip_while(|line| line.trim() != DEVICE_LIST_HEADING).skip(1);
+    // List entries are indented, later lines are not.
+    after.take_while(|line| line.starts_with("  ")).map(|line| line.trim().to_owned()).collect()
+}
+
+fn set_environment(command: &mut Command, trial: &TrialSettings) {
     // The server reads flags from its environment, such as an API key or another model: only the binary is
     // tested.
     remove_variables(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
@@ -47,6 +96,17 @@ pub(super) fn set_environment(command: &mut Command, trial: &TrialSettings) {
     }
 }
 
+/// The server under test, and how it is started.
+#[derive(Clone, Copy)]
+pub(crate) struct TestBench<'a> {
+    pub(crate) binary: &'a Path,
+    /// Folder of the servers' files.
+    pub(crate) folder: &'a Path,
+    pub(crate) trial: &'a TrialSettings,
+    /// Servers listen on a Unix socket, else on a port.
+    pub(crate) unix: bool,
+}
+
 /// A running server with its files. Dropping it kills the server.
 pub(crate) struct TestServer {
     family: ProcessTree,
@@ -56,16 +116,10 @@ pub(crate) struct TestServer {
 }
 
 impl TestServer {
-    /// Starts a server on a socket in `folder`, or on a free port. `name` distinguishes the files of
+    /// Starts a server on a socket in the folder, or on a free port. `name` distinguishes the files of
     /// several starts: a socket's file outlives its server.
-    pub(crate) async fn start(
-        binary: &Path,
-        folder: &Path,
-        name: &str,
-        arguments: &[&str],
-        trial: &TrialSettings,
-        unix: bool,
-    ) -> Result<Self> {
+    pub(crate) async fn start(bench: &TestBench<'_>, name: &str, arguments: &[&str]) -> Result<Self> {
+        let TestBench { binary, folder, trial, unix } = *bench;
         let door = if unix {
             ServerAddress::Unix(folder.join(format!("{name}.sock")))
         } else {
@@ -102,7 +156,6 @@ impl TestServer {
         self.door.clone()
     }
 
-    /// Returns true if the server's exit was observed.
     pub(super) fn is_dead(&self) -> bool {
         self.status.is_some()
     }
@@ -133,12 +186,10 @@ impl TestServer {
         )
     }
 
-    /// The server's whole output.
     pub(crate) fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last lines of the output.
     pub(crate) fn last_lines(&self) -> String {
         let text = self.output();
         let lines: Vec<&str> = text.lines().collect();
@@ -165,4 +216,18 @@ impl TestServer {
 fn free_port() -> Result<u16> {
     let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr();
     Ok(free().map_err(io_error("looking for a free port of", "127.0.0.1"))?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_what_is_indented_below_its_heading() {
+        let text = "ggml_cuda_init: found 1 CUDA devices:\n  Device 0: X, compute capability 9.0\n\
+                    Available devices:\n  CUDA0: X (2 MiB, 1 MiB free)\n  CUDA1: Y (3 MiB, 2 MiB free)\nbye\n  no";
+        assert_eq!(parse_devices(text), ["CUDA0: X (2 MiB, 1 MiB free)", "CUDA1: Y (3 MiB, 2 MiB free)"]);
+        assert_eq!(parse_devices("Available devices:\n"), Vec::<String>::new());
+        assert_eq!(parse_devices("unknown flag\n  see --help"), Vec::<String>::new());
+    }
 }

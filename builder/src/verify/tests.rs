@@ -1,5 +1,7 @@
 //! Verification of programs that are no llama-server. Every build verifies a real one.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use super::*;

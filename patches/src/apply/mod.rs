@@ -10,7 +10,6 @@
 //! again. A file that is neither in its recorded nor in its patched state was edited by the user; then no
 //! file is touched.
 
-mod edited;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -20,23 +19,22 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use diffy::{DiffOptions, Line};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use self::edited::{describe_edits, without_marked};
 use self::record::{PatchRecord, RecordedFile};
 use self::write::{FileChange, check_all, read_file, sync_folder, write_all};
 use crate::error::{Result, content_error, io_error};
 use crate::judgement::TreeEdits;
-use crate::revision::SourceRevision;
+use crate::marker::parse_marker;
 use crate::series::PatchSeries;
-use crate::tree::{FolderTree, OverlayTree, sha256};
+use crate::tree::{FolderTree, OverlayTree, SourceRevision, sha256};
 
 pub use self::record::AppliedSet;
 
 /// A llama.cpp folder to be patched.
 pub struct PatchTarget {
-    /// Lock on the folder against a second run.
     _lock: FolderLock,
     tree: FolderTree,
     record: Option<PatchRecord>,
@@ -62,7 +60,6 @@ pub struct ReverseOutcome {
     pub files: Vec<String>,
 }
 
-/// State of a recorded file on disk.
 enum FileState {
     Original,
     Patched(Vec<u8>),
@@ -99,7 +96,6 @@ impl PatchTarget {
     /// Opens the llama.cpp whose root is this folder.
     ///
     /// # Errors
-    ///
     /// Fails if another run holds the lock, or if the record of applied patches is damaged.
     pub fn open(root: &Path, revision: SourceRevision) -> Result<Self> {
         let lock = FolderLock::take(root)?;
@@ -110,7 +106,6 @@ impl PatchTarget {
     /// not.
     ///
     /// # Errors
-    ///
     /// Fails if a patched file was edited.
     pub fn original(&self) -> Result<OverlayTree<'_>> {
         let mut original = OverlayTree::new(&self.tree);
@@ -127,7 +122,6 @@ impl PatchTarget {
     /// [`PatchSeries::blocking`].
     ///
     /// # Errors
-    ///
     /// Fails if other sets are applied, if a patched file was edited, or if writing failed. Then nothing
     /// has changed, or the error asks for a reversal.
     pub fn apply(&mut self, series: &PatchSeries) -> Result<ApplyOutcome> {
@@ -161,7 +155,6 @@ impl PatchTarget {
     /// Removes all applied sets.
     ///
     /// # Errors
-    ///
     /// Fails if the user edited a patched file such that patched lines and edits cannot be separated, or if
     /// writing failed.
     pub fn reverse(&mut self) -> Result<ReverseOutcome> {
@@ -292,4 +285,52 @@ fn list_changes(edits: &TreeEdits) -> Vec<FileChange> {
         .collect();
     changes.sort_by(|left, right| left.path.cmp(&right.path));
     changes
+}
+
+const SHOWN_LINES: usize = 12;
+
+/// A file's content without the lines marked by one of these sets.
+fn without_marked(content: &[u8], sets: &[AppliedSet]) -> Vec<u8> {
+    content
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| !is_ours(line, sets))
+        .flatten()
+        .copied()
+        .collect()
+}
+
+/// Describes the lines in which a file differs from its original, without lines of these sets.
+fn describe_edits(path: &str, original: &[u8], found: &[u8], sets: &[AppliedSet]) -> String {
+    let diff = DiffOptions::new().set_context_len(0).create_patch_bytes(original, found);
+    let mut lines = Vec::new();
+    for hunk in diff.hunks() {
+        let mut number = hunk.new_range().start();
+        for line in hunk.lines() {
+            let (sign, text) = match line {
+                Line::Delete(text) => ('-', text),
+                Line::Insert(text) => ('+', text),
+                Line::Context(_) => continue,
+            };
+            if sign == '-' || !is_ours(text, sets) {
+                lines.push(format!("  {path}:{number}: {sign}{}", String::from_utf8_lossy(text).trim_end()));
+            }
+            number += usize::from(sign == '+');
+        }
+    }
+    if lines.is_empty() {
+        lines.push(format!(
+            "  {path}: lines of the patches were changed or removed; --reverse takes all of them out"
+        ));
+    }
+    let more = lines.len().saturating_sub(SHOWN_LINES);
+    lines.truncate(SHOWN_LINES);
+    if more > 0 {
+        lines.push(format!("  {path}: and {more} more lines"));
+    }
+    lines.join("\n")
+}
+
+fn is_ours(line: &[u8], sets: &[AppliedSet]) -> bool {
+    let line = String::from_utf8_lossy(line);
+    parse_marker(&line).is_some_and(|(set, _)| sets.iter().any(|applied| applied.id == set))
 }

@@ -10,20 +10,16 @@ use super::write::{file_inside, place_new_file, read_file};
 use crate::error::{Result, content_error, io_error};
 use crate::tree::sha256;
 
-/// File name of the record in llama.cpp's root folder.
 pub(super) const RECORD_FILE: &str = ".llama-warden-patches.json";
 /// Incremented when older programs could not restore a folder from the record any more.
 const RECORD_SCHEMA: u32 = 2;
 
-/// Content of the record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PatchRecord {
     schema: u32,
     writer: String,
-    /// Applied sets in order.
     pub(super) sets: Vec<AppliedSet>,
-    /// Changed files, sorted by path.
     pub(super) files: Vec<RecordedFile>,
 }
 
@@ -49,15 +45,12 @@ impl fmt::Display for AppliedSet {
     }
 }
 
-/// A changed file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RecordedFile {
-    /// Path relative to the root, separated by slashes.
     pub(super) path: String,
     /// The original bytes as hexadecimal digits, since a file need not be text; `None` for a created file.
     original: Option<String>,
-    /// sha256 of the patched file.
     pub(super) patched: String,
 }
 
@@ -67,7 +60,6 @@ impl PatchRecord {
         Self { schema: RECORD_SCHEMA, writer, sets, files }
     }
 
-    /// Reads the record of a folder, if it has one.
     pub(super) fn read(root: &Path) -> Result<Option<Self>> {
         let Some(bytes) = read_file(root, RECORD_FILE)? else { return Ok(None) };
         let head: RecordHead = serde_json::from_slice(&bytes).map_err(|error| damaged_record(root, error))?;
@@ -86,7 +78,6 @@ impl PatchRecord {
         Ok(Some(record))
     }
 
-    /// Writes the record atomically into a folder that has none.
     pub(super) fn write(&self, root: &Path) -> Result<()> {
         let path = root.join(RECORD_FILE);
         let text =

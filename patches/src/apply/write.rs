@@ -12,7 +12,6 @@ const LINK_HINT: &str = "writing through it would change files somewhere else: p
 
 /// A file before and after a change; `None`: the file does not exist.
 pub(super) struct FileChange {
-    /// Path relative to the root, separated by slashes.
     pub(super) path: String,
     pub(super) from: Option<Vec<u8>>,
     pub(super) to: Option<Vec<u8>>,
@@ -69,7 +68,6 @@ pub(super) fn file_inside(root: &Path, path: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Writes a file atomically; fails if the file exists.
 pub(super) fn place_new_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let folder = path.parent().unwrap_or(path);
     let placed = new_file(folder, bytes).and_then(|new| Ok(new.persist_noclobber(path)?));
@@ -148,7 +146,6 @@ fn new_file(folder: &Path, bytes: &[u8]) -> io::Result<tempfile::NamedTempFile> 
     Ok(new)
 }
 
-/// Syncs a folder's entries to disk.
 pub(super) fn sync_folder(folder: &Path) -> Result<()> {
     fs::File::open(folder).and_then(|opened| opened.sync_all()).map_err(io_error("syncing", folder))
 }

@@ -15,7 +15,6 @@ use crate::series::PatchSeries;
 use crate::set::PatchSet;
 use crate::tree::SourceTree;
 
-/// Author of the patches.
 const PATCH_AUTHOR: &str = "llama-warden <llama-warden@localhost>";
 /// Date of the patches, constant so that equal series have equal bytes.
 const PATCH_DATE: &str = "Thu, 1 Jan 1970 00:00:00 +0000";
@@ -46,7 +45,6 @@ pub struct PatchFile {
 /// With `only`, a single fix of the sets, the mail describes only that fix.
 ///
 /// # Errors
-///
 /// Fails if a patch cannot be formatted, which never happens for text files.
 pub fn export(
     series: &PatchSeries,
@@ -123,7 +121,6 @@ fn mail_head(
     text
 }
 
-/// The diffstat and the diffs.
 fn mail_body(edits: &TreeEdits) -> Result<Vec<u8>> {
     let mut stat = String::new();
     let mut diffs = Vec::new();

@@ -1,8 +1,6 @@
 //! The page for upstream about a patch: reason, effect, cost, and a table of measurements. All of it comes
 //! from the set; missing measurements are stated as such.
 
-use std::fmt::Write as _;
-
 use crate::judgement::{PatchStatus, SetJudgement};
 use crate::set::life::EvidenceKind;
 use crate::set::{PatchSet, SetFix};
@@ -16,12 +14,12 @@ pub fn rationale(
     tree: &dyn SourceTree,
 ) -> String {
     let meant: Vec<&SetFix> = set.fixes.iter().filter(|fix| only.is_none_or(|only| fix.id == only)).collect();
-    let mut text = String::new();
+    let mut text = Vec::new();
     let title = match (only, meant.as_slice()) {
         (Some(_), [fix]) => fix.title.clone(),
         _ => set.title.clone(),
     };
-    write_line(&mut text, format_args!("# {title}\n"));
+    text.push(format!("# {title}\n"));
     let status = match judgement.status {
         PatchStatus::Verified => "every piece of code that it depends on was reviewed in this version",
         PatchStatus::LocallyVerified => {
@@ -29,47 +27,44 @@ pub fn rationale(
         }
         _ => "some of the code that it depends on was not reviewed in this version",
     };
-    write_line(&mut text, format_args!("For llama.cpp, {}: {status}.", tree.revision()));
+    text.push(format!("For llama.cpp, {}: {status}.", tree.revision()));
     for fix in &meant {
         write_fix(&mut text, set, fix, judgement);
     }
-    write_line(&mut text, format_args!("\n## What changes\n"));
+    text.push("\n## What changes\n".to_owned());
     for edit in judgement.edits.iter().flat_map(|edits| &edits.0) {
         if edit.before.is_none() {
             let lines = edit.after.split_inclusive(|byte| *byte == b'\n').count();
-            write_line(&mut text, format_args!("- `{}`: new, {lines} lines", edit.path));
+            text.push(format!("- `{}`: new, {lines} lines", edit.path));
         }
         for one in &edit.inserted {
-            write_line(&mut text, format_args!("- `{}:{}`: `{}`", edit.path, one.line, one.text.trim()));
+            text.push(format!("- `{}:{}`: `{}`", edit.path, one.line, one.text.trim()));
         }
         if edit.before.is_some() && edit.inserted.is_empty() {
-            write_line(&mut text, format_args!("- `{}`: changed", edit.path));
+            text.push(format!("- `{}`: changed", edit.path));
         }
     }
     if let (Some(only), true) = (only, set.fixes.len() > 1) {
         let others: Vec<String> =
             set.fixes.iter().filter(|fix| fix.id != only).map(|fix| format!("`{}`", fix.id)).collect();
-        write_line(
-            &mut text,
-            format_args!(
-                "\nThe files are those of the whole set. What else is in them ({}) does nothing until its own variables are set; who wants this \
-                 fix alone has to take it out by hand.",
-                others.join(", ")
-            ),
-        );
+        text.push(format!(
+            "\nThe files are those of the whole set. What else is in them ({}) does nothing until its own \
+                 variables are set; who wants this fix alone has to take it out by hand.",
+            others.join(", ")
+        ));
     }
-    text
+    text.join("\n") + "\n"
 }
 
-fn write_fix(text: &mut String, set: &PatchSet, fix: &SetFix, judgement: &SetJudgement) {
-    write_line(text, format_args!("\n## `{}`: {}\n", fix.id, fix.title));
-    write_line(text, format_args!("- what is seen without it: {}", fix.symptom));
+fn write_fix(text: &mut Vec<String>, set: &PatchSet, fix: &SetFix, judgement: &SetJudgement) {
+    text.push(format!("\n## `{}`: {}\n", fix.id, fix.title));
+    text.push(format!("- what is seen without it: {}", fix.symptom));
     let found = judgement.fixes.iter().find(|found| found.fix == fix.id);
     if let Some(found) = found {
         let why = found.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
-        write_line(text, format_args!("- in this source: {}{why}", found.status));
+        text.push(format!("- in this source: {}{why}", found.status));
         if let Some(life) = &found.life {
-            write_line(text, format_args!("- here it is {}: {}", life.is.name(), life.reason()));
+            text.push(format!("- here it is {}: {}", life.is.name(), life.reason()));
         }
     }
     for (name, said) in [
@@ -79,28 +74,26 @@ fn write_fix(text: &mut String, set: &PatchSet, fix: &SetFix, judgement: &SetJud
         ("what upstream did", &fix.upstream.how),
     ] {
         if !said.is_empty() {
-            write_line(text, format_args!("- {name}: {said}"));
+            text.push(format!("- {name}: {said}"));
         }
     }
     for variable in &fix.variables {
         let default =
             variable.default.as_ref().map(|value| format!(", {value} is tried")).unwrap_or_default();
-        write_line(text, format_args!("- switched on by `{}`{default}: {}", variable.name, variable.text));
+        text.push(format!("- switched on by `{}`{default}: {}", variable.name, variable.text));
     }
     if !fix.references.is_empty() {
-        write_line(text, format_args!("- references: {}", fix.references.join(", ")));
+        text.push(format!("- references: {}", fix.references.join(", ")));
     }
     let measured =
         fix.life.iter().filter(|life| life.by == EvidenceKind::Measurement).count() + fix.evidence.len();
     if fix.life.is_empty() && fix.evidence.is_empty() {
-        write_line(text, format_args!("\nNothing was measured, and nothing is recorded of other revisions."));
+        text.push("\nNothing was measured, and nothing is recorded of other revisions.".to_owned());
         return;
     }
-    write_line(
-        text,
-        format_args!(
-            "\n| what | how it is known | revisions | hardware | how to see it again |\n|---|---|---|---|---|"
-        ),
+    text.push(
+        "\n| what | how it is known | revisions | hardware | how to see it again |\n|---|---|---|---|---|"
+            .to_owned(),
     );
     for life in &fix.life {
         let known = [life.by.name(), &life.commit].into_iter().filter(|part| !part.is_empty());
@@ -121,25 +114,19 @@ fn write_fix(text: &mut String, set: &PatchSet, fix: &SetFix, judgement: &SetJud
         write_row(text, [&one.effect, "measured", &one.build, &one.hardware, &command]);
     }
     if measured == 0 {
-        write_line(text, format_args!("\nNone of it was measured by us."));
+        text.push("\nNone of it was measured by us.".to_owned());
     } else {
-        write_line(
-            text,
-            format_args!(
-                "\nMeasured on the hardware and with the revisions that are named, and nowhere else. The commands are those of \
-                 llama-warden; `{}` is its patch set.",
+        text.push(format!(
+                "\nMeasured on the hardware and with the revisions that are named, and nowhere else. The commands \
+                 are those of llama-warden; `{}` is its patch set.",
                 set.id
             ),
         );
     }
 }
 
-fn write_row(text: &mut String, cells: [&str; 5]) {
+fn write_row(text: &mut Vec<String>, cells: [&str; 5]) {
     // An unescaped bar would end the cell.
     let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|").replace('\n', " ")).collect();
-    write_line(text, format_args!("| {} |", cells.join(" | ")));
-}
-
-fn write_line(text: &mut String, what: std::fmt::Arguments<'_>) {
-    let _infallible = writeln!(text, "{what}");
+    text.push(format!("| {} |", cells.join(" | ")));
 }

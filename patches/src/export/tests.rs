@@ -6,8 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::*;
 use crate::judgement::FixJudgement;
-use crate::revision::SourceRevision;
-use crate::tree::FolderTree;
+use crate::tree::{FolderTree, SourceRevision};
 
 const BEFORE: &str = "one\n\n\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine";
 

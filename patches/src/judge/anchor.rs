@@ -8,10 +8,8 @@ use crate::set::HookPosition;
 /// Keywords after which a statement does not end where the next one begins.
 const CONTROL_KEYWORDS: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
 
-/// Position for an inserted line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InsertPosition {
-    /// Offset of a line's beginning.
     pub(super) offset: usize,
     /// Offset of a byte in the adjacent line.
     pub(super) adjacent: usize,

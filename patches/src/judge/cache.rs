@@ -25,7 +25,6 @@ impl CachingJudge {
     /// Like [`judge`], without edits. Results are cached by the contents of all files that the set uses.
     ///
     /// # Errors
-    ///
     /// Fails if an existing file of the tree cannot be read.
     pub fn judge(&self, set: &PatchSet, tree: &dyn SourceTree) -> Result<Arc<SetJudgement>> {
         let key = cache_key(set, tree)?;
@@ -40,12 +39,6 @@ impl CachingJudge {
             lock().insert(key, Arc::clone(&judgement));
         }
         Ok(judgement)
-    }
-
-    /// Number of different trees judged, counted per set.
-    #[cfg(test)]
-    pub(super) fn judged(&self) -> usize {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 
@@ -73,7 +66,6 @@ fn cache_key(set: &PatchSet, tree: &dyn SourceTree) -> Result<Option<[u8; 32]>> 
     Ok(Some(hash.finalize().into()))
 }
 
-/// All paths that judging a set may read.
 fn judged_paths(set: &PatchSet) -> BTreeSet<String> {
     let mut all: BTreeSet<String> = super::place::named_files(set).into_iter().map(str::to_owned).collect();
     for sidecar in &set.sidecars {
@@ -81,4 +73,16 @@ fn judged_paths(set: &PatchSet) -> BTreeSet<String> {
         all.extend(files.iter().map(|file| sibling_path(file, &sidecar.file)));
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl CachingJudge {
+        /// Number of different trees judged, counted per set.
+        pub(in crate::judge) fn judged(&self) -> usize {
+            self.known.lock().unwrap_or_else(PoisonError::into_inner).len()
+        }
+    }
 }

@@ -4,29 +4,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::anchor::{self, InsertPosition};
-use super::edit::{HookInsertion, insert_lines};
 use super::place::{ResolvedPlace, ScannedFile, SourceReader, format_lines};
 use crate::error::Result;
-use crate::judgement::{FileEdit, JudgementReason, PatchStatus};
+use crate::judgement::{FileEdit, InsertedLine, JudgementReason, PatchStatus};
+use crate::marker::{marker, parse_marker};
 use crate::scan::{FoundContainer, MacroValue, ScannedSource, reached_errors};
 use crate::set::{HookPosition, PatchSet, SetHook, SetSidecar};
 
-/// Placed hooks of a set.
 #[derive(Default)]
 pub(super) struct PlacedHooks {
     set: String,
-    /// Files by path, with their insertions.
     files: BTreeMap<String, (Rc<ScannedSource>, Vec<HookInsertion>)>,
-    /// Path of each hook's file, placed or not.
     paths: BTreeMap<String, String>,
-    /// Ids of placed hooks.
     ids: BTreeSet<String>,
 }
 
 impl PlacedHooks {
-    /// Returns true if the hook is placed.
     pub(super) fn has(&self, hook: &str) -> bool {
         self.ids.contains(hook)
+    }
+
+    fn add(&mut self, hook: &SetHook, file: ScannedFile, spot: InsertPosition) {
+        let insertion = HookInsertion {
+            offset: spot.offset,
+            after: hook.at == HookPosition::After,
+            lines: hook.insert.clone(),
+            indent: indent(&file.source, spot.adjacent),
+            end: line_end(&file.source, spot.adjacent),
+            hook: hook.id.clone(),
+        };
+        self.files.entry(file.path).or_insert_with(|| (file.source, Vec::new())).1.push(insertion);
+        self.ids.insert(hook.id.clone());
     }
 
     pub(super) fn into_edits(self) -> Vec<FileEdit> {
@@ -38,7 +46,8 @@ impl PlacedHooks {
     }
 }
 
-/// Finds the position of every hook.
+type HookPlace = (ScannedFile, Option<FoundContainer>);
+
 pub(super) fn place_hooks(
     set: &PatchSet,
     reader: &SourceReader<'_>,
@@ -46,98 +55,83 @@ pub(super) fn place_hooks(
     let mut placed = PlacedHooks { set: set.id.clone(), ..PlacedHooks::default() };
     let mut reasons = Vec::new();
     for hook in &set.hooks {
-        let refused = |file: Option<&ScannedFile>, line: Option<usize>, text: String| JudgementReason {
-            status: PatchStatus::Refused,
-            part: format!("hook `{}`", hook.id),
-            fix: None,
-            file: file.map(|file| file.path.clone()),
-            line,
-            text,
-        };
-        let (file, found) = match reader.resolve(&hook.files, hook.container.as_ref())? {
-            ResolvedPlace::Whole(file) => (file, None),
-            ResolvedPlace::Containers(file, found) => match found.as_slice() {
-                [one] => (file, Some(one.clone())),
-                several => {
-                    let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
-                    let text = format!(
-                        "expected once, found {} times{}, in {}",
-                        at.len(),
-                        container_suffix(hook),
-                        format_lines(&at)
-                    );
-                    reasons.push(refused(Some(&file), at.first().copied(), text));
-                    placed.paths.insert(hook.id.clone(), file.path);
-                    continue;
+        let (file, found) = match find_place(set, hook, reader)? {
+            Ok(Some(place)) => place,
+            Ok(None) => continue,
+            Err(reason) => {
+                if let Some(file) = &reason.file {
+                    placed.paths.insert(hook.id.clone(), file.clone());
                 }
-            },
-            ResolvedPlace::NoFile => {
-                let hint = match &hook.container {
-                    Some(container) => reader.suggest_places(set, None, container)?,
-                    None => String::new(),
-                };
-                let text = format!("none of its files exists: {}{hint}", hook.files.join(", "));
-                reasons.push(refused(None, None, text));
-                continue;
-            }
-            ResolvedPlace::NoContainer(_) if hook.optional => continue,
-            ResolvedPlace::NoContainer(file) => {
-                let hint = match &hook.container {
-                    Some(container) => reader.suggest_places(set, Some(&file.path), container)?,
-                    None => String::new(),
-                };
-                reasons.push(refused(
-                    Some(&file),
-                    None,
-                    format!("not found{}{hint}", container_suffix(hook)),
-                ));
-                placed.paths.insert(hook.id.clone(), file.path);
-                continue;
-            }
-            ResolvedPlace::Unsure(file, line, why) => {
-                reasons.push(refused(Some(&file), Some(line), why));
-                placed.paths.insert(hook.id.clone(), file.path);
+                reasons.push(reason);
                 continue;
             }
         };
-        if let (Some(when), Some(found)) = (&hook.when, &found)
-            && !when.0.is_match(file.source.code().get(found.start..found.end).unwrap_or_default())
-        {
-            continue;
-        }
         placed.paths.insert(hook.id.clone(), file.path.clone());
         if let Some(line) = find_own_marker(set, &file.source) {
             let text = format!("a line of the set `{}` is here already: take it out first", set.id);
-            reasons.push(refused(Some(&file), Some(line), text));
+            reasons.push(refused_hook(hook, text).at(&file.path, Some(line)));
             continue;
         }
         match hook_position(hook, &file.source, found.as_ref()) {
             Ok(spot) => {
                 if let Some((line, text)) = unreviewed_conditional(set, hook, &file.source, spot) {
-                    reasons.push(JudgementReason {
-                        status: PatchStatus::Unverified,
-                        ..refused(Some(&file), Some(line), text)
-                    });
+                    let reason = refused_hook(hook, text).at(&file.path, Some(line));
+                    reasons.push(JudgementReason { status: PatchStatus::Unverified, ..reason });
                 }
-                let insertion = HookInsertion {
-                    offset: spot.offset,
-                    after: hook.at == HookPosition::After,
-                    lines: hook.insert.clone(),
-                    indent: indent(&file.source, spot.adjacent),
-                    end: line_end(&file.source, spot.adjacent),
-                    hook: hook.id.clone(),
-                };
-                let entry = placed.files.entry(file.path).or_insert_with(|| (file.source, Vec::new()));
-                entry.1.push(insertion);
-                placed.ids.insert(hook.id.clone());
+                placed.add(hook, file, spot);
             }
-            Err((line, text)) => reasons.push(refused(Some(&file), line, text)),
+            Err((line, text)) => reasons.push(refused_hook(hook, text).at(&file.path, line)),
         }
     }
     Ok((placed, reasons))
 }
 
-/// Suffix ``: function `f` `` for a hook with a container.
+fn refused_hook(hook: &SetHook, text: String) -> JudgementReason {
+    JudgementReason::new(PatchStatus::Refused, format!("hook `{}`", hook.id), text)
+}
+
+/// Finds a hook's file and container; `None` if the tree needs no such lines. The inner error is the reason
+/// why there is no unique place.
+fn find_place(
+    set: &PatchSet,
+    hook: &SetHook,
+    reader: &SourceReader<'_>,
+) -> Result<std::result::Result<Option<HookPlace>, JudgementReason>> {
+    let (file, found) = match reader.resolve(&hook.files, hook.container.as_ref())? {
+        ResolvedPlace::Whole(file) => (file, None),
+        ResolvedPlace::Containers(file, found) => match found.as_slice() {
+            [one] => (file, Some(one.clone())),
+            several => {
+                let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
+                let (count, suffix, lines) = (at.len(), container_suffix(hook), format_lines(&at));
+                let text = format!("expected once, found {count} times{suffix}, in {lines}");
+                return Ok(Err(refused_hook(hook, text).at(&file.path, at.first().copied())));
+            }
+        },
+        ResolvedPlace::NoFile => {
+            let hint = reader.suggest_places(set, None, hook.container.as_ref())?;
+            let text = format!("none of its files exists: {}{hint}", hook.files.join(", "));
+            return Ok(Err(refused_hook(hook, text)));
+        }
+        ResolvedPlace::NoContainer(_) if hook.optional => return Ok(Ok(None)),
+        ResolvedPlace::NoContainer(file) => {
+            let hint = reader.suggest_places(set, Some(&file.path), hook.container.as_ref())?;
+            let text = format!("not found{}{hint}", container_suffix(hook));
+            return Ok(Err(refused_hook(hook, text).at(&file.path, None)));
+        }
+        ResolvedPlace::Unsure(file, line, why) => {
+            return Ok(Err(refused_hook(hook, why).at(&file.path, Some(line))));
+        }
+    };
+    let is_needed = match (&hook.when, &found) {
+        (Some(when), Some(found)) => {
+            when.0.is_match(file.source.code().get(found.start..found.end).unwrap_or_default())
+        }
+        _ => true,
+    };
+    Ok(Ok(is_needed.then_some((file, found))))
+}
+
 fn container_suffix(hook: &SetHook) -> String {
     hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
 }
@@ -162,11 +156,10 @@ fn unreviewed_conditional(
     Some((source.line(spot.adjacent), text))
 }
 
-/// Number of the first line with a marker of this set.
 fn find_own_marker(set: &PatchSet, source: &ScannedSource) -> Option<usize> {
     source.comments().iter().find_map(|comment| {
         let text = std::str::from_utf8(source.raw().get(comment.clone())?).ok()?;
-        let (of, _) = crate::marker::parse_marker(text)?;
+        let (of, _) = parse_marker(text)?;
         (of == set.id).then(|| source.line(comment.start))
     })
 }
@@ -236,7 +229,8 @@ fn hook_position(
         several => {
             let at: Vec<usize> = several.iter().map(|(at, _)| source.line(*at)).collect();
             let text = format!(
-                "the anchor `{anchor}` is expected once{inside}, found: {}, in {}: make the anchor longer, or add a hook",
+                "the anchor `{anchor}` is expected once{inside}, found: {}, in {}: make the anchor longer, or \
+                 add a hook",
                 at.len(),
                 format_lines(&at)
             );
@@ -261,7 +255,6 @@ fn line_end(source: &ScannedSource, beside: usize) -> &'static [u8] {
     if line.ends_with(b"\r\n") { b"\r\n" } else { b"\n" }
 }
 
-/// Path of a file in the same folder as another one.
 pub(super) fn sibling_path(path: &str, file: &str) -> String {
     match path.rsplit_once('/') {
         Some((folder, _)) => format!("{folder}/{file}"),
@@ -283,14 +276,8 @@ pub(super) fn place_sidecars(
         let Some(hook) = placed.paths.get(&sidecar.beside) else { continue };
         let path = sibling_path(hook, &sidecar.file);
         if reader.tree().read(&path)?.is_some() {
-            reasons.push(JudgementReason {
-                status: PatchStatus::Refused,
-                part: format!("sidecar `{}`", sidecar.file),
-                fix: None,
-                file: Some(path),
-                line: None,
-                text: "a file of this name is there already".to_owned(),
-            });
+            let text = "a file of this name is there already".to_owned();
+            reasons.push(refused_sidecar(sidecar, text).at(&path, None));
             continue;
         }
         reasons.extend(sidecar_errors(set, sidecar, defines));
@@ -313,19 +300,19 @@ fn sidecar_errors(set: &PatchSet, sidecar: &SetSidecar, defines: &[String]) -> V
             MacroValue::Unknown
         }
     };
-    let reason = |line, said| JudgementReason {
-        status: PatchStatus::Refused,
-        part: format!("sidecar `{}`", sidecar.file),
-        fix: None,
-        file: None,
-        line: None,
-        text: format!("it does not compile with what the probes find here: its line {line} says: {said}"),
+    let reason = |line, said| {
+        let text =
+            format!("it does not compile with what the probes find here: its line {line} says: {said}");
+        refused_sidecar(sidecar, text)
     };
     let source = ScannedSource::new(sidecar.content.clone());
     reached_errors(&source, &known).into_iter().map(|met| reason(met.line, met.text)).collect()
 }
 
-/// Content of a sidecar with the probes' macros.
+fn refused_sidecar(sidecar: &SetSidecar, text: String) -> JudgementReason {
+    JudgementReason::new(PatchStatus::Refused, format!("sidecar `{}`", sidecar.file), text)
+}
+
 fn render_sidecar(set: &str, content: &[u8], defines: &[String]) -> Vec<u8> {
     let defines: String = defines.iter().flat_map(|define| ["#define ", define, " 1\n"]).collect();
     let head = format!(
@@ -333,4 +320,45 @@ fn render_sidecar(set: &str, content: &[u8], defines: &[String]) -> Vec<u8> {
          // llama-warden {set}: end of what its probes found\n"
     );
     [head.as_bytes(), content].concat()
+}
+
+#[derive(Clone, Debug)]
+struct HookInsertion {
+    /// Offset in the unchanged file: the beginning of a line.
+    offset: usize,
+    /// The insertion belongs to the line above, and precedes insertions at the same offset that belong to the
+    /// line below.
+    after: bool,
+    lines: Vec<String>,
+    indent: Vec<u8>,
+    end: &'static [u8],
+    hook: String,
+}
+
+/// The file with all insertions; those at the same position keep the order of the set.
+fn insert_lines(set: &str, path: &str, raw: &[u8], mut insertions: Vec<HookInsertion>) -> FileEdit {
+    insertions.sort_by_key(|insertion| (insertion.offset, !insertion.after));
+    let mut after = Vec::with_capacity(raw.len() + 256 * insertions.len());
+    let mut inserted = Vec::new();
+    let mut line = 1;
+    let mut done = 0;
+    for insertion in insertions {
+        let kept = raw.get(done..insertion.offset).unwrap_or_default();
+        line += kept.split(|byte| *byte == b'\n').count() - 1;
+        after.extend_from_slice(kept);
+        done = insertion.offset;
+        for text in &insertion.lines {
+            let text = format!(
+                "{}{text} {}",
+                String::from_utf8_lossy(&insertion.indent),
+                marker(set, &insertion.hook)
+            );
+            after.extend_from_slice(text.as_bytes());
+            after.extend_from_slice(insertion.end);
+            inserted.push(InsertedLine { line, text, hook: insertion.hook.clone() });
+            line += 1;
+        }
+    }
+    after.extend_from_slice(raw.get(done..).unwrap_or_default());
+    FileEdit { path: path.to_owned(), before: Some(raw.to_vec()), after, inserted }
 }

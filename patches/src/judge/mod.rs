@@ -13,12 +13,10 @@
 mod anchor;
 mod cache;
 mod diff;
-mod edit;
 mod hooks;
 mod place;
 mod probes;
 mod seams;
-mod status;
 #[cfg(test)]
 mod tests;
 
@@ -30,12 +28,11 @@ use std::collections::BTreeSet;
 use place::SourceReader;
 
 use crate::error::Result;
-use crate::judgement::{JudgementReason, PatchStatus, SetJudgement, TreeEdits};
+use crate::judgement::{FixJudgement, JudgementReason, PatchStatus, SetJudgement, TreeEdits};
 use crate::set::PatchSet;
 use crate::set::life::{FixStanding, InspectedRevision, LifeState};
 use crate::tree::{OverlayTree, SourceTree};
 
-/// State of each fix in a tree, in the set's order.
 fn fix_states(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Vec<Option<FixStanding>> {
     let looked = InspectedRevision { build, probes: Some(hold) };
     set.fixes.iter().map(|fix| FixStanding::from_life(&fix.life, &looked)).collect()
@@ -49,14 +46,9 @@ fn harmful_fixes<'a>(
 ) -> impl Iterator<Item = JudgementReason> + 'a {
     set.fixes.iter().zip(lives).filter_map(|(fix, life)| {
         let life = life.as_ref().filter(|life| life.is == LifeState::Harmful && life.by_source)?;
-        Some(JudgementReason {
-            status: PatchStatus::Refused,
-            part: format!("fix `{}`", fix.id),
-            fix: Some(fix.id.clone()),
-            file: None,
-            line: None,
-            text: format!("it is harmful here: {}", life.reason()),
-        })
+        let text = format!("it is harmful here: {}", life.reason());
+        let reason = JudgementReason::new(PatchStatus::Refused, format!("fix `{}`", fix.id), text);
+        Some(JudgementReason { fix: Some(fix.id.clone()), ..reason })
     })
 }
 
@@ -66,10 +58,9 @@ fn harmful_fixes<'a>(
 /// are ignored and preserved.
 ///
 /// # Errors
-///
 /// Fails if an existing file of the tree cannot be read.
 pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
-    let mut diffs = edit::MergedEdits::default();
+    let mut all = TreeEdits::default();
     let mut reasons = Vec::new();
     let mut below = OverlayTree::new(tree);
     let mut outside = Vec::new();
@@ -81,7 +72,7 @@ pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
         reasons.extend(other);
         if let Some(edits) = placed.edits {
             below.add(&edits);
-            diffs.add(edits);
+            all.merge(edits);
         }
     }
     // A diff for other revisions is normal among several; a set of only such diffs is not applicable.
@@ -91,7 +82,7 @@ pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
     // Seams and probes describe unmodified upstream; hooks apply to the result of the diffs.
     let plain = SourceReader::new(tree);
     let patched = SourceReader::new(&below);
-    let reader = if diffs.is_empty() { &plain } else { &patched };
+    let reader = if all.0.is_empty() { &plain } else { &patched };
     let (placed, unplaced) = hooks::place_hooks(set, reader)?;
     let asked = probes::evaluate_probes(set, &plain, &placed)?;
     reasons.extend(asked.reasons);
@@ -102,15 +93,65 @@ pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
     reasons.extend(unplaced);
     let (sidecars, found) = hooks::place_sidecars(set, reader, &placed, &asked.defines)?;
     reasons.extend(found);
-    let (status, mut fixes) = status::combine_reasons(set, &mut reasons);
+    let (status, mut fixes) = combine_reasons(set, &mut reasons);
     for (fix, life) in fixes.iter_mut().zip(lives) {
         fix.life = life;
     }
     let edits = matches!(status, PatchStatus::Verified | PatchStatus::Unverified).then(|| {
-        diffs.add(TreeEdits(placed.into_edits()));
-        diffs.add(TreeEdits(sidecars));
-        diffs.into_edits()
+        all.merge(TreeEdits(placed.into_edits()));
+        all.merge(TreeEdits(sidecars));
+        all
     });
     let placed = edits.as_ref().map(crate::prove::placed_hash).unwrap_or_default();
     Ok(SetJudgement { set: set.id.clone(), status, reasons, fixes, edits, seams, placed, proof: None })
+}
+
+/// The status of a set and of its fixes. Sorts the reasons, the deciding ones first.
+fn combine_reasons(set: &PatchSet, reasons: &mut [JudgementReason]) -> (PatchStatus, Vec<FixJudgement>) {
+    let of_set: Vec<&JudgementReason> = reasons.iter().filter(|reason| reason.fix.is_none()).collect();
+    let mut status = worst(&of_set);
+    let own: Vec<(PatchStatus, Option<String>)> = set
+        .fixes
+        .iter()
+        .map(|fix| {
+            let about: Vec<&JudgementReason> =
+                reasons.iter().filter(|reason| reason.fix.as_deref() == Some(&fix.id)).collect();
+            let status = worst(&about);
+            let why = about.iter().find(|reason| reason.status == status).map(ToString::to_string);
+            (status, why)
+        })
+        .collect();
+    // No fix is left that would justify applying the set.
+    if !own.is_empty() && !is_final(status) && own.iter().all(|(status, _)| *status != PatchStatus::Verified)
+    {
+        status = own.iter().map(|(status, _)| *status).max().unwrap_or(status);
+    }
+    let set_why = of_set.iter().find(|reason| reason.status == status).map(ToString::to_string);
+    let fixes = set
+        .fixes
+        .iter()
+        .zip(own)
+        .map(|(fix, (own, why))| {
+            let (status, reason) = if own == PatchStatus::Verified || is_final(status) {
+                (status, set_why.clone())
+            } else {
+                (own, why)
+            };
+            FixJudgement { fix: fix.id.clone(), status, reason, life: None }
+        })
+        .collect();
+    reasons.sort_by_key(|reason| {
+        (reason.fix.is_some(), reason.status != status, std::cmp::Reverse(reason.status))
+    });
+    (status, fixes)
+}
+
+/// Returns true for statuses with nothing to do, so that no other status matters.
+fn is_final(status: PatchStatus) -> bool {
+    matches!(status, PatchStatus::NotApplicable | PatchStatus::Superseded)
+}
+
+fn worst(reasons: &[&JudgementReason]) -> PatchStatus {
+    let all = || reasons.iter().map(|reason| reason.status);
+    all().filter(|status| is_final(*status)).max().or_else(|| all().max()).unwrap_or(PatchStatus::Verified)
 }

@@ -5,14 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use crate::error::Result;
-use crate::scan::CodeContainer;
-use crate::scan::{ContainerSearch, FoundContainer, ScannedSource};
+use crate::scan::{CodeContainer, ContainerSearch, FoundContainer, ScannedSource};
 use crate::set::PatchSet;
 use crate::tree::SourceTree;
 
 /// Minimum similarity of a suggested name; 1.0 is equal.
 const MIN_SIMILARITY: f64 = 0.88;
-/// Maximum number of suggested names.
 const MAX_SUGGESTIONS: usize = 3;
 /// Advice if a container is in none of the files.
 const MOVED_HINT: &str = "look where it went: a new file belongs into `files`, a new name into `container`";
@@ -23,21 +21,17 @@ pub(super) struct SourceReader<'a> {
     files: RefCell<BTreeMap<String, Option<Rc<ScannedSource>>>>,
 }
 
-/// A scanned file of the tree.
 #[derive(Clone)]
 pub(super) struct ScannedFile {
     pub(super) path: String,
     pub(super) source: Rc<ScannedSource>,
 }
 
-/// Result of resolving a place.
 pub(super) enum ResolvedPlace {
     Whole(ScannedFile),
     /// Definitions of the container, at least one.
     Containers(ScannedFile, Vec<FoundContainer>),
-    /// None of the files exists.
     NoFile,
-    /// The file exists without the container.
     NoContainer(ScannedFile),
     /// The scanner is unsure from this line on, with the reason.
     Unsure(ScannedFile, usize, String),
@@ -70,13 +64,7 @@ impl<'a> SourceReader<'a> {
         files: &[String],
         container: Option<&CodeContainer>,
     ) -> Result<ResolvedPlace> {
-        let mut first = None;
-        for path in files {
-            first = self.file(path)?;
-            if first.is_some() {
-                break;
-            }
-        }
+        let first = files.iter().find_map(|path| self.file(path).transpose()).transpose()?;
         let Some(file) = first else { return Ok(ResolvedPlace::NoFile) };
         let Some(container) = container else { return Ok(ResolvedPlace::Whole(file)) };
         Ok(match file.source.find(container) {
@@ -86,15 +74,17 @@ impl<'a> SourceReader<'a> {
         })
     }
 
-    /// Other possible places of a container that is missing in `path`, as the end of a sentence; may be
-    /// empty.
+    /// Other possible places of a container that is missing in `path`, as the end of a sentence; empty
+    /// without a container.
     pub(super) fn suggest_places(
         &self,
         set: &PatchSet,
         path: Option<&str>,
-        container: &CodeContainer,
+        container: Option<&CodeContainer>,
     ) -> Result<String> {
-        let mut hints = Vec::new();
+        let Some(container) = container else { return Ok(String::new()) };
+        // Each hint is preceded by `; `.
+        let mut hints = vec![String::new()];
         for other in named_files(set) {
             if Some(other) == path {
                 continue;
@@ -118,13 +108,10 @@ impl<'a> SourceReader<'a> {
         if !hints.iter().any(|hint| hint.starts_with("it is in ")) {
             hints.push(MOVED_HINT.to_owned());
         }
-        // Each hint is preceded by `; `.
-        hints.insert(0, String::new());
         Ok(hints.join("; "))
     }
 }
 
-/// All files that a set names, sorted.
 pub(super) fn named_files(set: &PatchSet) -> BTreeSet<&str> {
     let hooks = set.hooks.iter().flat_map(|hook| &hook.files);
     let probes = set.probes.iter().flat_map(|probe| &probe.files);

@@ -1,30 +1,24 @@
 //! Evaluates probes by counting their matches.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::hooks::PlacedHooks;
-use super::place::{ResolvedPlace, SourceReader, format_lines};
+use super::place::{ResolvedPlace, ScannedFile, SourceReader, format_lines};
 use crate::error::Result;
 use crate::judgement::{JudgementReason, PatchStatus};
-use crate::scan::CodeContainer;
-use crate::scan::ContainerSearch;
+use crate::scan::{CodeContainer, ContainerSearch};
 use crate::set::{PatchSet, ProbeConsequence, SetProbe};
 
-/// Maximum number of lines mentioned.
 const MAX_SHOWN_LINES: usize = 4;
 
-/// Results of a set's probes in a tree.
 #[derive(Default)]
 pub(super) struct ProbeResults {
-    /// Macros of the probes that hold.
     pub(super) defines: Vec<String>,
-    /// Ids of the probes that hold.
     pub(super) hold: BTreeSet<String>,
-    /// Reasons given by the probes that do not hold.
     pub(super) reasons: Vec<JudgementReason>,
 }
 
-/// Evaluates all probes. `placed`: the placed hooks.
 pub(super) fn evaluate_probes(
     set: &PatchSet,
     reader: &SourceReader<'_>,
@@ -57,21 +51,19 @@ fn skipped_containers<'a>(
     all
 }
 
+/// Returns the reason why a probe does not hold; `None` if it holds.
 fn evaluate_probe(
     set: &PatchSet,
     probe: &SetProbe,
     reader: &SourceReader<'_>,
     placed: &PlacedHooks,
 ) -> Result<Option<JudgementReason>> {
-    let reason = |status, file: Option<String>, line, text| {
-        Some(JudgementReason {
-            status,
-            part: format!("probe `{}`", probe.id),
-            fix: probe.fix.clone(),
-            file,
-            line,
-            text,
-        })
+    let reason = |status, text: String| {
+        let reason = JudgementReason::new(status, format!("probe `{}`", probe.id), text);
+        JudgementReason { fix: probe.fix.clone(), ..reason }
+    };
+    let unsure = |file: &ScannedFile, line: Option<usize>, text: String| {
+        Ok(Some(reason(PatchStatus::Refused, text).at(&file.path, line)))
     };
     let failed = match probe.on_fail {
         ProbeConsequence::NotApplicable => PatchStatus::NotApplicable,
@@ -80,20 +72,8 @@ fn evaluate_probe(
     };
     let (least, most) = probe.bounds();
     let holds = |count: usize| (least..=most).contains(&count);
-    let expected = match (least, most) {
-        (_, 0) => "not to be there".to_owned(),
-        (least, most) if least == most => format!("{} exactly", format_count(least)),
-        (least, usize::MAX) => format!("at least {}", format_count(least)),
-        (0, most) => format!("at most {}", format_count(most)),
-        (least, most) => format!("{least} to {}", format_count(most)),
-    };
-    let mut inside = probe.container.as_ref().map(|container| format!(" in {container}")).unwrap_or_default();
     let outside = skipped_containers(set, probe, placed);
-    if !outside.is_empty() {
-        let names: Vec<&str> = outside.iter().map(|container| container.name.as_str()).collect();
-        inside = format!(" outside of {}", names.join(", "));
-    }
-    let expected = format!("`{}` is expected {expected}{inside}", probe.pattern);
+    let expected = describe_expectation(probe, &outside);
     let (file, found) = match reader.resolve(&probe.files, probe.container.as_ref())? {
         ResolvedPlace::Whole(file) => (file, None),
         ResolvedPlace::Containers(file, found) => match found.as_slice() {
@@ -101,53 +81,40 @@ fn evaluate_probe(
             several => {
                 let at: Vec<usize> = several.iter().map(|found| file.source.line(found.start)).collect();
                 let text = format!("{expected}; there are {} of that, in {}", at.len(), format_lines(&at));
-                return Ok(reason(PatchStatus::Refused, Some(file.path), at.first().copied(), text));
+                return unsure(&file, at.first().copied(), text);
             }
         },
         ResolvedPlace::Unsure(file, line, why) => {
-            return Ok(reason(
-                PatchStatus::Refused,
-                Some(file.path),
-                Some(line),
-                format!("{expected}; {why}"),
-            ));
+            return unsure(&file, Some(line), format!("{expected}; {why}"));
         }
         ResolvedPlace::NoFile | ResolvedPlace::NoContainer(_) if holds(0) => return Ok(None),
         ResolvedPlace::NoFile => {
             let text =
                 format!("{expected}; none of its files exists: {}; {}", probe.files.join(", "), probe.why);
-            return Ok(reason(failed, None, None, text));
+            return Ok(Some(reason(failed, text)));
         }
         ResolvedPlace::NoContainer(file) => {
-            let hint = match &probe.container {
-                Some(container) => reader.suggest_places(set, Some(&file.path), container)?,
-                None => String::new(),
-            };
+            let hint = reader.suggest_places(set, Some(&file.path), probe.container.as_ref())?;
             let text = format!("{expected}, which is not there{hint}; {}", probe.why);
-            return Ok(reason(failed, Some(file.path), None, text));
+            return Ok(Some(reason(failed, text).at(&file.path, None)));
         }
     };
     let code = file.source.code();
-    let (start, end) = found.as_ref().map_or((0, code.len()), |found| (found.start, found.end));
-    let text = code.get(start..end).unwrap_or_default();
     if let Some(finds) = probe.finds.as_ref().filter(|finds| !finds.0.is_match(code)) {
         let text = format!("it can find nothing here: `{finds}` is not in the file any more; {}", probe.why);
-        return Ok(reason(failed, Some(file.path), None, text));
+        return Ok(Some(reason(failed, text).at(&file.path, None)));
     }
-    let mut left_out: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut left_out: Vec<Range<usize>> = Vec::new();
     for container in outside {
         match file.source.find(container) {
             ContainerSearch::All(found) => left_out.extend(found.iter().map(|found| found.start..found.end)),
             ContainerSearch::Unsure { line, why } => {
-                return Ok(reason(
-                    PatchStatus::Refused,
-                    Some(file.path),
-                    Some(line),
-                    format!("{expected}; {why}"),
-                ));
+                return unsure(&file, Some(line), format!("{expected}; {why}"));
             }
         }
     }
+    let (start, end) = found.as_ref().map_or((0, code.len()), |found| (found.start, found.end));
+    let text = code.get(start..end).unwrap_or_default();
     let matches = probe.pattern.0.find_iter(text).map(|found| start + found.start());
     let at: Vec<usize> = matches
         .filter(|place| !left_out.iter().any(|range| range.contains(place)))
@@ -156,15 +123,37 @@ fn evaluate_probe(
     if holds(at.len()) {
         return Ok(None);
     }
-    let found_at = match at.len() {
-        0 => "found: none".to_owned(),
-        count if count > MAX_SHOWN_LINES => {
-            format!("found: {count}, first in line {}", at.first().copied().unwrap_or(0))
-        }
-        count => format!("found: {count}, in {}", format_lines(&at)),
-    };
     let line = at.last().copied().or(found.map(|found| file.source.line(found.start)));
-    Ok(reason(failed, Some(file.path.clone()), line, format!("{expected}; {found_at}; {}", probe.why)))
+    let text = format!("{expected}; found: {}; {}", describe_matches(&at), probe.why);
+    Ok(Some(reason(failed, text).at(&file.path, line)))
+}
+
+/// Describes how often a probe's pattern is expected, and where. `outside`: the containers that it skips.
+fn describe_expectation(probe: &SetProbe, outside: &[&CodeContainer]) -> String {
+    let count = match probe.bounds() {
+        (_, 0) => "not to be there".to_owned(),
+        (least, most) if least == most => format!("{} exactly", format_count(least)),
+        (least, usize::MAX) => format!("at least {}", format_count(least)),
+        (0, most) => format!("at most {}", format_count(most)),
+        (least, most) => format!("{least} to {}", format_count(most)),
+    };
+    let place = match &probe.container {
+        _ if !outside.is_empty() => {
+            let names: Vec<&str> = outside.iter().map(|container| container.name.as_str()).collect();
+            format!(" outside of {}", names.join(", "))
+        }
+        Some(container) => format!(" in {container}"),
+        None => String::new(),
+    };
+    format!("`{}` is expected {count}{place}", probe.pattern)
+}
+
+fn describe_matches(lines: &[usize]) -> String {
+    match lines {
+        [] => "none".to_owned(),
+        [first, ..] if lines.len() > MAX_SHOWN_LINES => format!("{}, first in line {first}", lines.len()),
+        lines => format!("{}, in {}", lines.len(), format_lines(lines)),
+    }
 }
 
 fn format_count(count: usize) -> String {

@@ -10,21 +10,17 @@ use crate::set::fingerprints::{ABSENT_HASH, KnownVersion};
 use crate::set::{PatchSet, SetSeam};
 use crate::tree::SourceTree;
 
-/// Maximum number of new pieces shown.
 const MAX_SHOWN_PIECES: usize = 3;
-/// Maximum characters shown of a piece.
 const MAX_PIECE_CHARS: usize = 64;
 
 /// The set's seams in a tree, in the set's order.
 ///
 /// # Errors
-///
 /// Fails if an existing file of the tree cannot be read.
 pub fn fingerprint(set: &PatchSet, tree: &dyn SourceTree) -> Result<Vec<SeamSeen>> {
     compare_seams(set, &SourceReader::new(tree)).map(|(seen, _)| seen)
 }
 
-/// Returns the seams, and the reasons for those with an unknown version.
 pub(super) fn compare_seams(
     set: &PatchSet,
     reader: &SourceReader<'_>,
@@ -44,57 +40,30 @@ fn compare_seam(
     seam: &SetSeam,
     reader: &SourceReader<'_>,
 ) -> Result<(Option<SeamSeen>, Option<JudgementReason>)> {
-    let known = set.fingerprints.versions(&seam.id);
-    let reason = |status, file: Option<&str>, line, text| {
-        Some(JudgementReason {
-            status,
-            part: format!("seam `{}`", seam.id),
-            fix: None,
-            file: file.map(str::to_owned),
-            line,
-            text,
-        })
-    };
-    let label =
-        |hash: &str| known.iter().find(|version| version.hash == hash).map(|version| version.label.clone());
-    let absent = |file: Option<&str>| SeamSeen {
-        seam: seam.id.clone(),
-        file: file.map(str::to_owned),
-        lines: None,
-        hash: ABSENT_HASH.to_owned(),
-        statements: Vec::new(),
-        known: label(ABSENT_HASH).or_else(|| seam.optional.then(|| ABSENT_HASH.to_owned())),
-    };
+    let reason = |status, text: String| JudgementReason::new(status, format!("seam `{}`", seam.id), text);
     let (file, found) = match reader.resolve(&seam.files, Some(&seam.container))? {
         ResolvedPlace::Containers(file, found) => (file, found),
         ResolvedPlace::NoFile => {
-            let seen = absent(None);
-            let missing = if seen.known.is_some() {
-                None
-            } else {
-                let hint = reader.suggest_places(set, None, &seam.container)?;
-                let text = format!(
-                    "none of the files of {} exists: {}{hint}",
-                    seam.container,
-                    seam.files.join(", ")
-                );
-                reason(PatchStatus::Unverified, None, None, text)
-            };
-            return Ok((Some(seen), missing));
+            let seen = absent_seam(set, seam, None);
+            if seen.known.is_some() {
+                return Ok((Some(seen), None));
+            }
+            let hint = reader.suggest_places(set, None, Some(&seam.container))?;
+            let (container, files) = (&seam.container, seam.files.join(", "));
+            let text = format!("none of the files of {container} exists: {files}{hint}");
+            return Ok((Some(seen), Some(reason(PatchStatus::Unverified, text))));
         }
         ResolvedPlace::NoContainer(file) => {
-            let seen = absent(Some(&file.path));
-            let missing = if seen.known.is_some() {
-                None
-            } else {
-                let hint = reader.suggest_places(set, Some(&file.path), &seam.container)?;
-                let text = format!("{} is not there{hint}", seam.container);
-                reason(PatchStatus::Unverified, Some(&file.path), None, text)
-            };
-            return Ok((Some(seen), missing));
+            let seen = absent_seam(set, seam, Some(&file.path));
+            if seen.known.is_some() {
+                return Ok((Some(seen), None));
+            }
+            let hint = reader.suggest_places(set, Some(&file.path), Some(&seam.container))?;
+            let text = format!("{} is not there{hint}", seam.container);
+            return Ok((Some(seen), Some(reason(PatchStatus::Unverified, text).at(&file.path, None))));
         }
         ResolvedPlace::Unsure(file, line, why) => {
-            return Ok((None, reason(PatchStatus::Refused, Some(&file.path), Some(line), why)));
+            return Ok((None, Some(reason(PatchStatus::Refused, why).at(&file.path, Some(line)))));
         }
         ResolvedPlace::Whole(_) => return Ok((None, None)),
     };
@@ -107,33 +76,48 @@ fn compare_seam(
             found.len(),
             format_lines(&starts)
         );
-        return Ok((None, reason(PatchStatus::Refused, Some(&file.path), starts.first().copied(), text)));
+        return Ok((None, Some(reason(PatchStatus::Refused, text).at(&file.path, starts.first().copied()))));
     }
     let pieces: Vec<CodePiece> = found.iter().flat_map(|found| container_pieces(source, found)).collect();
     let hash = hash_containers(source, &found);
-    let span =
-        found.first().map(|found| (source.line(found.start), source.line(found.end.saturating_sub(1))));
+    let first = found.first();
     let seen = SeamSeen {
         seam: seam.id.clone(),
         file: Some(file.path.clone()),
-        lines: span,
-        known: label(&hash),
+        lines: first.map(|found| (source.line(found.start), source.line(found.end.saturating_sub(1)))),
+        known: known_label(set, seam, &hash),
         hash,
         statements: pieces.iter().map(|piece| piece.hash.clone()).collect(),
     };
     if seen.known.is_some() {
         return Ok((Some(seen), None));
     }
-    let (line, change) = describe_difference(&pieces, known);
-    let condition = found.first().and_then(|found| source.conditions(found.start).last());
+    let (line, change) = describe_difference(&pieces, set.fingerprints.versions(&seam.id));
+    let condition = first.and_then(|found| source.conditions(found.start).last());
     let condition = condition.map(|text| format!(", only compiled under `{text}`")).unwrap_or_default();
     let text = format!(
         "{} is a version that nobody has looked at ({}{condition}){change}",
         seam.container, seen.hash
     );
-    let unknown =
-        reason(PatchStatus::Unverified, Some(&file.path), line.or(span.map(|(first, _)| first)), text);
-    Ok((Some(seen), unknown))
+    let line = line.or(seen.lines.map(|(first, _)| first));
+    Ok((Some(seen), Some(reason(PatchStatus::Unverified, text).at(&file.path, line))))
+}
+
+fn known_label(set: &PatchSet, seam: &SetSeam, hash: &str) -> Option<String> {
+    let versions = set.fingerprints.versions(&seam.id);
+    versions.iter().find(|version| version.hash == hash).map(|version| version.label.clone())
+}
+
+fn absent_seam(set: &PatchSet, seam: &SetSeam, file: Option<&str>) -> SeamSeen {
+    let known = known_label(set, seam, ABSENT_HASH);
+    SeamSeen {
+        seam: seam.id.clone(),
+        file: file.map(str::to_owned),
+        lines: None,
+        hash: ABSENT_HASH.to_owned(),
+        statements: Vec::new(),
+        known: known.or_else(|| seam.optional.then(|| ABSENT_HASH.to_owned())),
+    }
 }
 
 /// Describes the difference to the nearest known version: returns the line of the first new piece, and a text

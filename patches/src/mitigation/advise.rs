@@ -1,11 +1,5 @@
 //! Matches observations of a server against known leaks, and suggests untried mitigations.
 //!
-//! ```text
-//!  ServerObservations (growing memory, blamed unit, build, backend, command) ───┐
-//!                                                                               ├──> LeakAdvice, the likeliest first
-//!  signs of each leak in patches/mitigations.toml ──────────────────────────────┘
-//! ```
-//!
 //! Pure functions. A known build or backend without a leak rules the leak out; an unknown one makes it less
 //! likely. An active mitigation rules out the leaks that it cures, and is never suggested again.
 
@@ -14,7 +8,7 @@ use serde::Serialize;
 use super::catalogue::MitigationCatalogue;
 use super::entry::{LeakMemory, MitigationAction, MitigationEntry};
 use super::leak::{KnownLeak, LeakSign};
-use super::load::parse_build_number;
+use crate::builds::{in_range, parse_build};
 use crate::set::life::{FixStanding, LifeState};
 
 /// Observations of a server.
@@ -77,13 +71,11 @@ const UNEXPLAINED_GROWTH_FACTOR: f64 = 0.6;
 const UNKNOWN_BUILD_FACTOR: f64 = 0.8;
 /// Factor for an unknown build if the leak has a last build: most users run newer builds.
 const MAYBE_FIXED_FACTOR: f64 = 0.3;
-/// Factor for an unknown backend.
 const UNKNOWN_BACKEND_FACTOR: f64 = 0.8;
 /// Factor for an unknown backend if the leak's backend is rare.
 const RARE_BACKEND_FACTOR: f64 = 0.4;
 
 impl LeakAdvice {
-    /// Likelihood as a word.
     fn likelihood(&self) -> &'static str {
         match self.confidence {
             0.7.. => "likely",
@@ -145,7 +137,7 @@ impl MitigationCatalogue {
                     advice.mitigations.push(id.clone());
                 }
             } else if let Some(build) = &cure.upgrade {
-                let has = seen.build.zip(parse_build_number(build)).is_some_and(|(own, first)| own >= first);
+                let has = seen.build.zip(parse_build(build)).is_some_and(|(own, first)| own >= first);
                 if !has {
                     advice.others.push(cure.to_string());
                 }
@@ -158,13 +150,10 @@ impl MitigationCatalogue {
 
     /// Likelihood of the leak by one of its signs; `None` if excluded.
     fn match_sign(&self, leak: &KnownLeak, sign: &LeakSign, seen: &ServerObservations) -> Option<f64> {
-        let (first, last) = (parse_build_number(&leak.first), parse_build_number(&leak.last));
         let excluded = !sign.grows.iter().all(|memory| seen.growing.contains(memory))
             || sign.still.iter().any(|memory| seen.growing.contains(memory))
             || seen.backend.as_ref().is_some_and(|backend| !leak.is_for(backend))
-            || seen.build.is_some_and(|build| {
-                first.is_some_and(|first| build < first) || last.is_some_and(|last| build > last)
-            })
+            || seen.build.is_some_and(|build| !in_range(build, &leak.first, &leak.last))
             || sign.unless.iter().filter_map(|id| self.mitigation(id)).any(|entry| is_active(entry, seen))
             || !(sign.flags.is_empty() || sign.flags.iter().any(|flag| is_given(flag, &seen.args)));
         if excluded {
@@ -179,11 +168,13 @@ impl MitigationCatalogue {
         if seen.growing.iter().any(|memory| !sign.grows.contains(memory)) {
             confidence *= UNEXPLAINED_GROWTH_FACTOR;
         }
-        confidence *= match (seen.build, first, last) {
-            (None, _, Some(_)) => MAYBE_FIXED_FACTOR,
-            (None, Some(_), None) => UNKNOWN_BUILD_FACTOR,
-            _ => 1.0,
-        };
+        if seen.build.is_none() {
+            confidence *= match (parse_build(&leak.first), parse_build(&leak.last)) {
+                (_, Some(_)) => MAYBE_FIXED_FACTOR,
+                (Some(_), None) => UNKNOWN_BUILD_FACTOR,
+                (None, None) => 1.0,
+            };
+        }
         if seen.backend.is_none() && !leak.backends.is_empty() {
             confidence *= if leak.is_for("cuda") { UNKNOWN_BACKEND_FACTOR } else { RARE_BACKEND_FACTOR };
         }
@@ -202,7 +193,6 @@ fn unblamed_factor(sign: &LeakSign, images: bool) -> Option<f64> {
     }
 }
 
-/// Returns true if the arguments contain the words of a flag in sequence.
 fn is_given(flag: &str, args: &[String]) -> bool {
     let words: Vec<&str> = flag.split(' ').collect();
     args.windows(words.len()).any(|given| given == words)

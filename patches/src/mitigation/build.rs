@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use super::catalogue::MitigationCatalogue;
 use super::entry::{MitigationAction, MitigationEntry};
-use super::load::parse_build_number;
 use super::resolve::{BuildNeed, MitigationEffect};
 use crate::binary::{TextPresence, find_text};
+use crate::builds::{format_range, in_range, parse_build};
 use crate::error::Result;
 use crate::set::SetFix;
 use crate::set::life::{FixStanding, LifeState};
@@ -40,7 +40,6 @@ pub struct ProvenanceFacts {
 }
 
 impl ProvenanceFacts {
-    /// Value of a cmake option, if it was set.
     fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().rev().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
     }
@@ -76,7 +75,6 @@ impl BuildFacts {
         mitigation.state_in(self.number, seen.unwrap_or_default())
     }
 
-    /// Name of the build in messages.
     fn name(&self) -> String {
         match &self.provenance {
             Some(provenance) => format!("build {}", provenance.id),
@@ -135,10 +133,12 @@ impl MitigationEffect {
         let needs = format!("mitigation {name} needs a llama-server built with the patch set {set}");
         let hint = match &self.mitigation.own {
             None => format!(
-                "run `llama-warden build`, which applies {set} where it fits; `llama-warden patches show {set}` says more"
+                "run `llama-warden build`, which applies {set} where it fits; `llama-warden patches show {set}` \
+                 says more"
             ),
             Some(origin) => format!(
-                "run `llama-warden build` with the set's folder in `paths.patches`, or --patches DIR; the set was read from {origin}"
+                "run `llama-warden build` with the set's folder in `paths.patches`, or --patches DIR; the set was \
+                 read from {origin}"
             ),
         };
         let fixes = build.provenance.as_ref().and_then(|provenance| provenance.fixes.as_deref());
@@ -203,21 +203,18 @@ impl MitigationEffect {
             MitigationAction::Flags { .. } => "llama-server may refuse to start",
             _ => "it may have no effect",
         };
-        if parse_build_number(&entry.first).is_some_and(|first| number < first) {
-            let first = &entry.first;
-            return MitigationFit::Note(format!(
-                "mitigation {} is understood from {first} on, and {who} says that it is b{number}: {consequence}",
-                self.name
-            ));
-        }
-        if parse_build_number(&entry.last).is_some_and(|last| number > last) {
-            let last = &entry.last;
-            return MitigationFit::Note(format!(
-                "mitigation {} is understood up to {last}, and {who} says that it is b{number}: {consequence}",
-                self.name
-            ));
-        }
-        MitigationFit::Fits
+        let MitigationEntry { first, last, .. } = &**entry;
+        let range = if parse_build(first).is_some_and(|first| number < first) {
+            format!("from {first} on")
+        } else if parse_build(last).is_some_and(|last| number > last) {
+            format!("up to {last}")
+        } else {
+            return MitigationFit::Fits;
+        };
+        MitigationFit::Note(format!(
+            "mitigation {} is understood {range}, and {who} says that it is b{number}: {consequence}",
+            self.name
+        ))
     }
 }
 
@@ -232,15 +229,13 @@ impl MitigationEntry {
         if !limit.backends.is_empty() && backend.is_some_and(|backend| !limit.backends.contains(backend)) {
             return None;
         }
-        let before = parse_build_number(&limit.first).is_some_and(|first| number < first);
-        let after = parse_build_number(&limit.last).is_some_and(|last| number > last);
-        let range = super::entry::format_range(&limit.first, &limit.last);
+        let range = format_range(&limit.first, &limit.last);
         let on = if limit.backends.is_empty() || backend.is_some() {
             String::new()
         } else {
             format!(" where it computes on {}", limit.backends.join(" or "))
         };
-        (before || after).then(|| {
+        (!in_range(number, &limit.first, &limit.last)).then(|| {
             format!("`{choice}` is for builds {range}, and {} is b{number}: {}{on}", build.name(), limit.why)
         })
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::entry::{LeakMemory, MitigationAction, MitigationEntry, MitigationPart};
-use super::item::part_name;
 use super::leak::KnownLeak;
 use super::load::{self, RedundantPair};
 use super::value::ValueSpec;
@@ -24,7 +23,6 @@ impl MitigationCatalogue {
     /// The curated catalogue: the fixes of the curated patch sets, and mitigations without a patch.
     ///
     /// # Errors
-    ///
     /// Fails if an embedded file is invalid, which this crate's tests exclude.
     pub fn embedded() -> Result<Self> {
         let patches = set::SetCatalogue::embedded()?;
@@ -61,12 +59,7 @@ impl MitigationCatalogue {
         ids.extend(loaded.leaks.iter().map(|leak| leak.id.as_str()));
         ids.sort_unstable();
         if let Some((twice, _)) = ids.iter().zip(ids.iter().skip(1)).find(|(one, next)| one == next) {
-            return Err(PatchError::Set {
-                file: file.to_owned(),
-                line: None,
-                key: format!("id `{twice}`"),
-                why: "is given twice".to_owned(),
-            });
+            return Err(PatchError::set(file, format!("id `{twice}`"), "is given twice"));
         }
         Ok(Self {
             mitigations: all.into_iter().map(Arc::new).collect(),
@@ -80,7 +73,6 @@ impl MitigationCatalogue {
     /// already in the catalogue are skipped, so that the first one counts.
     ///
     /// # Errors
-    ///
     /// Fails if a fix has the id of a curated fix, a mitigation, a leak, or a fix of another set.
     pub fn with_own<'a>(
         mut self,
@@ -88,7 +80,7 @@ impl MitigationCatalogue {
         origin: &str,
     ) -> Result<Self> {
         for (set, fix) in fixes {
-            if let Some(taken) = self.find_clash(&fix.id) {
+            if let Some(taken) = self.mitigation(&fix.id) {
                 if taken.own.is_some()
                     && matches!(&taken.action, MitigationAction::Patch { set: other, .. } if other == set)
                 {
@@ -102,10 +94,6 @@ impl MitigationCatalogue {
             self.mitigations.push(Arc::new(mitigation_from_fix(set, fix, Some(origin))));
         }
         Ok(self)
-    }
-
-    fn find_clash(&self, id: &str) -> Option<&MitigationEntry> {
-        self.mitigations.iter().find(|entry| entry.id == id).map(|entry| &**entry)
     }
 
     /// All mitigations, fixes of patch sets first.
@@ -145,12 +133,8 @@ impl MitigationCatalogue {
 }
 
 fn id_clash(set: &str, fix: &str, origin: &str, with: &str) -> PatchError {
-    PatchError::Set {
-        file: origin.to_owned(),
-        line: None,
-        key: format!("{set}/{fix}"),
-        why: format!("the name is taken by {with}: rename the fix"),
-    }
+    let why = format!("the name is taken by {with}: rename the fix");
+    PatchError::set(origin, format!("{set}/{fix}"), why)
 }
 
 fn mitigation_from_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> MitigationEntry {
@@ -195,5 +179,30 @@ fn mitigation_from_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> Mitigat
         upstream: Some(fix.upstream.clone()),
         cures: Vec::new(),
         symptoms: vec![fix.symptom.clone()],
+    }
+}
+
+/// Name of a fix's additional variable after the dot: the variable's name without our prefix, the fix's own
+/// words and the unit. `LLAMA_WARDEN_GRAPH_IDLE_TRIM_S` of `graph-cache-cap` is `idle-trim`.
+fn part_name(fix: &str, variable: &str) -> String {
+    let own: Vec<&str> = fix.split('-').collect();
+    let bare = variable.strip_prefix("LLAMA_WARDEN_").unwrap_or(variable).to_lowercase();
+    let mut words: Vec<&str> = bare.split('_').skip_while(|word| own.contains(word)).collect();
+    if words.len() > 1 && words.last().is_some_and(|last| ["s", "ms", "mib", "kib", "bytes"].contains(last)) {
+        words.pop();
+    }
+    if words.is_empty() { bare.replace('_', "-") } else { words.join("-") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_named_by_what_its_variable_says_beyond_the_fix() {
+        assert_eq!(part_name("graph-cache-cap", "LLAMA_WARDEN_GRAPH_IDLE_TRIM_S"), "idle-trim");
+        assert_eq!(part_name("pool-purge", "LLAMA_WARDEN_POOL_PURGE_INTERVAL_MS"), "interval");
+        assert_eq!(part_name("cublas-reset", "LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S"), "interval");
+        assert_eq!(part_name("memory-report", "LLAMA_WARDEN_REPORT"), "report");
     }
 }

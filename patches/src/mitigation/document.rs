@@ -1,7 +1,5 @@
 //! Renders the catalogue as Markdown: the reference part of `docs/mitigations.md`.
 
-use std::fmt::Write as _;
-
 use super::catalogue::MitigationCatalogue;
 use super::entry::{LeakMemory, MitigationAction, MitigationEntry};
 use super::leak::{KnownLeak, LeakKind};
@@ -9,64 +7,55 @@ use crate::set::FixEvidence;
 
 /// The whole catalogue as Markdown, deterministic.
 pub fn render_markdown(catalogue: &MitigationCatalogue) -> String {
-    let mut text = String::from("## Leaks, and what looks like one\n\n");
+    let mut text = vec!["## Leaks, and what looks like one\n".to_owned()];
     write_table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind != LeakKind::Defect));
-    text.push_str("\n## Crashes, wedges and wrong answers\n\n");
+    text.push("\n## Crashes, wedges and wrong answers\n".to_owned());
     write_table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind == LeakKind::Defect));
-    text.push_str("\n## Mitigations\n\n| in `mitigations` | kind | memory | backends | what it does |\n|---|---|---|---|---|\n");
+    text.push("\n## Mitigations\n".to_owned());
+    text.push(
+        "| in `mitigations` | kind | memory | backends | what it does |\n|---|---|---|---|---|".to_owned(),
+    );
     for entry in catalogue.mitigations() {
-        write_line(
-            &mut text,
-            format_args!(
-                "| [`{}`](#{}) | {} | {} | {} | {} |",
-                entry.usage(),
-                entry.id,
-                entry.action.kind(),
-                format_memories(&entry.memory),
-                format_backends(&entry.backends),
-                entry.title,
-            ),
-        );
+        text.push(format!(
+            "| [`{}`](#{}) | {} | {} | {} | {} |",
+            entry.usage(),
+            entry.id,
+            entry.action.kind(),
+            format_memories(&entry.memory),
+            format_backends(&entry.backends),
+            entry.title,
+        ));
     }
-    text.push_str("\n## Each mitigation\n");
+    text.push("\n## Each mitigation".to_owned());
     for entry in catalogue.mitigations() {
         write_mitigation(&mut text, entry);
     }
-    text.push_str("\n## Each leak and defect\n");
+    text.push("\n## Each leak and defect".to_owned());
     for one in catalogue.leaks() {
         write_leak(&mut text, one);
     }
-    text
+    text.join("\n") + "\n"
 }
 
-/// Writes a table with one row per leak.
-fn write_table<'a>(text: &mut String, leaks: impl Iterator<Item = &'a KnownLeak>) {
-    text.push_str("| id | memory | backends | builds | what helps |\n|---|---|---|---|---|\n");
+fn write_table<'a>(text: &mut Vec<String>, leaks: impl Iterator<Item = &'a KnownLeak>) {
+    text.push("| id | memory | backends | builds | what helps |\n|---|---|---|---|---|".to_owned());
     for leak in leaks {
         let cures: Vec<String> = leak.cures.iter().map(super::leak::LeakCure::short).collect();
-        write_line(
-            text,
-            format_args!(
-                "| [`{id}`](#{id}): {} | {} | {} | {} | {} |",
-                leak.title,
-                format_memories(&leak.memory),
-                format_backends(&leak.backends),
-                format_builds(&leak.builds()),
-                cures.join(", "),
-                id = leak.id,
-            ),
-        );
+        text.push(format!(
+            "| [`{id}`](#{id}): {} | {} | {} | {} | {} |",
+            leak.title,
+            format_memories(&leak.memory),
+            format_backends(&leak.backends),
+            format_builds(&leak.builds()),
+            cures.join(", "),
+            id = leak.id,
+        ));
     }
 }
 
-fn write_line(text: &mut String, what: std::fmt::Arguments<'_>) {
-    let _infallible = writeln!(text, "{what}");
-}
-
-/// Writes a list item unless its text is empty.
-fn write_item(text: &mut String, name: &str, what: &str) {
+fn write_item(text: &mut Vec<String>, name: &str, what: &str) {
     if !what.is_empty() {
-        write_line(text, format_args!("- {name}: {what}"));
+        text.push(format!("- {name}: {what}"));
     }
 }
 
@@ -90,10 +79,10 @@ fn format_builds(text: &str) -> &str {
     if text.is_empty() { "see below" } else { text }
 }
 
-fn write_mitigation(text: &mut String, entry: &MitigationEntry) {
-    write_line(text, format_args!("\n### {}\n", entry.id));
-    write_line(text, format_args!("{}", to_sentence(&entry.title)));
-    write_line(text, format_args!("{}\n", to_sentence(&entry.text)));
+fn write_mitigation(text: &mut Vec<String>, entry: &MitigationEntry) {
+    text.push(format!("\n### {}\n", entry.id));
+    text.push(to_sentence(&entry.title));
+    text.push(format!("{}\n", to_sentence(&entry.text)));
     write_item(text, "how", &entry.how());
     write_item(text, "value", &entry.value.as_ref().map(format_value).unwrap_or_default());
     for part in &entry.parts {
@@ -118,16 +107,16 @@ fn write_mitigation(text: &mut String, entry: &MitigationEntry) {
         write_item(text, "upstream", &all.join("; "));
     }
     for life in &entry.life {
-        write_line(text, format_args!("- {life}"));
+        text.push(format!("- {life}"));
     }
     write_evidence(text, &entry.evidence);
     write_item(text, "confidence", &entry.confidence);
     write_item(text, "references", &entry.references.join(", "));
 }
 
-fn write_leak(text: &mut String, leak: &KnownLeak) {
-    write_line(text, format_args!("\n### {}\n", leak.id));
-    write_line(text, format_args!("{} {}\n", to_sentence(&leak.title), to_sentence(&leak.symptom)));
+fn write_leak(text: &mut Vec<String>, leak: &KnownLeak) {
+    text.push(format!("\n### {}\n", leak.id));
+    text.push(format!("{} {}\n", to_sentence(&leak.title), to_sentence(&leak.symptom)));
     let range = [leak.builds(), leak.range.clone()].into_iter().filter(|part| !part.is_empty());
     write_item(text, "builds", &range.collect::<Vec<_>>().join("; "));
     write_item(text, "upstream", &leak.upstream);
@@ -143,7 +132,7 @@ fn write_leak(text: &mut String, leak: &KnownLeak) {
     write_item(text, "references", &leak.references.join(", "));
 }
 
-fn write_evidence(text: &mut String, all: &[FixEvidence]) {
+fn write_evidence(text: &mut Vec<String>, all: &[FixEvidence]) {
     for one in all {
         write_item(text, "seen", &one.to_line());
     }
@@ -157,16 +146,12 @@ fn format_value(spec: &super::value::ValueSpec) -> String {
 impl FixEvidence {
     /// The measurement in one line.
     pub fn to_line(&self) -> String {
-        let mut text = self.effect.clone();
         let with: Vec<&str> = [&self.hardware, &self.build, &self.command]
             .into_iter()
             .filter(|part| !part.is_empty())
             .map(String::as_str)
             .collect();
-        if !with.is_empty() {
-            let _infallible = write!(text, " ({})", with.join("; "));
-        }
-        text
+        if with.is_empty() { self.effect.clone() } else { format!("{} ({})", self.effect, with.join("; ")) }
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::value::ValueSpec;
+use crate::builds::format_range;
 use crate::set::life::{FixStanding, InspectedRevision, LifeStatement};
 use crate::set::{FixEvidence, UpstreamState};
 
@@ -162,16 +163,6 @@ impl LeakMemory {
             Self::Vram => "vram",
             Self::Kernel => "kernel",
         }
-    }
-}
-
-/// Formats a range of builds: `b8832..b10587`, `to b8862`, `from b8832`, or empty if both ends are unknown.
-pub(super) fn format_range(first: &str, last: &str) -> String {
-    match (first, last) {
-        ("", "") => String::new(),
-        ("", last) => format!("to {last}"),
-        (first, "") => format!("from {first}"),
-        (first, last) => format!("{first}..{last}"),
     }
 }
 

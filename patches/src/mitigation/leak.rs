@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{LeakMemory, format_range};
+use super::entry::LeakMemory;
+use crate::builds::format_range;
 use crate::set::FixEvidence;
 
 /// A known case of growing memory, real or apparent.
@@ -106,7 +107,6 @@ pub struct LeakSign {
     pub confidence: f64,
 }
 
-/// Names of the units of work in a sign.
 pub(super) const WORK_UNITS: [&str; 6] =
     ["request", "prompt_token", "output_token", "image", "audio", "hour"];
 
@@ -156,7 +156,6 @@ pub struct LeakCure {
 }
 
 impl LeakCure {
-    /// Returns true if exactly one field besides `note` is set.
     pub(super) fn is_one_thing(&self) -> bool {
         let said = [
             self.mitigation.is_some(),

@@ -5,17 +5,16 @@ use serde::Deserialize;
 use super::entry::{LeakMemory, MitigationAction, MitigationEntry, ServerFlag};
 use super::leak::{KnownLeak, WORK_UNITS};
 use super::value::{ValueKind, ValueSpec};
+use crate::builds::check_range;
 use crate::error::{PatchError, Result};
+use crate::marker::is_id;
 use crate::set::FixEvidence;
 use crate::set::life::{EvidenceKind, LifeStatement};
 
-/// Name of the file in messages.
 pub(super) const MITIGATIONS_FILE: &str = "patches/mitigations.toml";
 
-/// Supported version of the format.
 const MITIGATIONS_SCHEMA: u32 = 1;
 
-/// Content of the file.
 #[derive(Debug)]
 pub(super) struct LoadedMitigations {
     pub(super) mitigations: Vec<MitigationEntry>,
@@ -111,11 +110,8 @@ pub(super) fn load_mitigations(file: &str, text: &str) -> Result<LoadedMitigatio
     let raw: RawCatalogue = toml::from_str(text)
         .map_err(|error| wrong(error.span().map(|span| span.start), "", error.message().to_owned()))?;
     if raw.schema != MITIGATIONS_SCHEMA {
-        return Err(wrong(
-            None,
-            "schema",
-            format!("is {}, and this program reads {MITIGATIONS_SCHEMA}", raw.schema),
-        ));
+        let why = format!("is {}, and this program reads {MITIGATIONS_SCHEMA}", raw.schema);
+        return Err(wrong(None, "schema", why));
     }
     let mut mitigations = Vec::new();
     for one in raw.mitigation {
@@ -129,7 +125,7 @@ pub(super) fn load_mitigations(file: &str, text: &str) -> Result<LoadedMitigatio
         let at = one.span().start;
         let leak = one.into_inner();
         let key = format!("leak `{}`", leak.id);
-        check_builds(&leak.first, &leak.last).map_err(|why| wrong(Some(at), &key, why))?;
+        check_range(&leak.first, &leak.last).map_err(|why| wrong(Some(at), &key, why))?;
         if !is_id(&leak.id) {
             return Err(wrong(Some(at), &key, "an id has small letters, digits and dashes".to_owned()));
         }
@@ -169,9 +165,9 @@ fn parse_mitigation(raw: RawMitigation) -> std::result::Result<MitigationEntry, 
     if !is_id(&raw.id) {
         return Err("an id has small letters, digits and dashes".to_owned());
     }
-    check_builds(&raw.first, &raw.last)?;
+    check_range(&raw.first, &raw.last)?;
     for life in &raw.life {
-        check_builds(&life.first, &life.last)?;
+        check_range(&life.first, &life.last)?;
         if !(life.holds.is_empty() && life.fails.is_empty()) {
             return Err("only a fix of a patch set has probes: a `life` here goes by builds".to_owned());
         }
@@ -210,7 +206,7 @@ fn parse_mitigation(raw: RawMitigation) -> std::result::Result<MitigationEntry, 
             return Err("`choices` belong to the type `choice`".to_owned());
         }
         for limit in &value.limits {
-            check_builds(&limit.first, &limit.last)?;
+            check_range(&limit.first, &limit.last)?;
             if !value.choices.contains(&limit.choice) {
                 return Err(format!("`limits` names `{}`, which is no choice", limit.choice));
             }
@@ -241,27 +237,4 @@ fn parse_mitigation(raw: RawMitigation) -> std::result::Result<MitigationEntry, 
         cures: Vec::new(),
         symptoms: Vec::new(),
     })
-}
-
-fn is_id(id: &str) -> bool {
-    !id.is_empty()
-        && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-}
-
-fn check_builds(first: &str, last: &str) -> std::result::Result<(), String> {
-    let number = |text: &str| match text {
-        "" => Ok(None),
-        text => {
-            parse_build_number(text).map(Some).ok_or_else(|| format!("`{text}` is no build like `b8832`"))
-        }
-    };
-    match (number(first)?, number(last)?) {
-        (Some(first), Some(last)) if last < first => Err(format!("b{last} comes before b{first}")),
-        _ => Ok(()),
-    }
-}
-
-/// Parses `b8832` into 8832.
-pub(super) fn parse_build_number(text: &str) -> Option<u32> {
-    text.strip_prefix('b')?.parse().ok()
 }

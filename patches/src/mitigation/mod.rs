@@ -18,7 +18,6 @@ mod build;
 mod catalogue;
 mod document;
 mod entry;
-mod item;
 mod leak;
 mod load;
 mod resolve;

@@ -6,11 +6,9 @@ use serde::Serialize;
 
 use super::catalogue::MitigationCatalogue;
 use super::entry::{MitigationAction, MitigationEntry, MitigationPart};
-use super::item::MitigationItem;
 use super::leak::LeakKind;
 use super::value::ValueSpec;
 
-/// Value that leaves a part of a fix unset.
 const UNSET_VALUE: &str = "off";
 
 /// Effects of one item of a list.
@@ -89,6 +87,48 @@ pub struct MitigationResolution {
     pub findings: Vec<MitigationFinding>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MitigationItem<'a> {
+    /// Text before the dot and the equals sign.
+    id: &'a str,
+    /// Text between dot and equals sign.
+    part: Option<&'a str>,
+    /// Text after the equals sign.
+    value: Option<&'a str>,
+}
+
+impl<'a> MitigationItem<'a> {
+    /// Parses an item. A value may contain any text, even another equals sign.
+    fn parse(text: &'a str) -> Self {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.trim())),
+            None => (text, None),
+        };
+        let (id, part) = match name.split_once('.') {
+            Some((id, part)) => (id, Some(part.trim())),
+            None => (name, None),
+        };
+        Self { id: id.trim(), part, value }
+    }
+
+    fn name(&self) -> String {
+        match self.part {
+            Some(part) => format!("{}.{part}", self.id),
+            None => self.id.to_owned(),
+        }
+    }
+}
+
+impl MitigationResolution {
+    fn add_error(&mut self, item: usize, message: String, hint: Option<String>) {
+        self.findings.push(MitigationFinding { item, error: true, message, hint });
+    }
+
+    fn add_warning(&mut self, item: usize, message: String, hint: String) {
+        self.findings.push(MitigationFinding { item, error: false, message, hint: Some(hint) });
+    }
+}
+
 impl MitigationCatalogue {
     /// Resolves a list such as `["graph-cache-cap=64", "no-cuda-graphs"]`.
     pub fn resolve(&self, list: &[String]) -> MitigationResolution {
@@ -98,19 +138,10 @@ impl MitigationCatalogue {
             let item = MitigationItem::parse(text);
             match self.one(at, item, &names) {
                 Ok(effect) => match find_clash(&done.effects, &effect) {
-                    Some(message) => {
-                        done.findings.push(MitigationFinding {
-                            item: at,
-                            error: true,
-                            message,
-                            hint: Some("keep one of them".into()),
-                        });
-                    }
+                    Some(message) => done.add_error(at, message, Some("keep one of them".to_owned())),
                     None => done.effects.push(effect),
                 },
-                Err((message, hint)) => {
-                    done.findings.push(MitigationFinding { item: at, error: true, message, hint });
-                }
+                Err((message, hint)) => done.add_error(at, message, hint),
             }
         }
         self.find_pairs(&mut done);
@@ -191,8 +222,8 @@ impl MitigationCatalogue {
         }
         let near = self.nearest(id, false).map(|near| format!("the nearest is `{near}`; "));
         let hint = format!(
-            "{}`llama-warden mitigations list` shows all; a fix of your own comes with its set's folder in `paths.patches`, or \
-             with a build that has it",
+            "{}`llama-warden mitigations list` shows all; a fix of your own comes with its set's folder in \
+             `paths.patches`, or with a build that has it",
             near.unwrap_or_default()
         );
         (format!("there is no mitigation `{id}`"), Some(hint))
@@ -205,17 +236,12 @@ impl MitigationCatalogue {
                 |id: &str| done.effects.iter().find(|effect| effect.mitigation.id == id).map(|one| one.item);
             let [one, other] = &pair.ids;
             let (Some(first), Some(second)) = (item(one), item(other)) else { continue };
-            done.findings.push(MitigationFinding {
-                item: first.max(second),
-                error: false,
-                message: format!("`{one}` and `{other}`: {}", pair.why),
-                hint: Some("keep one of them".to_owned()),
-            });
+            let message = format!("`{one}` and `{other}`: {}", pair.why);
+            done.add_warning(first.max(second), message, "keep one of them".to_owned());
         }
     }
 }
 
-/// Default values of a fix's parts that are set when the fix is enabled.
 fn part_defaults<'a>(
     found: &'a MitigationEntry,
     names: &'a [String],
@@ -255,7 +281,6 @@ fn find_part<'a>(
     })
 }
 
-/// Detects two items with the same or opposite meaning.
 fn find_clash(before: &[MitigationEffect], new: &MitigationEffect) -> Option<String> {
     if before.iter().any(|old| old.name == new.name) {
         return Some(format!("`{}` is given twice", new.name));
@@ -284,16 +309,30 @@ fn find_clash(before: &[MitigationEffect], new: &MitigationEffect) -> Option<Str
 
 /// Warns about parts without their fix: a part sets only its own variable.
 fn find_lone_parts(done: &mut MitigationResolution) {
-    for effect in &done.effects {
-        let id = &effect.mitigation.id;
-        let is_part = effect.name != *id;
-        if is_part && !effect.set.is_empty() && !done.effects.iter().any(|other| other.name == *id) {
-            done.findings.push(MitigationFinding {
-                item: effect.item,
-                error: false,
-                message: format!("`{}` is given without `{id}`, which stays off", effect.name),
-                hint: Some(format!("add `{id}` to the list, if it was meant")),
-            });
+    for effect in done.effects.clone() {
+        let (name, id) = (&effect.name, &effect.mitigation.id);
+        if name != id && !effect.set.is_empty() && !done.effects.iter().any(|other| other.name == *id) {
+            let message = format!("`{name}` is given without `{id}`, which stays off");
+            done.add_warning(effect.item, message, format!("add `{id}` to the list, if it was meant"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_item_is_split_at_its_first_equals_sign_and_dot() {
+        assert_eq!(MitigationItem::parse("a"), MitigationItem { id: "a", part: None, value: None });
+        assert_eq!(
+            MitigationItem::parse(" a = x=y.z "),
+            MitigationItem { id: "a", part: None, value: Some("x=y.z") }
+        );
+        assert_eq!(
+            MitigationItem::parse("a.b=1"),
+            MitigationItem { id: "a", part: Some("b"), value: Some("1") }
+        );
+        assert_eq!(MitigationItem::parse("a.b=1").name(), "a.b");
     }
 }

@@ -65,7 +65,6 @@ pub enum ValueKind {
 }
 
 impl ValueKind {
-    /// Placeholder of the value in a usage line.
     pub(crate) const fn placeholder(self) -> &'static str {
         match self {
             Self::Integer | Self::Number => "N",
@@ -75,7 +74,6 @@ impl ValueKind {
 }
 
 impl ValueSpec {
-    /// Specification of a fix's variable; `None` for an on/off variable.
     pub(super) fn from_variable(variable: &FixVariable) -> Option<Self> {
         let kind = match variable.kind {
             VariableKind::Integer => ValueKind::Integer,

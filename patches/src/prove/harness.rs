@@ -23,13 +23,11 @@ pub struct ConformanceProgram {
     pub missing: Vec<String>,
 }
 
-/// Name of the compiled file.
 const MAIN_FILE: &str = "tree.cpp";
 
 /// The program for a judged tree; `None` if the set has none.
 ///
 /// # Errors
-///
 /// Fails if an existing file of the tree cannot be read.
 pub fn assemble_program(
     set: &PatchSet,

@@ -89,6 +89,13 @@ impl StepResult {
     }
 }
 
+impl ProofStep {
+    /// A step with its result; `text` may be empty.
+    pub fn new(what: String, how: StepResult, text: impl Into<String>) -> Self {
+        Self { what, how, text: text.into() }
+    }
+}
+
 impl fmt::Display for ProofStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<9}  {}", self.how.name(), self.what)?;
@@ -142,7 +149,6 @@ impl ProofRecords {
     /// Parses the text of a file.
     ///
     /// # Errors
-    ///
     /// Fails for other content; the text names place and problem.
     pub fn parse(text: &str) -> Result<Self, String> {
         let read: Self = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
@@ -156,12 +162,13 @@ impl ProofRecords {
     /// Serializes the file.
     ///
     /// # Errors
-    ///
     /// None known: all content can be represented in TOML.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         Ok(format!(
-            "# What `llama-warden patches prove` has shown on this machine, and for which code: the hashes say so. Written by it.\n\
-             # A record that is taken out counts no more; one that is changed by hand is worth what its author says.\n{}",
+            "# What `llama-warden patches prove` has shown on this machine, and for which code: the hashes say so. \
+             Written by it.\n\
+             # A record that is taken out counts no more; one that is changed by hand is worth what its author \
+             says.\n{}",
             toml::to_string(self)?
         ))
     }
@@ -178,7 +185,6 @@ impl ProofRecords {
     /// The valid record for a set as judged in a tree.
     ///
     /// # Errors
-    ///
     /// Returns why no record is valid.
     pub fn find(&self, set: &PatchSet, judgement: &SetJudgement) -> Result<&SetProof, ProofObstacle> {
         let (seams, placed) = (seam_hashes(&judgement.seams), &judgement.placed);

@@ -1,12 +1,9 @@
 //! Evaluates the conditions of `#if` as far as macros are known.
 
-/// Knowledge about a macro.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MacroValue {
-    /// Not known.
     Unknown,
     Undefined,
-    /// Defined as this number.
     Defined(i64),
 }
 
@@ -29,7 +26,6 @@ const MAX_PARENTHESES: usize = 100;
 #[derive(Clone, Copy)]
 enum ConditionValue {
     Known(i64),
-    /// Depends on an unknown macro.
     Unknown,
 }
 
@@ -125,7 +121,6 @@ impl<'a> ConditionParser<'a> {
         std::str::from_utf8(name).map_or(MacroValue::Unknown, |name| (self.known)(name))
     }
 
-    /// Parses `X` or `(X)` after `defined`.
     fn defined(&mut self) -> Option<ConditionValue> {
         self.rest = self.rest.trim_ascii_start();
         let inside = self.rest.strip_prefix(b"(");

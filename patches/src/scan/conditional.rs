@@ -9,14 +9,12 @@
 use std::ops::Range;
 
 use super::condition;
-use super::mask::{MaskedText, join_continued};
+use super::mask::{MaskedText, blank_range, join_continued, split_directive};
 
-/// Maximum number of variants; upstream needs two.
 const MAX_VARIANTS: usize = 8;
 /// Maximum nesting of conditionals; no real source has more.
 const MAX_CONDITIONAL_DEPTH: usize = 200;
 
-/// Variants of a file.
 #[derive(Debug)]
 pub(super) struct FileVariants {
     /// Text of each variant for counting braces, without directives and excluded alternatives.
@@ -68,7 +66,6 @@ enum DirectiveWord {
     End,
 }
 
-/// Change of the brace depth by a piece of text.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct BraceEffect {
     net: isize,
@@ -92,7 +89,7 @@ impl BraceEffect {
 
 /// Blanks code that is never compiled in `masked.code`, and finds the variants of the rest.
 pub(super) fn find_variants(masked: &mut MaskedText) -> FileVariants {
-    let (chains, dead, broken) = parse_conditionals(masked);
+    let ParsedConditionals { chains, dead, broken } = parse_conditionals(masked);
     for range in dead {
         blank_range(&mut masked.code, range);
     }
@@ -125,14 +122,6 @@ fn collect_alternatives(chains: &[ConditionalChain], all: &mut Vec<ConditionalAl
             });
         }
         collect_alternatives(&branch.chains, all);
-    }
-}
-
-fn blank_range(text: &mut [u8], range: Range<usize>) {
-    for byte in text.get_mut(range).unwrap_or_default() {
-        if !matches!(byte, b'\n' | b'\r') {
-            *byte = b' ';
-        }
     }
 }
 
@@ -173,110 +162,124 @@ fn select_variant(
     }
 }
 
-type ParsedConditionals = (Vec<ConditionalChain>, Vec<Range<usize>>, Option<(usize, &'static str)>);
+#[derive(Default)]
+struct ParsedConditionals {
+    chains: Vec<ConditionalChain>,
+    /// Ranges that are never compiled.
+    dead: Vec<Range<usize>>,
+    broken: Option<(usize, &'static str)>,
+}
+
+struct OpenConditional {
+    start: usize,
+    branches: Vec<ConditionalBranch>,
+    branch: ConditionalBranch,
+    led: String,
+    has_else: bool,
+    /// An earlier branch is always compiled.
+    decided: bool,
+    /// An earlier branch depends on a macro.
+    unsure: bool,
+}
+
+impl OpenConditional {
+    /// Begins a conditional. `guard`: it is an include guard.
+    fn new(directive: &Range<usize>, text: String, dead: Option<bool>, guard: bool) -> Self {
+        let branch = ConditionalBranch {
+            range: directive.end..directive.end,
+            chains: Vec::new(),
+            dead: dead == Some(true),
+            condition: if dead.is_some() || guard { String::new() } else { text.clone() },
+        };
+        Self {
+            start: directive.start,
+            branches: Vec::new(),
+            branch,
+            led: text,
+            // After a branch that is always taken, the others never are.
+            has_else: dead == Some(false),
+            decided: dead == Some(false),
+            unsure: dead.is_none(),
+        }
+    }
+
+    /// Ends the current branch before an offset; returns its range if it is never compiled.
+    fn end_branch(&mut self, end: usize) -> Option<Range<usize>> {
+        let mut branch = std::mem::take(&mut self.branch);
+        branch.range.end = end;
+        let dead = branch.dead.then(|| branch.range.clone());
+        if branch.dead {
+            // Conditionals inside a dead branch are irrelevant.
+            branch.chains.clear();
+        }
+        self.branches.push(branch);
+        dead
+    }
+
+    fn begin_branch(&mut self, directive: &Range<usize>, word: DirectiveWord, text: &str) {
+        self.led = format!("{} {text}", self.led);
+        self.branch.range = directive.end..directive.end;
+        self.branch.dead = self.decided;
+        let mut always = word == DirectiveWord::Else;
+        if let DirectiveWord::Elif { dead } = word {
+            self.branch.dead |= dead == Some(true);
+            self.decided |= dead == Some(false);
+            always = dead == Some(false);
+        }
+        self.branch.condition = if always && !self.unsure { String::new() } else { self.led.clone() };
+        self.unsure |= word == DirectiveWord::Elif { dead: None };
+        self.has_else |= word == DirectiveWord::Else || self.decided;
+    }
+}
 
 fn parse_conditionals(masked: &MaskedText) -> ParsedConditionals {
-    struct OpenConditional {
-        start: usize,
-        branches: Vec<ConditionalBranch>,
-        branch: ConditionalBranch,
-        /// Directives so far.
-        led: String,
-        has_else: bool,
-        /// An earlier branch is always compiled.
-        decided: bool,
-        /// An earlier branch depends on a macro.
-        unsure: bool,
-    }
-    let mut top = ConditionalBranch::default();
+    let mut all = ParsedConditionals::default();
     let mut open: Vec<OpenConditional> = Vec::new();
-    let mut dead = Vec::new();
-    let mut broken = None;
     for directive in &masked.directives {
         let text = join_continued(masked.code.get(directive.clone()).unwrap_or_default());
         let Some(word) = directive_word(&text) else { continue };
-        let text = text
-            .split(u8::is_ascii_whitespace)
-            .filter(|word| !word.is_empty())
-            .collect::<Vec<_>>()
-            .join(&b' ');
-        let text = String::from_utf8_lossy(&text).into_owned();
+        let words = text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let text = String::from_utf8_lossy(&words.collect::<Vec<_>>().join(&b' ')).into_owned();
         if let DirectiveWord::If { dead } = word {
             if open.len() >= MAX_CONDITIONAL_DEPTH {
-                return (Vec::new(), Vec::new(), Some((directive.start, "conditionals are nested too deep")));
+                let broken = Some((directive.start, "conditionals are nested too deep"));
+                return ParsedConditionals { broken, ..ParsedConditionals::default() };
             }
-            open.push(OpenConditional {
-                start: directive.start,
-                branches: Vec::new(),
-                branch: ConditionalBranch {
-                    range: directive.end..directive.end,
-                    chains: Vec::new(),
-                    dead: dead == Some(true),
-                    condition: if dead.is_some() || is_include_guard(masked, directive) {
-                        String::new()
-                    } else {
-                        text.clone()
-                    },
-                },
-                led: text,
-                // After a branch that is always taken, the others never are.
-                has_else: dead == Some(false),
-                decided: dead == Some(false),
-                unsure: dead.is_none(),
-            });
+            open.push(OpenConditional::new(directive, text, dead, is_include_guard(masked, directive)));
             continue;
         }
         let Some(mut last) = open.pop() else {
-            broken = broken.or(Some((directive.start, "there is no #if that this belongs to")));
+            all.broken = all.broken.or(Some((directive.start, "there is no #if that this belongs to")));
             continue;
         };
-        last.branch.range.end = directive.start;
-        if last.branch.dead {
-            dead.push(last.branch.range.clone());
-            // Conditionals inside a dead branch are irrelevant.
-            last.branch.chains.clear();
-        }
-        last.branches.push(std::mem::take(&mut last.branch));
+        all.dead.extend(last.end_branch(directive.start));
         if word == DirectiveWord::End {
             let chain = ConditionalChain {
                 range: last.start..directive.end,
                 branches: last.branches,
                 has_else: last.has_else,
             };
-            open.last_mut().map_or(&mut top, |outer| &mut outer.branch).chains.push(chain);
+            open.last_mut().map_or(&mut all.chains, |outer| &mut outer.branch.chains).push(chain);
         } else {
-            last.led = format!("{} {text}", last.led);
-            last.branch.range = directive.end..directive.end;
-            last.branch.dead = last.decided;
-            let mut always = word == DirectiveWord::Else;
-            if let DirectiveWord::Elif { dead } = word {
-                last.branch.dead |= dead == Some(true);
-                last.decided |= dead == Some(false);
-                always = dead == Some(false);
-            }
-            last.branch.condition = if always && !last.unsure { String::new() } else { last.led.clone() };
-            last.unsure |= word == DirectiveWord::Elif { dead: None };
-            last.has_else |= word == DirectiveWord::Else || last.decided;
+            last.begin_branch(directive, word, &text);
             open.push(last);
         }
     }
     if let Some(last) = open.first() {
-        broken = broken.or(Some((last.start, "there is no #endif for this")));
+        all.broken = all.broken.or(Some((last.start, "there is no #endif for this")));
     }
-    (top.chains, dead, broken)
+    all
 }
 
 fn directive_word(directive: &[u8]) -> Option<DirectiveWord> {
-    let text = directive.strip_prefix(b"#")?.trim_ascii();
-    let length = text.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (word, rest) = text.split_at_checked(length)?;
-    match word {
-        b"if" => Some(DirectiveWord::If { dead: condition::evaluate(rest).map(|holds| !holds) }),
-        b"ifdef" | b"ifndef" => Some(DirectiveWord::If { dead: None }),
-        b"elif" => Some(DirectiveWord::Elif { dead: condition::evaluate(rest).map(|holds| !holds) }),
-        b"elifdef" | b"elifndef" => Some(DirectiveWord::Elif { dead: None }),
-        b"else" => Some(DirectiveWord::Else),
-        b"endif" => Some(DirectiveWord::End),
+    let (word, rest) = split_directive(directive)?;
+    match word.as_str() {
+        "if" => Some(DirectiveWord::If { dead: condition::evaluate(&rest).map(|holds| !holds) }),
+        "ifdef" | "ifndef" => Some(DirectiveWord::If { dead: None }),
+        "elif" => Some(DirectiveWord::Elif { dead: condition::evaluate(&rest).map(|holds| !holds) }),
+        "elifdef" | "elifndef" => Some(DirectiveWord::Elif { dead: None }),
+        "else" => Some(DirectiveWord::Else),
+        "endif" => Some(DirectiveWord::End),
         _ => None,
     }
 }
@@ -285,7 +288,7 @@ fn directive_word(directive: &[u8]) -> Option<DirectiveWord> {
 /// beginning.
 pub(super) fn leaves_alternative<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut depth = 0usize;
-    for word in directives.filter_map(|directive| directive_word(&join_continued(directive))) {
+    for word in directives.filter_map(directive_word) {
         match word {
             DirectiveWord::If { .. } => depth += 1,
             _ if depth == 0 => return true,

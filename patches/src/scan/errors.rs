@@ -1,15 +1,11 @@
 //! Finds `#error` lines that a compiler certainly reaches, as far as macros are known.
 
-use std::ops::Range;
-
 use super::ScannedSource;
 use super::condition::{MacroValue, evaluate_with};
-use super::mask::join_continued;
+use super::mask::split_directive;
 
-/// A reached `#error`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReachedError {
-    /// Line number, from 1.
     pub(crate) line: usize,
     pub(crate) text: String,
 }
@@ -23,7 +19,6 @@ struct ErrorConditional {
 }
 
 impl ErrorConditional {
-    /// Continues with the next alternative.
     fn next(&mut self, holds: Option<bool>) {
         self.before = or(self.before, self.taken);
         self.taken = match (self.before, holds) {
@@ -51,7 +46,8 @@ pub(crate) fn reached_errors(
     let mut open: Vec<ErrorConditional> = Vec::new();
     let mut all = Vec::new();
     for range in source.directives() {
-        let Some((word, rest)) = split_directive(source.code().as_bytes(), range) else { continue };
+        let split = |text: &[u8]| split_directive(text.get(range.clone())?);
+        let Some((word, rest)) = split(source.code().as_bytes()) else { continue };
         let defined = |rest: &[u8]| evaluate_with(&[b"defined ", rest].concat(), known);
         let holds = match word.as_str() {
             "if" | "elif" => evaluate_with(&rest, known),
@@ -63,7 +59,7 @@ pub(crate) fn reached_errors(
                 continue;
             }
             "error" if open.iter().all(|one| one.taken == Some(true)) => {
-                let raw = split_directive(source.raw(), range).map(|(_, text)| text).unwrap_or_default();
+                let raw = split(source.raw()).map(|(_, text)| text).unwrap_or_default();
                 let text = String::from_utf8_lossy(raw.trim_ascii()).trim_matches('"').to_owned();
                 all.push(ReachedError { line: source.line(range.start), text });
                 continue;
@@ -77,15 +73,6 @@ pub(crate) fn reached_errors(
         }
     }
     all
-}
-
-/// Splits a directive into its keyword and the rest.
-fn split_directive(text: &[u8], range: &Range<usize>) -> Option<(String, Vec<u8>)> {
-    let line = join_continued(text.get(range.clone())?);
-    let line = line.trim_ascii().strip_prefix(b"#")?.trim_ascii();
-    let length = line.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(line.len());
-    let (word, rest) = line.split_at_checked(length)?;
-    Some((String::from_utf8_lossy(word).into_owned(), rest.to_vec()))
 }
 
 #[cfg(test)]

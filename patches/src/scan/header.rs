@@ -1,5 +1,7 @@
 //! Classifies the text before an opening brace: head of a function, struct or namespace, or something else.
 
+use super::mask::{after_closing, is_word_byte};
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum BlockKind {
     /// The body of a function. `at`: offset of the name in the head.
@@ -284,16 +286,16 @@ fn tokenize(head: &str) -> Vec<(HeadToken<'_>, usize)> {
         let token = match byte {
             _ if byte.is_ascii_whitespace() => continue,
             b'(' => {
-                at = end_of_group(bytes, start, b'(', b')');
+                at = after_closing(bytes, start, b'(', b')').unwrap_or(bytes.len());
                 HeadToken::Group
             }
             b'[' => {
-                at = end_of_group(bytes, start, b'[', b']');
+                at = after_closing(bytes, start, b'[', b']').unwrap_or(bytes.len());
                 HeadToken::Other(b'[')
             }
             // Skip a member initializer.
             b'{' => {
-                at = end_of_group(bytes, start, b'{', b'}');
+                at = after_closing(bytes, start, b'{', b'}').unwrap_or(bytes.len());
                 HeadToken::Group
             }
             b':' if bytes.get(at) == Some(&b':') => {
@@ -303,8 +305,8 @@ fn tokenize(head: &str) -> Vec<(HeadToken<'_>, usize)> {
             b':' => HeadToken::Colon,
             b'~' => HeadToken::Tilde,
             b'=' if bytes.get(at) != Some(&b'=') && !ends_operator(head, start) => HeadToken::Assign,
-            _ if super::mask::is_word_byte(byte) => {
-                while bytes.get(at).is_some_and(|byte| super::mask::is_word_byte(*byte)) {
+            _ if is_word_byte(byte) => {
+                while bytes.get(at).is_some_and(|byte| is_word_byte(*byte)) {
                     at += 1;
                 }
                 HeadToken::Word(head.get(start..at).unwrap_or_default())
@@ -320,21 +322,6 @@ fn tokenize(head: &str) -> Vec<(HeadToken<'_>, usize)> {
 fn ends_operator(head: &str, at: usize) -> bool {
     let before = head.get(..at).unwrap_or_default();
     before.trim_end_matches(|sign: char| "=<>!+-*/%&|^ ".contains(sign)).ends_with("operator")
-}
-
-fn end_of_group(bytes: &[u8], start: usize, open: u8, close: u8) -> usize {
-    let mut depth = 0usize;
-    for (at, &byte) in bytes.iter().enumerate().skip(start) {
-        if byte == open {
-            depth += 1;
-        } else if byte == close {
-            depth -= 1;
-            if depth == 0 {
-                return at + 1;
-            }
-        }
-    }
-    bytes.len()
 }
 
 #[cfg(test)]

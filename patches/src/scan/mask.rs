@@ -36,11 +36,8 @@ struct TextMasker<'a> {
     at: usize,
     /// The current line has only blanks so far.
     fresh: bool,
-    /// Offset of the current line.
     line: usize,
-    /// Offset of the current preprocessor line.
     directive: Option<usize>,
-    /// The current preprocessor line is an `#include`.
     include: bool,
 }
 
@@ -49,7 +46,7 @@ pub(super) fn mask_text(raw: &[u8]) -> MaskedText {
     let out = MaskedText { code, comments: Vec::new(), directives: Vec::new() };
     let mut masker = TextMasker { raw, out, at: 0, fresh: true, line: 0, directive: None, include: false };
     if raw.starts_with(UTF8_BOM) {
-        masker.blank(0..UTF8_BOM.len());
+        blank_range(&mut masker.out.code, 0..UTF8_BOM.len());
         masker.at = UTF8_BOM.len();
     }
     masker.run();
@@ -121,15 +118,6 @@ impl TextMasker<'_> {
         self.include = false;
     }
 
-    /// Blanks a range except line ends; words stay separated.
-    fn blank(&mut self, range: Range<usize>) {
-        for byte in self.out.code.get_mut(range).unwrap_or_default() {
-            if !matches!(byte, b'\n' | b'\r') {
-                *byte = b' ';
-            }
-        }
-    }
-
     fn line_comment(&mut self) {
         let start = self.at;
         let mut end = start;
@@ -153,7 +141,7 @@ impl TextMasker<'_> {
             // We inserted the whole line, so a directive on it is ours, too.
             self.directive = self.directive.filter(|directive| *directive < from);
         }
-        self.blank(from..end);
+        blank_range(&mut self.out.code, from..end);
         self.out.comments.push(from..end);
         self.at = end;
     }
@@ -161,14 +149,10 @@ impl TextMasker<'_> {
     fn block_comment(&mut self) {
         let start = self.at;
         let end = self.end_of_block(self.spliced_peek().1 + 1);
-        self.blank(start..end);
+        blank_range(&mut self.out.code, start..end);
         self.out.comments.push(start..end);
         self.at = end;
-        if let Some(last) =
-            self.raw.get(start..end).unwrap_or_default().iter().rposition(|&byte| byte == b'\n')
-        {
-            self.line = start + last + 1;
-        }
+        self.move_line(start, end);
     }
 
     /// Offset after the end of a block comment whose content begins at `at`.
@@ -206,7 +190,7 @@ impl TextMasker<'_> {
         }
         let end = end.min(self.raw.len());
         if inside {
-            self.blank(start..end);
+            blank_range(&mut self.out.code, start..end);
         }
         self.fresh = false;
         self.at = if self.raw.get(end) == Some(&quote) { end + 1 } else { end };
@@ -262,9 +246,9 @@ impl TextMasker<'_> {
         closing.extend_from_slice(delimiter);
         closing.push(b'"');
         let body = inside + delimiter.len() + 1;
-        let end = find(self.raw.get(body..).unwrap_or_default(), &closing)
+        let end = memchr::memmem::find(self.raw.get(body..).unwrap_or_default(), &closing)
             .map_or(self.raw.len(), |length| body + length + closing.len() - 1);
-        self.blank(inside..end);
+        blank_range(&mut self.out.code, inside..end);
         self.move_line(inside, end);
         self.at = (end + 1).min(self.raw.len());
     }
@@ -286,7 +270,6 @@ fn splice_length(raw: &[u8], at: usize) -> usize {
     if rest.get(blanks) == Some(&b'\n') { blanks + 2 } else { 0 }
 }
 
-/// A text with continued lines joined.
 pub(super) fn join_continued(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut at = 0;
@@ -302,11 +285,39 @@ pub(super) fn join_continued(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Returns true for a byte of an identifier or number.
 pub(super) fn is_word_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
 }
 
-fn find(text: &[u8], what: &[u8]) -> Option<usize> {
-    text.windows(what.len()).position(|window| window == what)
+/// Blanks a range except line ends; words stay separated.
+pub(super) fn blank_range(text: &mut [u8], range: Range<usize>) {
+    for byte in text.get_mut(range).unwrap_or_default() {
+        if !matches!(byte, b'\n' | b'\r') {
+            *byte = b' ';
+        }
+    }
+}
+
+/// Offset after the bracket that closes the one at `start`.
+pub(super) fn after_closing(text: &[u8], start: usize, open: u8, close: u8) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, &byte) in text.iter().enumerate().skip(start) {
+        if byte == open {
+            depth += 1;
+        } else if byte == close {
+            depth -= 1;
+            if depth == 0 {
+                return Some(at + 1);
+            }
+        }
+    }
+    None
+}
+
+pub(super) fn split_directive(directive: &[u8]) -> Option<(String, Vec<u8>)> {
+    let line = join_continued(directive);
+    let line = line.trim_ascii().strip_prefix(b"#")?.trim_ascii();
+    let length = line.iter().position(|byte| !byte.is_ascii_alphabetic()).unwrap_or(line.len());
+    let (word, rest) = line.split_at_checked(length)?;
+    Some((String::from_utf8_lossy(word).into_owned(), rest.to_vec()))
 }

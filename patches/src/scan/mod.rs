@@ -10,7 +10,6 @@
 
 mod condition;
 mod conditional;
-mod container;
 mod errors;
 mod header;
 mod mask;
@@ -19,14 +18,45 @@ pub(crate) mod normal;
 mod tests;
 mod walk;
 
+use std::fmt;
 use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
 
 pub(crate) use condition::MacroValue;
 use walk::{BraceWalk, ScannedItem};
 
-pub use container::{CodeContainer, ContainerKind};
 pub(crate) use errors::reached_errors;
 pub(crate) use mask::UTF8_BOM;
+
+/// A named piece of a source file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CodeContainer {
+    /// Kind of container.
+    pub kind: ContainerKind,
+    /// Name, possibly qualified as in `A::b` or `A::~A`.
+    pub name: String,
+}
+
+impl fmt::Display for CodeContainer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            ContainerKind::Function => write!(f, "function `{}`", self.name),
+            ContainerKind::Struct => write!(f, "struct `{}`", self.name),
+        }
+    }
+}
+
+/// Kinds of container that the scanner finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContainerKind {
+    /// A function definition, from its return type to its closing brace.
+    Function,
+    /// A struct, class or union definition, from that keyword to its closing brace.
+    Struct,
+}
 
 /// A scanned source file.
 #[derive(Debug)]
@@ -35,13 +65,11 @@ pub struct ScannedSource {
     code: String,
     comments: Vec<Range<usize>>,
     directives: Vec<Range<usize>>,
-    /// Like [`ScannedSource::code`] without directives, for counting braces.
     structure: Vec<u8>,
     walks: Vec<BraceWalk>,
     doubtful: Vec<Range<usize>>,
     broken: Option<(usize, &'static str)>,
     alternatives: Vec<conditional::ConditionalAlternative>,
-    /// Offset of each line.
     lines: Vec<usize>,
 }
 
@@ -80,7 +108,7 @@ impl ScannedSource {
         let mut masked = mask::mask_text(&raw);
         let mut ways = conditional::find_variants(&mut masked);
         let walks = ways.texts.iter().map(|text| walk::walk_braces(&String::from_utf8_lossy(text))).collect();
-        let lines = std::iter::once(0).chain(line_starts(&raw)).collect();
+        let lines = std::iter::once(0).chain(memchr::memchr_iter(b'\n', &raw).map(|at| at + 1)).collect();
         Self {
             // The masked text is ASCII.
             code: String::from_utf8_lossy(&masked.code).into_owned(),
@@ -106,7 +134,6 @@ impl ScannedSource {
         &self.code
     }
 
-    /// Like [`Self::code`], without preprocessor lines.
     pub(crate) fn structure(&self) -> &[u8] {
         &self.structure
     }
@@ -139,7 +166,6 @@ impl ScannedSource {
         self.lines.partition_point(|start| *start <= at)
     }
 
-    /// Offset of the line that contains a byte.
     pub(crate) fn line_start(&self, at: usize) -> usize {
         self.lines.get(self.line(at).saturating_sub(1)).copied().unwrap_or(0)
     }
@@ -186,7 +212,14 @@ impl ScannedSource {
         if let Some((at, why)) = self.walks.iter().find_map(|walk| walk.trouble) {
             return unsure(at, why);
         }
-        ContainerSearch::All(first.into_iter().map(Self::found).collect())
+        let found = |item: &ScannedItem| FoundContainer {
+            start: item.start,
+            name: item.name,
+            open: item.open,
+            end: item.end,
+            path: item.path.join("::"),
+        };
+        ContainerSearch::All(first.into_iter().map(found).collect())
     }
 
     /// Full names of all containers of this kind.
@@ -197,20 +230,6 @@ impl ScannedSource {
             .filter(move |item| item.kind == kind)
             .map(|item| (item.path.join("::"), self.line(item.start)))
     }
-
-    fn found(item: &ScannedItem) -> FoundContainer {
-        FoundContainer {
-            start: item.start,
-            name: item.name,
-            open: item.open,
-            end: item.end,
-            path: item.path.join("::"),
-        }
-    }
-}
-
-fn line_starts(raw: &[u8]) -> impl Iterator<Item = usize> {
-    raw.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1)
 }
 
 /// Returns true if a marker at the end of this line stays a comment of its own: no string or comment of the

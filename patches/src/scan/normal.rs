@@ -16,21 +16,18 @@ use sha2::{Digest, Sha256};
 use super::{FoundContainer, ScannedSource};
 
 /// Description of the hashed text, written into every `fingerprints.json`.
-pub(crate) const NORMALISATION: &str = "strip // and /* */ comments, collapse white space, sha256[:16] of name..closing brace (struct: from that word), behind the directives of the conditionals around it";
+pub(crate) const NORMALISATION: &str = "strip // and /* */ comments, collapse white space, sha256[:16] of \
+                                       name..closing brace (struct: from that word), behind the directives of the \
+                                       conditionals around it";
 
-/// Hexadecimal digits of a container's hash.
 pub(crate) const CONTAINER_DIGITS: usize = 16;
-/// Hexadecimal digits of a piece's hash.
 pub(crate) const PIECE_DIGITS: usize = 8;
 
 /// A statement, head or preprocessor line of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CodePiece {
-    /// Line where the piece begins, from 1.
     pub(crate) line: usize,
-    /// Normalized text.
     pub(crate) text: String,
-    /// Hash, 8 hexadecimal digits.
     pub(crate) hash: String,
 }
 
@@ -47,7 +44,6 @@ pub(crate) fn hash_containers(source: &ScannedSource, found: &[FoundContainer]) 
     hash_digits(&texts.join(&b' '), CONTAINER_DIGITS)
 }
 
-/// The pieces of a container.
 pub(crate) fn container_pieces(source: &ScannedSource, found: &FoundContainer) -> Vec<CodePiece> {
     let code = source.code().as_bytes();
     let range = found.name..found.end;

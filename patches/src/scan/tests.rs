@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::container::ContainerKind;
+use super::ContainerKind;
 use super::*;
 
 fn container(kind: ContainerKind, name: &str) -> CodeContainer {

@@ -1,12 +1,12 @@
 //! Walks the braces of a text, and names the blocks that they enclose.
 
-use super::container::ContainerKind;
+use super::ContainerKind;
 use super::header::{BlockKind, classify};
+use super::mask::after_closing;
 
 /// Maximum nesting of scopes; no real source has more.
 const MAX_SCOPE_DEPTH: usize = 300;
 
-/// A function or struct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ScannedItem {
     pub(super) kind: ContainerKind,
@@ -17,7 +17,6 @@ pub(super) struct ScannedItem {
     /// Beginning of the item's name, or of the keyword `struct`.
     pub(super) name: usize,
     pub(super) open: usize,
-    /// End: after the closing brace.
     pub(super) end: usize,
 }
 
@@ -29,7 +28,6 @@ pub(super) struct BraceWalk {
 }
 
 struct ScopeFrame {
-    /// Number of names added to the path.
     names: usize,
     /// Index of the item that the closing brace ends.
     item: Option<usize>,
@@ -37,120 +35,125 @@ struct ScopeFrame {
 }
 
 pub(super) fn walk_braces(text: &str) -> BraceWalk {
-    let bytes = text.as_bytes();
-    let mut walk = BraceWalk::default();
-    let mut path: Vec<String> = Vec::new();
-    let mut frames: Vec<ScopeFrame> = Vec::new();
-    let mut head = 0;
-    let mut parens = 0usize;
-    let mut at = 0;
-    while let Some(&byte) = bytes.get(at) {
-        at += 1;
-        match byte {
-            b'(' => parens += 1,
-            b')' => parens = parens.saturating_sub(1),
-            b';' if parens == 0 => head = at,
-            b'{' => {
-                let open = at - 1;
-                let opens = if parens > 0 {
-                    BlockKind::Member
-                } else {
-                    classify(text.get(head..open).unwrap_or_default())
-                };
-                let (kind, name, place) = match opens {
-                    BlockKind::Scope { name } => {
-                        if frames.len() >= MAX_SCOPE_DEPTH {
-                            walk.trouble = Some((open, "scopes are nested too deep"));
-                            return walk;
-                        }
-                        frames.push(ScopeFrame { names: name.len(), item: None, open });
-                        path.extend(name);
-                        head = at;
-                        continue;
-                    }
-                    BlockKind::Struct { name, at } => (ContainerKind::Struct, name, at),
-                    BlockKind::Function { name, at } => (ContainerKind::Function, name, at),
-                    BlockKind::Member | BlockKind::Other => {
-                        let Some(end) = after_closing(bytes, open) else {
-                            walk.trouble = walk.trouble.or(Some((open, "nothing closes this brace")));
-                            return walk;
-                        };
-                        at = end;
-                        if opens == BlockKind::Other {
-                            head = at;
-                        }
-                        continue;
-                    }
-                };
-                let blanks =
-                    bytes.get(head..open).unwrap_or_default().iter().take_while(|b| b.is_ascii_whitespace());
-                let start = skip_labels(text, head + blanks.count(), open);
-                let mut full = path.clone();
-                full.extend(name.iter().cloned());
-                let item = ScannedItem { kind, path: full, start, name: head + place, open, end: 0 };
-                if kind == ContainerKind::Struct {
-                    if frames.len() >= MAX_SCOPE_DEPTH {
-                        walk.trouble = Some((open, "scopes are nested too deep"));
-                        return walk;
-                    }
-                    frames.push(ScopeFrame { names: name.len(), item: Some(walk.items.len()), open });
-                    path.extend(name);
-                    walk.items.push(item);
-                } else {
-                    let Some(end) = after_closing(bytes, open) else {
-                        walk.trouble = walk.trouble.or(Some((open, "nothing closes this brace")));
-                        return walk;
-                    };
-                    walk.items.push(ScannedItem { end, ..item });
-                    at = end;
-                }
-                head = at;
-            }
-            b'}' => {
-                head = at;
-                parens = 0;
-                match frames.pop() {
-                    Some(frame) => {
-                        path.truncate(path.len() - frame.names);
-                        if let Some(item) = frame.item.and_then(|item| walk.items.get_mut(item)) {
-                            item.end = at;
-                        }
-                    }
-                    None => {
-                        walk.trouble =
-                            walk.trouble.or(Some((at - 1, "nothing opened what this brace closes")));
-                    }
-                }
-            }
-            _ => {}
-        }
+    let mut walker = BraceWalker {
+        text,
+        walk: BraceWalk::default(),
+        path: Vec::new(),
+        frames: Vec::new(),
+        head: 0,
+        at: 0,
+    };
+    if walker.run().is_none() {
+        return walker.walk;
     }
-    if let Some(frame) = frames.last() {
-        walk.trouble = walk.trouble.or(Some((frame.open, "nothing closes this brace")));
+    let mut walk = walker.walk;
+    if let Some(frame) = walker.frames.last() {
+        walk.trouble = walk.trouble.or(Some((frame.open, UNCLOSED)));
     }
     walk.items.retain(|item| item.end > 0);
     walk
 }
 
-/// Offset after the brace that closes the one at `open`.
-fn after_closing(bytes: &[u8], open: usize) -> Option<usize> {
-    let mut depth = 0usize;
-    for (at, &byte) in bytes.iter().enumerate().skip(open) {
-        match byte {
-            b'{' => depth += 1,
-            b'}' => {
-                depth -= 1;
-                if depth == 0 {
-                    return Some(at + 1);
-                }
-            }
-            _ => {}
-        }
-    }
-    None
+const UNCLOSED: &str = "nothing closes this brace";
+
+/// Methods return `None` after a trouble behind which nothing is certain.
+struct BraceWalker<'a> {
+    text: &'a str,
+    walk: BraceWalk,
+    path: Vec<String>,
+    frames: Vec<ScopeFrame>,
+    /// Offset where the head of the next block begins.
+    head: usize,
+    at: usize,
 }
 
-/// Skips access labels such as `public:`.
+impl BraceWalker<'_> {
+    fn run(&mut self) -> Option<()> {
+        let mut parens = 0usize;
+        while let Some(&byte) = self.text.as_bytes().get(self.at) {
+            self.at += 1;
+            match byte {
+                b'(' => parens += 1,
+                b')' => parens = parens.saturating_sub(1),
+                b';' if parens == 0 => self.head = self.at,
+                b'{' => self.open_block(parens > 0)?,
+                b'}' => {
+                    parens = 0;
+                    self.close_scope();
+                }
+                _ => {}
+            }
+        }
+        Some(())
+    }
+
+    fn open_block(&mut self, in_parens: bool) -> Option<()> {
+        let open = self.at - 1;
+        let head = self.text.get(self.head..open).unwrap_or_default();
+        let opens = if in_parens { BlockKind::Member } else { classify(head) };
+        let (kind, name, place) = match opens {
+            BlockKind::Scope { name } => {
+                self.push_scope(name, None, open)?;
+                self.head = self.at;
+                return Some(());
+            }
+            BlockKind::Struct { name, at } => (ContainerKind::Struct, name, at),
+            BlockKind::Function { name, at } => (ContainerKind::Function, name, at),
+            BlockKind::Member | BlockKind::Other => {
+                self.at = self.end_of_block(open)?;
+                if opens == BlockKind::Other {
+                    self.head = self.at;
+                }
+                return Some(());
+            }
+        };
+        let blanks = head.bytes().take_while(u8::is_ascii_whitespace).count();
+        let start = skip_labels(self.text, self.head + blanks, open);
+        let path = [self.path.as_slice(), &name].concat();
+        let mut item = ScannedItem { kind, path, start, name: self.head + place, open, end: 0 };
+        if kind == ContainerKind::Struct {
+            self.push_scope(name, Some(self.walk.items.len()), open)?;
+        } else {
+            item.end = self.end_of_block(open)?;
+            self.at = item.end;
+        }
+        self.walk.items.push(item);
+        self.head = self.at;
+        Some(())
+    }
+
+    fn push_scope(&mut self, name: Vec<String>, item: Option<usize>, open: usize) -> Option<()> {
+        if self.frames.len() >= MAX_SCOPE_DEPTH {
+            self.walk.trouble = Some((open, "scopes are nested too deep"));
+            return None;
+        }
+        self.frames.push(ScopeFrame { names: name.len(), item, open });
+        self.path.extend(name);
+        Some(())
+    }
+
+    fn end_of_block(&mut self, open: usize) -> Option<usize> {
+        let end = after_closing(self.text.as_bytes(), open, b'{', b'}');
+        if end.is_none() {
+            self.walk.trouble = self.walk.trouble.or(Some((open, UNCLOSED)));
+        }
+        end
+    }
+
+    fn close_scope(&mut self) {
+        self.head = self.at;
+        let Some(frame) = self.frames.pop() else {
+            let trouble = (self.at - 1, "nothing opened what this brace closes");
+            self.walk.trouble = self.walk.trouble.or(Some(trouble));
+            return;
+        };
+        self.path.truncate(self.path.len() - frame.names);
+        if let Some(item) = frame.item.and_then(|item| self.walk.items.get_mut(item)) {
+            item.end = self.at;
+        }
+    }
+}
+
 fn skip_labels(text: &str, mut start: usize, end: usize) -> usize {
     loop {
         let head = text.get(start..end).unwrap_or_default();

@@ -4,7 +4,6 @@ use diffy::patch_set::{FileOperation, FilePatch, ParseOptions, PatchKind, PatchS
 
 use super::SetDiff;
 
-/// A usable file of a diff.
 #[derive(Debug)]
 pub(crate) struct FileDiff<'a> {
     pub(crate) path: String,

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::SetSeam;
+use crate::error::PatchError;
 use crate::judgement::SeamSeen;
-use crate::scan::normal::NORMALISATION;
+use crate::scan::normal::{CONTAINER_DIGITS, NORMALISATION, PIECE_DIGITS};
 
 /// Supported version of the file.
 pub const FINGERPRINTS_SCHEMA: u32 = 1;
@@ -49,10 +51,59 @@ pub struct KnownVersion {
     pub statements: Vec<String>,
 }
 
-/// Hash of a missing container.
+impl KnownVersion {
+    /// Fails with the invalid key and the reason. `before`: the earlier versions of the same seam.
+    fn check(&self, before: &[Self]) -> Result<(), (&'static str, String)> {
+        let is_hex = |text: &str, digits: usize| {
+            text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let hash = &self.hash;
+        if hash != ABSENT_HASH && !is_hex(hash, CONTAINER_DIGITS) {
+            let why =
+                format!("`{hash}` is neither {CONTAINER_DIGITS} hexadecimal digits nor `{ABSENT_HASH}`");
+            return Err(("hash", why));
+        }
+        if before.iter().any(|before| before.hash == *hash) {
+            return Err(("hash", format!("`{hash}` stands here twice")));
+        }
+        if self.label.is_empty() {
+            return Err(("label", "this says nothing".to_owned()));
+        }
+        match self.statements.iter().find(|piece| !is_hex(piece, PIECE_DIGITS)) {
+            Some(bad) => Err(("statements", format!("`{bad}` is not {PIECE_DIGITS} hexadecimal digits"))),
+            None => Ok(()),
+        }
+    }
+}
+
 pub(crate) const ABSENT_HASH: &str = "absent";
 
 impl SeamFingerprints {
+    /// Parses a `fingerprints.json`; `file` is its name in errors.
+    pub(crate) fn parse(file: &str, text: &[u8], seams: &[SetSeam]) -> crate::Result<Self> {
+        let read: Self = serde_json::from_slice(text).map_err(|error| PatchError::Set {
+            file: file.to_owned(),
+            line: Some(error.line()),
+            key: String::new(),
+            why: error.to_string(),
+        })?;
+        if read.schema != FINGERPRINTS_SCHEMA {
+            let why = format!("this is schema {}, known is {FINGERPRINTS_SCHEMA}", read.schema);
+            return Err(PatchError::set(file, "schema", why));
+        }
+        for (seam, versions) in &read.seams {
+            if !seams.iter().any(|known| known.id == *seam) {
+                return Err(PatchError::set(file, format!("seams.{seam}"), "the set has no such seam"));
+            }
+            for (number, version) in versions.iter().enumerate() {
+                version.check(&versions[..number]).map_err(|(key, why)| {
+                    PatchError::set(file, format!("seams.{seam}[{}].{key}", number + 1), why)
+                })?;
+            }
+        }
+        Ok(read)
+    }
+
     /// Known versions of a seam.
     pub fn versions(&self, seam: &str) -> &[KnownVersion] {
         self.seams.get(seam).map(Vec::as_slice).unwrap_or_default()
@@ -61,7 +112,6 @@ impl SeamFingerprints {
     /// Serializes the file, with a final line end.
     ///
     /// # Errors
-    ///
     /// None known: all content can be represented in JSON.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string_pretty(self).map(|text| text + "\n")

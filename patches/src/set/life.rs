@@ -1,13 +1,6 @@
 //! The life of a fix or another mitigation: the llama.cpp revisions in which it is needed, superseded or
 //! harmful, with the evidence.
 //!
-//! ```text
-//!  statements of a set: [LifeStatement] ──┐
-//!                                         ├── FixStanding::from_life ──> needed, superseded or harmful,
-//!  inspected revision: InspectedRevision ─┘                              with all statements that apply
-//!  (the probes that hold in a source; else the number of a build)
-//! ```
-//!
 //! Evidence from a source takes precedence over a build number: forks count their builds differently, and
 //! cherry-pick commits.
 
@@ -15,6 +8,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+use crate::builds::{format_range, in_range};
 
 /// A statement about some revisions.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -118,12 +113,7 @@ impl EvidenceKind {
 impl LifeStatement {
     /// Range of builds; empty: all.
     pub fn builds(&self) -> String {
-        match (self.first.as_str(), self.last.as_str()) {
-            ("", "") => String::new(),
-            ("", last) => format!("to {last}"),
-            (first, "") => format!("from {first}"),
-            (first, last) => format!("{first}..{last}"),
-        }
+        format_range(&self.first, &self.last)
     }
 
     /// Returns true if probes in a source can decide this statement.
@@ -145,17 +135,12 @@ impl LifeStatement {
     /// Returns true if the range includes this build of llama.cpp's own history; for an unknown build only
     /// if the range is unlimited.
     fn includes_build(&self, build: Option<u32>) -> bool {
-        let number = |text: &str| text.strip_prefix('b').and_then(|digits| digits.parse::<u32>().ok());
         match build {
             None => self.first.is_empty() && self.last.is_empty(),
-            Some(build) => {
-                number(&self.first).is_none_or(|first| first <= build)
-                    && number(&self.last).is_none_or(|last| build <= last)
-            }
+            Some(build) => in_range(build, &self.first, &self.last),
         }
     }
 
-    /// The evidence: kind, commit, hardware and build.
     fn evidence(&self) -> String {
         let parts = [self.by.name(), &self.commit, &self.hardware, &self.build];
         let all: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();

@@ -12,8 +12,6 @@ pub mod fingerprints;
 mod fix;
 pub mod life;
 pub(crate) mod load;
-mod names;
-mod selection;
 
 use serde::Deserialize;
 
@@ -21,69 +19,55 @@ use crate::scan::CodeContainer;
 use conformance::ConformanceSpec;
 use fingerprints::SeamFingerprints;
 
-pub use catalogue::SetCatalogue;
+pub use catalogue::{SelectedSets, SetCatalogue, SetSelection};
 pub use fix::{
     AffectedBuilds, FixEvidence, FixValue, FixVariable, SetFix, UpstreamState, UpstreamStatus, VariableKind,
 };
-pub use selection::{SelectedSets, SetSelection};
 
-/// Content of a `set.toml`.
+/// A folder of patches: insertions into a tree, and conditions on that tree. Read from its `set.toml`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SetDocument {
-    pub(super) schema: u32,
-    pub(super) id: String,
-    pub(super) title: String,
-    #[serde(default)]
-    pub(super) backends: Vec<String>,
-    #[serde(default)]
-    pub(super) first: Option<String>,
-    #[serde(default, rename = "sidecar")]
-    pub(super) sidecars: Vec<SetSidecar>,
-    #[serde(default, rename = "hook")]
-    pub(super) hooks: Vec<SetHook>,
-    #[serde(default, rename = "probe")]
-    pub(super) probes: Vec<SetProbe>,
-    #[serde(default, rename = "seam")]
-    pub(super) seams: Vec<SetSeam>,
-    #[serde(default, rename = "fix")]
-    pub(super) fixes: Vec<SetFix>,
-    #[serde(default, rename = "diff")]
-    pub(super) diffs: Vec<SetDiff>,
-    #[serde(default)]
-    pub(super) conformance: Option<ConformanceSpec>,
-}
-
-/// A folder of patches: insertions into a tree, and conditions on that tree.
-#[derive(Clone, Debug)]
 pub struct PatchSet {
+    schema: u32,
     /// Id, the folder's name, `[a-z0-9-]+`.
     pub id: String,
     /// Description in one line.
     pub title: String,
     /// Supported backends; empty: all.
+    #[serde(default)]
     pub backends: Vec<String>,
     /// First supported upstream build, such as `b4881`. Documentation only, never a condition.
+    #[serde(default)]
     pub first: Option<String>,
     /// Our own source files.
+    #[serde(default, rename = "sidecar")]
     pub sidecars: Vec<SetSidecar>,
     /// Lines inserted into upstream's files.
+    #[serde(default, rename = "hook")]
     pub hooks: Vec<SetHook>,
     /// Facts that must hold.
+    #[serde(default, rename = "probe")]
     pub probes: Vec<SetProbe>,
     /// Containers whose text must be a known version.
+    #[serde(default, rename = "seam")]
     pub seams: Vec<SetSeam>,
     /// Defects that the set fixes.
+    #[serde(default, rename = "fix")]
     pub fixes: Vec<SetFix>,
     /// Plain diffs, applied strictly.
+    #[serde(default, rename = "diff")]
     pub diffs: Vec<SetDiff>,
     /// Program that tests the set with a tree's own code.
+    #[serde(default)]
     pub conformance: Option<ConformanceSpec>,
     /// Hash over the set's files except known versions of upstream's code, in hexadecimal digits.
+    #[serde(skip)]
     pub digest: String,
     /// Known versions of the seams.
+    #[serde(skip)]
     pub fingerprints: SeamFingerprints,
     /// Origin of the set.
+    #[serde(skip)]
     pub origin: SetOrigin,
 }
 
@@ -105,9 +89,10 @@ impl PatchSet {
 }
 
 /// Origin of a set.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SetOrigin {
     /// Embedded in this program.
+    #[default]
     Embedded,
     /// The user's own, in this folder.
     Folder(PathBuf),
@@ -320,7 +305,6 @@ impl fmt::Display for CodePattern {
     }
 }
 
-/// Joins the lines of a message.
 pub(crate) fn join_lines(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

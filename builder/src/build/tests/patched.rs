@@ -213,7 +213,7 @@ async fn a_source_that_changed_after_it_was_planned_is_not_patched() {
     for changed in [format!("// more\n{ENGINE}"), ENGINE.replace("+= 1", "+= 2")] {
         fs::write(&engine, &changed).unwrap();
         let root = rig.folder.path().join("source");
-        let error = patching::apply_sets(&rig.request.patches, &plan, &root).unwrap_err();
+        let error = planning::apply_sets(&rig.request.patches, &plan, &root).unwrap_err();
         assert!(matches!(error, BuilderError::SourceChanged { .. } | BuilderError::Patches(_)), "{error}");
         assert_eq!(fs::read_to_string(&engine).unwrap(), changed);
     }

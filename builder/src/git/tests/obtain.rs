@@ -11,11 +11,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::server::Server;
 use super::{Item, Made};
-use crate::error::BuilderError;
+use crate::error::{BuilderError, ErrorClass};
 use crate::event::{BuildEvent, EventReporter};
 use crate::git::fetch::{FetchLimits, FetchRequest, fetch};
 use crate::git::{CommitRequest, GitError, GitLocation, ObtainedCommit, cache, obtain};
-use crate::kind::ErrorClass;
 use crate::lock::FileLock;
 
 /// A repository behind a server, and an empty cache.

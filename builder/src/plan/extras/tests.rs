@@ -81,7 +81,7 @@ fn what_a_source_offers_is_seen_by_its_files() {
     let both = ui_with("tools/ui/CMakeLists.txt", either);
     let found = offers(&both, "tools/server");
     assert_eq!((&found.page, found.old_switch), (&PageOrigin::Npm, true), "either name makes the page there");
-    let none = ExtraTools { npm: Err("npm is not here".into()), openssl: None, curl: None };
+    let none = ExtraTools { npm: Err("npm is not here".into()), library: None };
     assert!(choose_extras(&found, &none, |_| false).old_switch_off);
     assert!(!choose_extras(&offers(&UI, "tools/server"), &none, |_| false).old_switch_off);
     let with_dist = [&UI[..], &[("tools/ui/dist/index.html", "x")]].concat();
@@ -111,7 +111,7 @@ fn a_source_that_lacks_a_part_of_its_page_is_built_without_it() {
     }
     let lacks =
         SourceFeatures { page: PageOrigin::Lacks("a/b".into()), stand_in: true, ..SourceFeatures::default() };
-    let tools = ExtraTools { npm: Ok(NpmVersion("npm 10".into())), openssl: None, curl: None };
+    let tools = ExtraTools { npm: Ok("npm 10".into()), library: None };
     let choice = choose_extras(&lacks, &tools, |_| false);
     assert!(!choice.npm && choice.words.stand_in && !choice.old_switch_off);
     assert_eq!(choice.words.page, "none: this source lacks a/b, of which it is made");
@@ -133,9 +133,9 @@ fn a_source_that_does_not_compile_without_a_page_gets_a_library_without_one() {
     let broken = ui_with("tools/ui/embed.cpp", "std::string asset_dir = argv[3];");
     let found = offers(&broken, "tools/server");
     assert_eq!((&found.page, found.stand_in, found.needs_page), (&PageOrigin::Npm, false, true));
-    let none = ExtraTools { npm: Err("npm is not here".into()), openssl: None, curl: None };
+    let none = ExtraTools { npm: Err("npm is not here".into()), library: None };
     assert!(choose_extras(&found, &none, |_| false).words.stand_in);
-    let npm = ExtraTools { npm: Ok(NpmVersion("npm 10".into())), ..none };
+    let npm = ExtraTools { npm: Ok("npm 10".into()), ..none };
     let choice = choose_extras(&found, &npm, |_| false);
     assert!(choice.npm && !choice.words.stand_in);
     assert!(choose_extras(&found, &npm, |option| option == PAGE_OPTION).words.stand_in, "it was turned off");
@@ -151,12 +151,8 @@ fn what_can_be_had_is_built_in_and_what_cannot_is_said_with_its_cure() {
         fetches: DownloadLibrary::OpenSsl,
         ..SourceFeatures::default()
     };
-    let tools = ExtraTools {
-        npm: Ok(NpmVersion("npm 10.8.2".to_owned())),
-        openssl: Some(OpenSslVersion("OpenSSL 3.0".to_owned())),
-        curl: Some(CurlVersion("libcurl 7.88".to_owned())),
-    };
-    let none = ExtraTools { npm: Err("there is none here".to_owned()), openssl: None, curl: None };
+    let tools = ExtraTools { npm: Ok("npm 10.8.2".to_owned()), library: Some("OpenSSL 3.0".to_owned()) };
+    let none = ExtraTools { npm: Err("there is none here".to_owned()), library: None };
     let both = choose_extras(&all, &tools, |_| false);
     assert!(both.npm && both.linked == DownloadLibrary::OpenSsl);
     assert_eq!(both.versions, ["npm 10.8.2", "OpenSSL 3.0"]);
@@ -175,16 +171,12 @@ fn a_source_that_fetches_through_libcurl_gets_it_where_it_is() {
         fetches: DownloadLibrary::Curl,
         ..SourceFeatures::default()
     };
-    let mut tools = ExtraTools {
-        npm: Ok(NpmVersion("npm 10.8.2".to_owned())),
-        openssl: Some(OpenSslVersion("OpenSSL 3.0".to_owned())),
-        curl: Some(CurlVersion("libcurl 7.88".to_owned())),
-    };
+    let mut tools = ExtraTools { npm: Ok("npm 10.8.2".to_owned()), library: Some("libcurl 7.88".to_owned()) };
     let choice = choose_extras(&old, &tools, |_| false);
     assert_eq!(choice.linked, DownloadLibrary::Curl);
     assert_eq!(choice.versions, ["libcurl 7.88"], "nothing of the others goes into it");
     assert_eq!(choice.words.https, "through libcurl 7.88 of this machine");
-    tools.curl = None;
+    tools.library = None;
     let choice = choose_extras(&old, &tools, |_| false);
     assert!(choice.linked == DownloadLibrary::None && choice.versions.is_empty());
     assert!(choice.words.https.contains("`-hf` fetches nothing: apt install libcurl4-openssl-dev"));

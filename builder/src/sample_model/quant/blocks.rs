@@ -2,7 +2,6 @@
 
 use super::{nearest_step, round_scale, scale_at};
 
-/// Numbers per block.
 const BLOCK_LENGTH: usize = 32;
 
 /// Values of the 16 indices of the format `IQ4_NL`, in units of the scale.
@@ -73,7 +72,6 @@ fn halved_power(exponent: u8) -> f32 {
     })
 }
 
-/// Index of the table's value nearest to a number.
 fn nearest_index(table: &[i8; 16], number: f32, scale: f32) -> u8 {
     let distance = |value: i8| (number - f32::from(value) * scale).abs();
     let (mut best, mut least) = (0, f32::INFINITY);

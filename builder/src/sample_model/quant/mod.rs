@@ -43,7 +43,6 @@ pub(crate) fn encode(kind: WeightKind, numbers: &[f32]) -> Vec<u8> {
     out
 }
 
-/// Decodes bytes into numbers.
 pub(crate) fn decode(kind: WeightKind, bytes: &[u8]) -> Vec<f32> {
     let block = usize::try_from(kind.bytes(kind.block_length() as u64)).unwrap_or(1);
     let mut out = Vec::with_capacity(bytes.len() / block * kind.block_length());
@@ -69,7 +68,6 @@ fn round_scale(scale: f32) -> (f32, [u8; 2]) {
     (half::from_bits(bits), bits.to_le_bytes())
 }
 
-/// The f16 at byte `at` of a block.
 fn scale_at(block: &[u8], at: usize) -> f32 {
     half::from_bits(u16::from_le_bytes([block[at], block[at + 1]]))
 }

@@ -5,9 +5,7 @@ use super::{nearest_step, round_scale, scale_at};
 
 /// Numbers per scale and minimum in `Q4_K` and `Q5_K`.
 const PART_LENGTH: usize = 32;
-/// Parts per block.
 const PART_COUNT: usize = 8;
-/// Largest six-bit scale or minimum.
 const MAX_SCALE: i8 = 63;
 /// Numbers per scale in `Q6_K`.
 const Q6_PART_LENGTH: usize = 16;
@@ -63,7 +61,6 @@ pub(super) fn decode_with_minima(block: &[u8], bits: u32, out: &mut Vec<f32>) {
     }
 }
 
-/// The largest integer of `bits` bits.
 const fn largest_integer(bits: u32) -> i8 {
     if bits == 5 { 31 } else { 15 }
 }

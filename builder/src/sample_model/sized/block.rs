@@ -13,12 +13,9 @@ use crate::gguf::FillFn;
 
 /// Numbers per block; the largest prime below 2^20.
 const BLOCK_NUMBERS: usize = 1_048_573;
-/// Minimum numbers per thread.
 const MIN_THREAD_NUMBERS: usize = 1 << 14;
-/// Minimum bytes per write to the file.
 const MIN_WRITE_BYTES: usize = 1 << 20;
 
-/// A row while it is written.
 pub(super) struct MatrixRow<'a>(&'a mut [u8]);
 
 impl MatrixRow<'_> {
@@ -29,7 +26,6 @@ impl MatrixRow<'_> {
         }
     }
 
-    /// Sets all numbers to 0.
     pub(super) fn clear(&mut self) {
         self.0.fill(0);
     }

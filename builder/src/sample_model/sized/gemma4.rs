@@ -13,7 +13,7 @@ pub(super) fn gemma4_file(model: &SizedModel) -> GgufWriter {
     let (width, feed) = (sizes.width, sizes.feed);
     let mut w = SizedWriter::new("gemma4", "gemma4", model.seed);
     metadata(&mut w.file, model);
-    w.numbers(
+    w.file.numbers(
         "gemma4",
         [
             ("context_length", sizes.context),
@@ -33,7 +33,7 @@ pub(super) fn gemma4_file(model: &SizedModel) -> GgufWriter {
             ("vocab_size", sizes.vocab),
         ],
     );
-    vocab::add_with_words(&mut w.file, VocabKind::Images, word_count(sizes.vocab));
+    vocab::add_vocab(&mut w.file, VocabKind::Images, word_count(sizes.vocab));
 
     // llama.cpp multiplies embeddings by the square root of the width.
     w.embedding(sizes, 1.0 / f64::from(width).sqrt());
@@ -66,7 +66,6 @@ pub(super) fn gemma4_file(model: &SizedModel) -> GgufWriter {
     w.file
 }
 
-/// Metadata other than plain numbers.
 fn metadata(file: &mut GgufWriter, model: &SizedModel) {
     let sizes = &model.sizes;
     let layers = 0..sizes.layers;

@@ -9,11 +9,8 @@ use super::super::noise::NoiseStream;
 use super::{ATTENTION_DEVIATION, SizedWriter, VisionModel, block};
 use crate::gguf::{FillFn, GgufWriter, MetadataValue, WeightKind};
 
-/// Edge of a patch in pixels.
 const PATCH_EDGE: u32 = 16;
-/// Patches pooled in each direction.
 const POOL_EDGE: u32 = 3;
-/// Maximum rows and columns of patches in an image.
 const MAX_PATCH_ROWS: u32 = 1024;
 /// Edge in pixels stated in the metadata; images keep their aspect ratio.
 const IMAGE_EDGE: u32 = 768;
@@ -32,7 +29,7 @@ pub(super) fn gemma4v_file(vision: &VisionModel) -> GgufWriter {
         .set("clip.vision.attention.layer_norm_epsilon", MetadataValue::F32(1e-6))
         .set("clip.vision.image_mean", MetadataValue::F32s(vec![0.0; 3]))
         .set("clip.vision.image_std", MetadataValue::F32s(vec![1.0; 3]));
-    w.numbers(
+    w.file.numbers(
         "clip.vision",
         [
             ("embedding_length", width),

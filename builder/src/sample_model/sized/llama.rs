@@ -8,7 +8,7 @@ pub(super) fn llama_file(model: &SizedModel) -> GgufWriter {
     let sizes = &model.sizes;
     let (width, feed) = (sizes.width, sizes.feed);
     let mut w = SizedWriter::new("llama", "llama", model.seed);
-    w.numbers(
+    w.file.numbers(
         "llama",
         [
             ("context_length", sizes.context),
@@ -26,7 +26,7 @@ pub(super) fn llama_file(model: &SizedModel) -> GgufWriter {
     w.file
         .set("llama.rope.freq_base", MetadataValue::F32(500_000.0))
         .set("llama.attention.layer_norm_rms_epsilon", MetadataValue::F32(1e-5));
-    vocab::add_with_words(&mut w.file, VocabKind::Images, word_count(sizes.vocab));
+    vocab::add_vocab(&mut w.file, VocabKind::Images, word_count(sizes.vocab));
 
     w.embedding(sizes, 1.0);
     w.vector("output_norm", width, 1.0);

@@ -6,13 +6,6 @@
 //! end token. Channel 0 of the embedding is a constant that no layer writes to, and through it column 0 of
 //! the output matrix excludes all tokens but words (see the parent module). Sums of layers are scaled so
 //! that this holds for any number of them.
-//!
-//! | file | content |
-//! |---|---|
-//! | `sizes` | model sizes |
-//! | `llama`, `gemma4` | metadata and tensors of a language model |
-//! | `gemma4v` | metadata and tensors of a vision encoder and projector |
-//! | `block` | noise of any size |
 
 mod block;
 mod gemma4;
@@ -40,11 +33,9 @@ pub struct SizedModel {
     pub seed: u64,
 }
 
-/// A vision encoder and projector for `--mmproj`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct VisionModel {
     pub(super) sizes: VisionSizes,
-    /// Width of the language model.
     pub(super) width: u32,
     pub(super) seed: u64,
 }
@@ -122,12 +113,6 @@ impl SizedWriter {
         // llama.cpp's file type "mostly f16".
         file.set("general.file_type", MetadataValue::U32(1));
         Self { file, seed }
-    }
-
-    fn numbers<const N: usize>(&mut self, prefix: &str, entries: [(&str, u32); N]) {
-        for (key, number) in entries {
-            self.file.set(&format!("{prefix}.{key}"), MetadataValue::U32(number));
-        }
     }
 
     /// Adds an f32 vector that repeats one number.

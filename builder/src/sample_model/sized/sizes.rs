@@ -42,14 +42,12 @@ pub struct ModelSizes {
     pub context: u32,
 }
 
-/// Size of a vision encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sample_model) struct VisionSizes {
     /// Layers, at most 512.
     pub(super) layers: u32,
     /// Width; must be a multiple of four times the heads.
     pub(super) width: u32,
-    /// Width inside the feed-forward part.
     pub(super) feed: u32,
     pub(super) heads: u32,
 }
@@ -121,7 +119,6 @@ impl ModelSizes {
         layer % 6 != 5 && layer + 1 != self.layers
     }
 
-    /// Attention heads of this layer.
     pub(super) const fn attention(&self, layer: u32) -> AttentionHeads {
         if self.is_windowed(layer) { self.windowed } else { self.full }
     }

@@ -11,42 +11,33 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
-use tokio_util::sync::CancellationToken;
-
-use crate::environment::BuildEnvironment;
-use crate::error::{BuilderError, Result, io_error};
-use crate::plan::target::CpuTarget;
+use crate::build::Builder;
+use crate::error::{BuilderError, Result, io_error, program_error};
+use crate::plan::CpuTarget;
 use crate::process::{ChildExit, output};
 
-use super::asking::program_output;
 use super::found::BuildCompilers;
 
-/// Source of the test program.
 const PROBE_SOURCE: &str = include_str!("probe.cpp");
 /// Macro that ggml requires to compile its AMX kernels.
 const AMX_MACRO: &str = "#define __AMX_INT8__ ";
 /// Exit status of the probe if the system grants no tiles.
 const NO_TILES_STATUS: i32 = 3;
 
-/// Result of the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TileCode {
-    /// The compiler writes the whole configuration.
     Kept,
-    /// The compiler drops a part of the configuration.
     Dropped,
-    /// The check failed, with the reason.
     Unknown(String),
 }
 
 /// Returns true if these compilers would compile ggml's AMX kernels: for this machine's processor, or
 /// because of the user's flags.
 pub(crate) async fn compiles_amx(
-    env: &BuildEnvironment,
+    builder: &Builder,
     compilers: &BuildCompilers,
     arch: CpuTarget,
     flags: &str,
-    cancel: &CancellationToken,
 ) -> Result<bool> {
     if !compilers.target.starts_with("x86_64") {
         return Ok(false);
@@ -55,7 +46,7 @@ pub(crate) async fn compiles_amx(
     let mut arguments: Vec<&str> = [native].into_iter().filter(|flag| !flag.is_empty()).collect();
     arguments.extend(flags.split_whitespace());
     arguments.extend(["-dM", "-E", "-x", "c++", "/dev/null"]);
-    match program_output(env, &compilers.cxx.path, &arguments, "asking for AMX", cancel).await {
+    match builder.program_output(&compilers.cxx.path, &arguments, "asking for AMX").await {
         Ok(macros) => Ok(macros.lines().any(|line| line.starts_with(AMX_MACRO))),
         Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
         // The compiler does not support the user's flags: cmake reports that.
@@ -63,36 +54,27 @@ pub(crate) async fn compiles_amx(
     }
 }
 
-/// Runs the check. `folder` receives a temporary folder.
-pub(crate) async fn check_tile_code(
-    env: &BuildEnvironment,
-    cxx: &Path,
-    folder: &Path,
-    cancel: &CancellationToken,
-) -> Result<TileCode> {
+/// Runs the check in a temporary folder below the cache.
+pub(crate) async fn check_tile_code(builder: &Builder, cxx: &Path) -> Result<TileCode> {
+    let folder = &builder.dirs.cache;
     std::fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
     let work = tempfile::Builder::new()
         .prefix("amx-probe-")
         .tempdir_in(folder)
         .map_err(io_error("creating a folder in", folder))?;
-    match run_check(env, cxx, work.path(), cancel).await {
+    match run_check(builder, cxx, work.path()).await {
         Err(BuilderError::Program { why, .. }) => Ok(TileCode::Unknown(why)),
         other => other,
     }
 }
 
-async fn run_check(
-    env: &BuildEnvironment,
-    cxx: &Path,
-    work: &Path,
-    cancel: &CancellationToken,
-) -> Result<TileCode> {
+async fn run_check(builder: &Builder, cxx: &Path, work: &Path) -> Result<TileCode> {
     let path = |name: &str| work.join(name).to_string_lossy().into_owned();
     let (source, code, reading) = (path("probe.cpp"), path("probe.s"), path("reading.s"));
     std::fs::write(&source, PROBE_SOURCE).map_err(io_error("writing", &source))?;
     // The flags of ggml's release build, and the headers of its AMX files.
     let compile = ["-O3", "-mamx-tile", "-S", &source, "-o", &code];
-    program_output(env, cxx, &compile, "compiling a probe for AMX", cancel).await?;
+    builder.program_output(cxx, &compile, "compiling a probe for AMX").await?;
     let text = std::fs::read_to_string(&code).map_err(io_error("reading", &code))?;
     let Some(text) = replace_tile_loads(&text) else {
         return Ok(TileCode::Unknown("its code for AMX is in a form that is not known".to_owned()));
@@ -100,14 +82,14 @@ async fn run_check(
     std::fs::write(&reading, text).map_err(io_error("writing", &reading))?;
 
     let (reads, loads) = (path("reads"), path("loads"));
-    program_output(env, cxx, &[&reading, "-o", &reads], "assembling a probe for AMX", cancel).await?;
-    match run_probe(env, &reads, &[], cancel).await? {
+    builder.program_output(cxx, &[&reading, "-o", &reads], "assembling a probe for AMX").await?;
+    match run_probe(builder, &reads, &[]).await? {
         (Some(0), _) => {}
         (Some(1), _) => return Ok(TileCode::Dropped),
         (code, signal) => return Ok(unknown_end(code, signal)),
     }
-    program_output(env, cxx, &[&code, "-o", &loads], "assembling a probe for AMX", cancel).await?;
-    match run_probe(env, &loads, &["load"], cancel).await? {
+    builder.program_output(cxx, &[&code, "-o", &loads], "assembling a probe for AMX").await?;
+    match run_probe(builder, &loads, &["load"]).await? {
         (Some(0 | NO_TILES_STATUS), _) => Ok(TileCode::Kept),
         // The processor rejects the configuration for another reason.
         (None, Some(_)) => Ok(TileCode::Dropped),
@@ -117,20 +99,16 @@ async fn run_check(
 
 /// Runs a probe; returns its exit status, or the signal that ended it.
 async fn run_probe(
-    env: &BuildEnvironment,
+    builder: &Builder,
     program: &str,
     arguments: &[&str],
-    cancel: &CancellationToken,
 ) -> Result<(Option<i32>, Option<i32>)> {
-    let mut command = env.command(Path::new(program));
+    let mut command = builder.env.command(Path::new(program));
     command.args(arguments);
-    match output(command, cancel).await {
+    match output(command, &builder.cancel).await {
         Ok((ChildExit::Exited(status), _)) => Ok((status.code(), status.signal())),
         Ok((ChildExit::Cancelled, _)) => Err(BuilderError::Cancelled),
-        Err(error) => {
-            let doing = "running a probe for AMX".to_owned();
-            Err(BuilderError::Program { command: program.to_owned(), doing, why: error.to_string() })
-        }
+        Err(error) => Err(program_error(program, "running a probe for AMX", error.to_string())),
     }
 }
 

@@ -5,6 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use super::*;
+use crate::build::tests::builder_with;
+use crate::environment::BuildEnvironment;
 
 /// A C++ compiler with a modified `_tile_loadconfig`, which declares that it reads `bytes` bytes.
 fn compiler(folder: &Path, bytes: usize) -> PathBuf {
@@ -35,7 +37,7 @@ fn environment() -> BuildEnvironment {
 
 async fn looked(cxx: &Path) -> TileCode {
     let folder = tempfile::tempdir().unwrap();
-    let found = check_tile_code(&environment(), cxx, folder.path(), &CancellationToken::new()).await.unwrap();
+    let found = check_tile_code(&builder_with(environment(), folder.path()), cxx).await.unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left of the probe");
     found
 }
@@ -63,11 +65,11 @@ async fn kernels_for_amx_are_compiled_where_the_compiler_says_so_for_this_proces
         "c++",
         "case \" $* \" in *' -march=native '*|*' -mamx-int8 '*) echo '#define __AMX_INT8__ 1';; *' -mbad '*) exit 1;; esac",
     );
-    let tool = super::super::found::BuildTool { path: cxx, version: "1".into() };
+    let tool = crate::toolchain::BuildTool { path: cxx, version: "1".into() };
     let compilers =
         BuildCompilers { c: tool.clone(), cxx: tool, target: "x86_64-linux-gnu".into(), cpu: String::new() };
     let ask = async |compilers: &BuildCompilers, arch, flags| {
-        compiles_amx(&environment(), compilers, arch, flags, &CancellationToken::new()).await.unwrap()
+        compiles_amx(&builder_with(environment(), folder.path()), compilers, arch, flags).await.unwrap()
     };
     assert!(ask(&compilers, CpuTarget::Native, "").await);
     assert!(!ask(&compilers, CpuTarget::Portable, "").await);

@@ -3,23 +3,21 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tokio_util::sync::CancellationToken;
-
-use super::place::{missing_part, program_home, versioned_folders};
+use super::{missing_part, program_home, versioned_folders};
+use crate::build::Builder;
 use crate::environment::BuildEnvironment;
-use crate::error::{BuilderError, Result};
-use crate::plan::backend::ComputeBackend;
-use crate::toolchain::asking::program_output;
-use crate::toolchain::found::{BuildTool, GpuToolkit};
+use crate::error::Result;
+use crate::plan::ComputeBackend;
+use crate::toolchain::{BuildTool, GpuToolkit, missing_if_failed};
 
-/// Advice for installing the toolkit.
-const INSTALL_HINT: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own packages), or \
-                    name its nvcc in CUDACXX";
+const INSTALL_HINT: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own \
+                            packages), or name its nvcc in CUDACXX";
 
 /// Finds nvcc, and checks that the toolkit's libraries are installed, too.
-pub(super) async fn find_cuda(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
+pub(super) async fn find_cuda(builder: &Builder) -> Result<GpuToolkit> {
+    let env = &builder.env;
     let path = find_nvcc(env)?;
-    let text = program_output(env, &path, &["--version"], "asking for its version", cancel).await?;
+    let text = builder.program_output(&path, &["--version"], "asking for its version").await?;
     let home = program_home(&path);
     // cuBLAS's header is next to the runtime's. In an unknown layout, cmake does the search.
     let has = |header: &str| include_folders(env, &home).iter().any(|folder| folder.join(header).exists());
@@ -93,36 +91,24 @@ pub(crate) fn has_device(env: &BuildEnvironment) -> bool {
 }
 
 /// Distinct architectures of this machine's GPUs, such as `90`; empty if there are none or they are unknown.
-pub(crate) async fn architectures(
-    env: &BuildEnvironment,
-    nvcc: &Path,
-    cancel: &CancellationToken,
-) -> Result<Vec<String>> {
+pub(crate) async fn architectures(builder: &Builder, nvcc: &Path) -> Result<Vec<String>> {
+    let env = &builder.env;
     let smi = env
         .find("nvidia-smi")
         .or_else(|| env.system.iter().find_map(|system| env.find(system.join("usr/lib/wsl/lib/nvidia-smi"))));
     let query: [&str; 2] = ["--query-gpu=compute_cap", "--format=csv,noheader"];
     let asked = match smi {
-        Some(smi) => program_output(env, &smi, &query, "asking for the GPUs", cancel).await,
+        Some(smi) => builder.program_output(&smi, &query, "asking for the GPUs").await,
         None => Ok(String::new()),
     };
-    let mut found = parse_capabilities(&empty_if_failed(asked)?);
+    let mut found = parse_capabilities(&missing_if_failed(asked)?.unwrap_or_default());
     // nvcc's own helper, for containers without nvidia-smi.
     let helper = nvcc.with_file_name("__nvcc_device_query");
     if found.is_empty() && env.find(&helper).is_some() {
-        found = parse_capabilities(&empty_if_failed(
-            program_output(env, &helper, &[], "asking for the GPUs", cancel).await,
-        )?);
+        let asked = builder.program_output(&helper, &[], "asking for the GPUs").await;
+        found = parse_capabilities(&missing_if_failed(asked)?.unwrap_or_default());
     }
     Ok(found)
-}
-
-/// Maps a failed program to empty output (no GPU); cancellation stays an error.
-fn empty_if_failed(said: Result<String>) -> Result<String> {
-    match said {
-        Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
-        other => Ok(other.unwrap_or_default()),
-    }
 }
 
 /// Parses compute capabilities: `9.0` and `90` give `90`; `8.6,8.9` gives `86` and `89`.

@@ -2,24 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
-use tokio_util::sync::CancellationToken;
-
-use super::place::{missing_part, program_home, versioned_folders};
+use super::{missing_part, program_home, versioned_folders};
+use crate::build::Builder;
 use crate::environment::BuildEnvironment;
-use crate::error::{BuilderError, Result};
-use crate::plan::backend::ComputeBackend;
-use crate::toolchain::asking::program_output;
-use crate::toolchain::found::{BuildTool, GpuToolkit};
+use crate::error::Result;
+use crate::plan::ComputeBackend;
+use crate::toolchain::{BuildTool, GpuToolkit, missing_if_failed};
 
 /// Finds ROCm by its hipcc, and checks that compiler and libraries are installed, too.
-pub(super) async fn find_rocm(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
+pub(super) async fn find_rocm(builder: &Builder) -> Result<GpuToolkit> {
+    let env = &builder.env;
     let hipcc = find_hipcc(env)?;
     let home = program_home(&hipcc);
     let compiler = ["lib/llvm/bin/clang++", "llvm/bin/clang++", "bin/amdclang++"];
     let path = match compiler.iter().find_map(|name| env.find(home.join(name))) {
         Some(path) => path,
         // Debian's packages use the distribution's clang; hipconfig knows which one.
-        None => configured_clang(env, &home, cancel).await?,
+        None => configured_clang(builder, &home).await?,
     };
     for (header, package) in [("hipblas", "hipblas-dev"), ("rocblas", "rocblas-dev")] {
         // In an unknown layout, cmake does the search.
@@ -32,7 +31,7 @@ pub(super) async fn find_rocm(env: &BuildEnvironment, cancel: &CancellationToken
             ));
         }
     }
-    let text = program_output(env, &hipcc, &["--version"], "asking for its version", cancel).await?;
+    let text = builder.program_output(&hipcc, &["--version"], "asking for its version").await?;
     let version = text.lines().next().unwrap_or_default().trim().to_owned();
     Ok(GpuToolkit { tool: BuildTool { path, version }, home })
 }
@@ -55,11 +54,7 @@ pub(crate) fn find_hipcc(env: &BuildEnvironment) -> Result<PathBuf> {
     )
 }
 
-async fn configured_clang(
-    env: &BuildEnvironment,
-    home: &Path,
-    cancel: &CancellationToken,
-) -> Result<PathBuf> {
+async fn configured_clang(builder: &Builder, home: &Path) -> Result<PathBuf> {
     let absent = || {
         let what = format!("ROCm in {} has no clang++", home.display());
         missing_part(
@@ -68,10 +63,10 @@ async fn configured_clang(
             "install the compiler: apt install rocm-llvm (Debian: hipcc brings its clang)",
         )
     };
+    let env = &builder.env;
     let hipconfig =
         env.find(home.join("bin/hipconfig")).or_else(|| env.find("hipconfig")).ok_or_else(absent)?;
-    let folder =
-        program_output(env, &hipconfig, &["--hipclangpath"], "asking for its compiler", cancel).await?;
+    let folder = builder.program_output(&hipconfig, &["--hipclangpath"], "asking for its compiler").await?;
     env.find(Path::new(folder.trim()).join("clang++")).ok_or_else(absent)
 }
 
@@ -82,20 +77,13 @@ pub(crate) fn has_device(env: &BuildEnvironment) -> bool {
 
 /// Distinct architectures of this machine's GPUs, such as `gfx1201`; empty if there are none or they are
 /// unknown.
-pub(crate) async fn architectures(
-    env: &BuildEnvironment,
-    home: &Path,
-    cancel: &CancellationToken,
-) -> Result<Vec<String>> {
+pub(crate) async fn architectures(builder: &Builder, home: &Path) -> Result<Vec<String>> {
     for name in ["lib/llvm/bin/amdgpu-arch", "llvm/bin/amdgpu-arch", "bin/rocm_agent_enumerator"] {
         let path = home.join(name);
-        let program = env.find(&path).or_else(|| env.find(path.file_name()?));
+        let program = builder.env.find(&path).or_else(|| builder.env.find(path.file_name()?));
         let Some(program) = program else { continue };
-        let text = match program_output(env, &program, &[], "asking for the GPUs", cancel).await {
-            Err(BuilderError::Cancelled) => return Err(BuilderError::Cancelled),
-            other => other.unwrap_or_default(),
-        };
-        let found = parse_names(&text);
+        let asked = builder.program_output(&program, &[], "asking for the GPUs").await;
+        let found = parse_names(&missing_if_failed(asked)?.unwrap_or_default());
         if !found.is_empty() {
             return Ok(found);
         }

@@ -6,30 +6,79 @@
 
 pub(super) mod cuda;
 pub(super) mod hip;
-pub(super) mod metal;
-mod place;
 pub(super) mod vulkan;
 
-use tokio_util::sync::CancellationToken;
+use std::path::{Path, PathBuf};
 
-use super::found::GpuToolkit;
-use crate::environment::BuildEnvironment;
-use crate::error::Result;
-use crate::plan::backend::ComputeBackend;
+use super::found::{BuildTool, GpuToolkit};
+use crate::build::Builder;
+use crate::error::{BuilderError, Result};
+use crate::plan::ComputeBackend;
 
 /// Finds and checks the toolkit of a backend; `None` for the CPU.
-pub(crate) async fn find_toolkit(
-    env: &BuildEnvironment,
-    backend: ComputeBackend,
-    cancel: &CancellationToken,
-) -> Result<Option<GpuToolkit>> {
+pub(crate) async fn find_toolkit(builder: &Builder, backend: ComputeBackend) -> Result<Option<GpuToolkit>> {
     Ok(Some(match backend {
         ComputeBackend::Cpu => return Ok(None),
-        ComputeBackend::Cuda => cuda::find_cuda(env, cancel).await?,
-        ComputeBackend::Hip => hip::find_rocm(env, cancel).await?,
-        ComputeBackend::Vulkan => vulkan::find_vulkan(env, cancel).await?,
-        ComputeBackend::Metal => metal::find_metal(env, cancel).await?,
+        ComputeBackend::Cuda => cuda::find_cuda(builder).await?,
+        ComputeBackend::Hip => hip::find_rocm(builder).await?,
+        ComputeBackend::Vulkan => vulkan::find_vulkan(builder).await?,
+        ComputeBackend::Metal => find_metal(builder).await?,
     }))
+}
+
+pub(super) const fn has_metal() -> bool {
+    cfg!(target_os = "macos")
+}
+
+async fn find_metal(builder: &Builder) -> Result<GpuToolkit> {
+    if !has_metal() {
+        return Err(missing_part(
+            ComputeBackend::Metal,
+            "Metal is a part of macOS, and this is not macOS",
+            "choose another --backend",
+        ));
+    }
+    let path = builder.env.find("xcrun").ok_or_else(|| {
+        missing_part(
+            ComputeBackend::Metal,
+            "xcrun is not in PATH",
+            "install Xcode's command line tools: xcode-select --install",
+        )
+    })?;
+    let sdk = builder
+        .program_output(&path, &["--sdk", "macosx", "--show-sdk-version"], "asking for the SDK")
+        .await?;
+    let home = program_home(&path);
+    Ok(GpuToolkit { tool: BuildTool { path, version: format!("macOS SDK {}", sdk.trim()) }, home })
+}
+
+fn missing_part(
+    backend: ComputeBackend,
+    missing: impl Into<String>,
+    cure: impl Into<String>,
+) -> BuilderError {
+    BuilderError::Toolkit { backend, missing: missing.into(), cure: cure.into() }
+}
+
+/// Subfolders with a name prefix, the highest version first. Versions are compared as numbers: `cuda-12.10`
+/// comes before `cuda-12.8`.
+fn versioned_folders(parent: &Path, prefix: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let mut found: Vec<(Vec<u32>, PathBuf)> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let numbers = name.strip_prefix(prefix)?.split('.').map(str::parse);
+            Some((numbers.collect::<std::result::Result<_, _>>().ok()?, entry.path()))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().rev().map(|(_, path)| path).collect()
+}
+
+/// Parent of the program's `bin` folder, after resolving links.
+fn program_home(program: &Path) -> PathBuf {
+    let real = program.canonicalize().unwrap_or_else(|_| program.to_owned());
+    real.ancestors().nth(2).unwrap_or(Path::new("/")).to_owned()
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use super::*;
+use crate::build::tests::builder_with;
+use crate::environment::BuildEnvironment;
 use crate::plan::{ArchChoice, BackendChoice};
-use crate::toolchain::found::ChosenBackend;
-use crate::toolchain::{BuildTool, choose_backend};
+use crate::toolchain::{BuildTool, ChosenBackend, choose_backend};
 
 const NVCC: &str =
     "echo 'nvcc: NVIDIA (R) Cuda compiler driver'; echo 'Cuda compilation tools, release 13.0, V13.0.88'";
@@ -65,7 +66,7 @@ impl Machine {
     async fn choose(&self, backend: &str, arch: &str) -> Result<ChosenBackend> {
         let wish: BackendChoice = backend.parse()?;
         let arch: ArchChoice = arch.parse()?;
-        choose_backend(&self.env, wish, &arch, &CancellationToken::new()).await
+        choose_backend(&builder_with(self.env.clone(), self.root.path()), wish, &arch).await
     }
 
     async fn refused(&self, backend: &str, arch: &str) -> String {
@@ -198,7 +199,7 @@ async fn what_is_missing_of_a_toolkit_is_named_with_its_package() {
         let told = machine.refused(backend, "native").await;
         assert!(told.contains(missing) && told.contains(cure), "{told}");
     }
-    if !metal::is_supported() {
+    if !has_metal() {
         assert!(machine.refused("metal", "native").await.contains("this is not macOS"));
     }
 

@@ -3,21 +3,19 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tokio_util::sync::CancellationToken;
-
-use super::place::{missing_part, program_home};
+use super::{missing_part, program_home};
+use crate::build::Builder;
 use crate::environment::BuildEnvironment;
 use crate::error::Result;
-use crate::plan::backend::ComputeBackend;
-use crate::toolchain::asking::program_output;
-use crate::toolchain::found::{BuildTool, GpuToolkit};
+use crate::plan::ComputeBackend;
+use crate::toolchain::{BuildTool, GpuToolkit};
 
 /// PCI vendors whose GPUs outperform the CPU: AMD and NVIDIA. An integrated Intel GPU may be slower than
 /// its CPU, and the GPU of a virtual machine is emulated by the CPU.
 const FAST_GPU_VENDORS: [&str; 2] = ["0x1002", "0x10de"];
 
-/// Finds glslc, the headers and the loader.
-pub(crate) async fn find_vulkan(env: &BuildEnvironment, cancel: &CancellationToken) -> Result<GpuToolkit> {
+pub(crate) async fn find_vulkan(builder: &Builder) -> Result<GpuToolkit> {
+    let env = &builder.env;
     let lack = |what: &str, package: &str| {
         let cure = format!("install it: apt install {package}, or name a Vulkan SDK in VULKAN_SDK");
         missing_part(ComputeBackend::Vulkan, what, cure)
@@ -34,7 +32,7 @@ pub(crate) async fn find_vulkan(env: &BuildEnvironment, cancel: &CancellationTok
     if !library_folders(env).iter().any(|folder| folder.join("libvulkan.so").exists()) {
         return Err(lack("there is no Vulkan loader to link with (libvulkan.so)", "libvulkan-dev"));
     }
-    let text = program_output(env, &path, &["--version"], "asking for its version", cancel).await?;
+    let text = builder.program_output(&path, &["--version"], "asking for its version").await?;
     let compiler = text.lines().next().unwrap_or_default().trim();
     let version = format!("{compiler}, headers {}", header_version(&header));
     let home = env.vulkan_sdk.clone().unwrap_or_else(|| program_home(&path));

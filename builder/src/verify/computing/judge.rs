@@ -2,23 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use super::ComputedTrial;
-use super::answers::WordProbabilities;
 use super::settings::KernelSetting;
+use super::{ComputedTrial, WordProbabilities};
 use crate::error::{BuilderError, Result};
 use crate::sample_model::WeightKind;
 
-/// Outcome of one server start.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum TrialOutcome {
     Answered(WordProbabilities),
-    /// The server answers without probabilities.
     NoProbabilities,
-    /// The server exited, with the reason.
     Refused(String),
     /// A signal ended the server.
     Died(String),
-    /// The server gave an invalid answer.
     Wrong(String),
     /// The server did not answer in time: the machine may be busy.
     Late(String),
@@ -76,7 +71,6 @@ pub(super) fn judge_format(
     }
 }
 
-/// The distance of one setting, or its failure.
 fn judge_setting(
     kind: WeightKind,
     setting: KernelSetting,

@@ -14,23 +14,22 @@
 //! A server that exits with every setting of a format does not support the format. A server without
 //! probabilities is not tested.
 
-mod answers;
 mod judge;
 mod settings;
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::checks::{self, ServerAddress};
-use super::server::TestServer;
-use super::trial::TrialSettings;
+use super::checks::{self, ServerAddress, post};
+use super::server::{TestBench, TestServer, TrialSettings};
 use crate::error::{BuilderError, Result, io_error};
-use crate::sample_model::{self, SampleModelOptions, WeightKind};
-use answers::WordProbabilities;
+use crate::sample_model::{self, FIRST_WORD_ID, SampleModelOptions, WORD_COUNT, WeightKind};
 use judge::{TrialOutcome, judge_format};
 use settings::{KernelSetting, KnownFlags};
 
@@ -77,31 +76,69 @@ impl ComputeResults {
     }
 }
 
-/// Common parameters of all trials of a server.
-struct ComputeBench<'a> {
-    binary: &'a Path,
-    folder: &'a Path,
-    trial: &'a TrialSettings,
-    unix: bool,
-    cancel: &'a CancellationToken,
+/// Tokens of the prompt: processed as one batch, and fewer than the 32 from which ggml offloads to a GPU.
+const PROMPT_TOKENS: usize = 24;
+/// Single tokens after the prompt, each computed alone: enough for a GPU to capture a graph and launch it
+/// again.
+const SINGLE_TOKENS: usize = 6;
+
+type WordProbabilities = Vec<BTreeMap<String, f64>>;
+
+/// Requests all words' probabilities after the prompt, and after each of the single tokens that follow.
+async fn request_probabilities(door: &ServerAddress) -> TrialOutcome {
+    let mut answers = WordProbabilities::new();
+    for length in PROMPT_TOKENS..=PROMPT_TOKENS + SINGLE_TOKENS {
+        let prompt: Vec<usize> = (0..length).map(prompt_token).collect();
+        let body = json!({
+            "prompt": prompt, "n_predict": 1, "n_probs": WORD_COUNT, "cache_prompt": true, "seed": 1,
+            // Older servers report only tokens that pass the samplers; these settings let all likely tokens
+            // pass.
+            "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+        });
+        let answer = match post(door, "/completion", &body).await {
+            Ok(text) => serde_json::from_str::<Value>(&text).unwrap_or_default(),
+            Err(fault) => return TrialOutcome::Wrong(fault.to_string()),
+        };
+        match parse_words(&answer) {
+            Some(words) => answers.push(words),
+            None if answers.is_empty() => return TrialOutcome::NoProbabilities,
+            None => return TrialOutcome::Wrong("an answer without probabilities".to_owned()),
+        }
+    }
+    TrialOutcome::Answered(answers)
+}
+
+const fn prompt_token(at: usize) -> usize {
+    FIRST_WORD_ID + (at * 131 + 17) % WORD_COUNT
+}
+
+/// Parses the words with their log-probabilities; `None` if the answer has no probabilities.
+fn parse_words(answer: &Value) -> Option<BTreeMap<String, f64>> {
+    let first = answer["completion_probabilities"].get(0)?;
+    let list = first["top_logprobs"].as_array().or_else(|| first["probs"].as_array())?;
+    let words = list.iter().filter_map(|entry| {
+        // The first form is current, the second one dates from before 2025.
+        let word = entry["token"].as_str().or_else(|| entry["tok_str"].as_str())?;
+        let log = entry["logprob"].as_f64().or_else(|| entry["prob"].as_f64().map(f64::ln))?;
+        log.is_finite().then(|| (word.to_owned(), log))
+    });
+    let words: BTreeMap<String, f64> = words.collect();
+    (!words.is_empty()).then_some(words)
 }
 
 /// Tests all formats. `None`: the server reports no probabilities.
 pub(super) async fn test_all_formats(
-    binary: &Path,
-    folder: &Path,
-    trial: &TrialSettings,
-    unix: bool,
+    bench: TestBench<'_>,
     has_gpu: bool,
     cancel: &CancellationToken,
 ) -> Result<Option<ComputeResults>> {
-    let bench = ComputeBench { binary, folder, trial, unix, cancel };
-    let flags = KnownFlags::from_server(binary, trial, cancel).await?;
+    let flags = KnownFlags::from_server(&bench, cancel).await?;
+    let bench = ComputeBench { bench, flags, cancel };
     let settings = KernelSetting::all(flags, has_gpu);
     let mut computed = ComputeResults::default();
     for kind in WeightKind::ALL.into_iter().filter(|kind| *kind != WeightKind::F32) {
         let Some(reference) = bench.reference(kind).await? else { return Ok(None) };
-        let outcomes = bench.outcomes(kind, &settings, flags).await?;
+        let outcomes = bench.outcomes(kind, &settings).await?;
         match judge_format(kind, &reference, outcomes)? {
             Some(trials) => computed.trials.extend(trials),
             None => computed.unknown.push(kind.name().to_owned()),
@@ -110,18 +147,20 @@ pub(super) async fn test_all_formats(
     Ok(Some(computed))
 }
 
+struct ComputeBench<'a> {
+    bench: TestBench<'a>,
+    flags: KnownFlags,
+    cancel: &'a CancellationToken,
+}
+
 impl ComputeBench<'_> {
     /// Reference answers: the same numbers in f32, on the CPU.
     async fn reference(&self, kind: WeightKind) -> Result<Option<WordProbabilities>> {
-        let path = self.folder.join("twin.gguf");
+        let path = self.bench.folder.join("twin.gguf");
         let options = SampleModelOptions { weights: kind, ..SampleModelOptions::default() };
         sample_model::write_twin(&path, &options).map_err(io_error("writing", &path))?;
-        let name = format!("twin-{}", kind.name());
-        match self
-            .run_attempts(vec![self.attempt(name, "twin.gguf", Vec::new(), Vec::new(), false)])
-            .await?
-            .pop()
-        {
+        let attempt = self.attempt(format!("twin-{}", kind.name()), "twin.gguf", None);
+        match self.run_attempts(vec![attempt]).await?.pop() {
             Some(TrialOutcome::Answered(answers)) => Ok(Some(answers)),
             Some(TrialOutcome::NoProbabilities) => Ok(None),
             Some(
@@ -137,42 +176,43 @@ impl ComputeBench<'_> {
         }
     }
 
-    /// Outcomes of a format with each setting.
     async fn outcomes(
         &self,
         kind: WeightKind,
         settings: &[KernelSetting],
-        flags: KnownFlags,
     ) -> Result<Vec<(KernelSetting, TrialOutcome)>> {
-        let path = self.folder.join("form.gguf");
+        let path = self.bench.folder.join("form.gguf");
         let options = SampleModelOptions { weights: kind, ..SampleModelOptions::default() };
         sample_model::write(&path, &options).map_err(io_error("writing", &path))?;
         let attempts = settings.iter().enumerate().map(|(number, setting)| {
-            let name = format!("{}-{number}", kind.name());
-            self.attempt(name, "form.gguf", setting.flags(flags), setting.variables(), setting.on_gpu())
+            self.attempt(format!("{}-{number}", kind.name()), "form.gguf", Some(*setting))
         });
         let outcomes = self.run_attempts(attempts.collect()).await?;
         Ok(settings.iter().copied().zip(outcomes).collect())
     }
 
-    fn attempt(
-        &self,
-        name: String,
-        model: &str,
-        flags: Vec<&'static str>,
-        variables: Vec<(String, String)>,
-        gpu: bool,
-    ) -> ServerAttempt {
-        let mut arguments: Vec<String> = ["-m", model].map(str::to_owned).into();
-        arguments.extend(settings::COMMON_FLAGS.map(str::to_owned));
+    /// A start with a setting; without one, on the CPU.
+    fn attempt(&self, name: String, model: &str, setting: Option<KernelSetting>) -> ServerAttempt {
+        let gpu = setting.is_some_and(KernelSetting::on_gpu);
+        let mut arguments = vec!["-m", model];
+        arguments.extend(settings::COMMON_FLAGS);
         if !gpu {
-            arguments.extend(["-ngl", "0"].map(str::to_owned));
+            arguments.extend(["-ngl", "0"]);
         }
-        arguments.extend(flags.into_iter().map(str::to_owned));
-        let mut trial = TrialSettings { gpu, hide_gpus: self.trial.hide_gpus || !gpu, ..self.trial.clone() };
-        trial.variables.extend(variables);
-        let (binary, folder) = (self.binary.to_owned(), self.folder.to_owned());
-        ServerAttempt { binary, folder, name, arguments, trial, unix: self.unix }
+        let own = self.bench.trial;
+        let mut trial = TrialSettings { gpu, hide_gpus: own.hide_gpus || !gpu, ..own.clone() };
+        if let Some(setting) = setting {
+            arguments.extend(setting.flags(self.flags));
+            trial.variables.extend(setting.variables());
+        }
+        ServerAttempt {
+            binary: self.bench.binary.to_owned(),
+            folder: self.bench.folder.to_owned(),
+            name,
+            arguments: arguments.into_iter().map(str::to_owned).collect(),
+            trial,
+            unix: self.bench.unix,
+        }
     }
 
     /// Runs attempts in parallel; returns their outcomes in the same order.
@@ -200,7 +240,6 @@ impl ComputeBench<'_> {
     }
 }
 
-/// A single start of the server.
 struct ServerAttempt {
     binary: PathBuf,
     folder: PathBuf,
@@ -214,9 +253,9 @@ struct ServerAttempt {
 impl ServerAttempt {
     async fn outcome(self) -> Result<TrialOutcome> {
         let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
-        let mut server =
-            TestServer::start(&self.binary, &self.folder, &self.name, &arguments, &self.trial, self.unix)
-                .await?;
+        let bench =
+            TestBench { binary: &self.binary, folder: &self.folder, trial: &self.trial, unix: self.unix };
+        let mut server = TestServer::start(&bench, &self.name, &arguments).await?;
         let outcome = self.ask(&mut server).await;
         server.stop().await;
         Ok(outcome)
@@ -232,7 +271,7 @@ impl ServerAttempt {
                 Ok(Err(fault)) => return TrialOutcome::Wrong(fault.to_string()),
                 Err(_) => return TrialOutcome::Late(format!("it was not ready within {limit:?}")),
             }
-            let answers = timeout(limit, answers::request_probabilities(&door)).await;
+            let answers = timeout(limit, request_probabilities(&door)).await;
             answers.unwrap_or_else(|_| TrialOutcome::Late(format!("no answer within {limit:?}")))
         };
         let outcome = tokio::select! {
@@ -249,5 +288,20 @@ impl ServerAttempt {
             Some((why, false)) => TrialOutcome::Refused(why),
             None => outcome,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_read_in_both_forms() {
+        let new = json!({"completion_probabilities": [{"id": 1, "top_logprobs": [
+            {"id": 1, "token": " ba", "logprob": -0.5}, {"id": 2, "token": " do", "logprob": null}]}]});
+        assert_eq!(parse_words(&new), Some([(" ba".to_owned(), -0.5)].into()));
+        let old = json!({"completion_probabilities": [{"content": "x", "probs": [{"tok_str": " ba", "prob": 1.0}]}]});
+        assert_eq!(parse_words(&old), Some([(" ba".to_owned(), 0.0)].into()));
+        assert_eq!(parse_words(&json!({"content": " ba"})), None);
     }
 }

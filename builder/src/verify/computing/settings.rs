@@ -1,26 +1,18 @@
 //! Settings that select other kernels, and the server's support for them.
 
-use std::path::Path;
-use std::process::Stdio;
-
-use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-use super::super::server::set_environment;
-use super::super::trial::TrialSettings;
-use crate::error::{BuilderError, Result};
-use crate::process::{ChildExit, output};
+use super::super::server::{TestBench, TrialSettings, run_with_flag};
+use crate::error::Result;
 
 /// Flags of every start. A single thread, since more would only spin on a machine that just compiled. A
 /// single slot, so that the second request finds the prompt of the first request in the cache.
 pub(super) const COMMON_FLAGS: [&str; 6] = ["-t", "1", "-c", "512", "-np", "1"];
 
-/// A setting that selects other kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KernelSetting {
     /// CPU; weights are repacked on load if the CPU has kernels for that, including AMX.
     Repacked,
-    /// CPU, with the weights as stored.
     NotRepacked,
     /// CPU, with flash attention over a quantised KV cache.
     QuantisedCache,
@@ -34,7 +26,6 @@ pub(super) enum KernelSetting {
 /// Flags that the server supports according to its `--help`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct KnownFlags {
-    /// The server has `--no-repack`.
     pub(super) no_repack: bool,
     /// `-fa` takes the word `on`; in older servers `-fa` is a switch.
     pub(super) fa_takes_word: bool,
@@ -42,19 +33,10 @@ pub(super) struct KnownFlags {
 
 impl KnownFlags {
     /// Parses the server's help. A server without help counts as supporting no flag.
-    pub(super) async fn from_server(
-        binary: &Path,
-        trial: &TrialSettings,
-        cancel: &CancellationToken,
-    ) -> Result<Self> {
-        let mut command = Command::new(binary);
-        command.arg("--help").stdin(Stdio::null());
-        set_environment(&mut command, &TrialSettings { hide_gpus: true, ..trial.clone() });
-        match tokio::time::timeout(trial.timeout, output(command, cancel)).await {
-            Ok(Ok((ChildExit::Cancelled, _))) => Err(BuilderError::Cancelled),
-            Ok(Ok((ChildExit::Exited(_), help))) => Ok(Self::in_help(&help)),
-            _ => Ok(Self::default()),
-        }
+    pub(super) async fn from_server(bench: &TestBench<'_>, cancel: &CancellationToken) -> Result<Self> {
+        let trial = TrialSettings { hide_gpus: true, ..bench.trial.clone() };
+        let help = run_with_flag(bench.binary, "--help", &trial, cancel).await?;
+        Ok(help.map(|(_, help)| Self::in_help(&help)).unwrap_or_default())
     }
 
     fn in_help(help: &str) -> Self {
@@ -67,7 +49,6 @@ impl KnownFlags {
 }
 
 impl KernelSetting {
-    /// Settings that the server and its hardware support.
     pub(super) fn all(flags: KnownFlags, has_gpu: bool) -> Vec<Self> {
         let all = [
             (Self::Repacked, true),

@@ -7,15 +7,12 @@ use diffy::Line;
 
 use crate::error::Result;
 use crate::judgement::{FileEdit, JudgementReason, PatchStatus, TreeEdits};
-use crate::revision::SourceRevision;
 use crate::set::SetDiff;
 use crate::set::diff::{FileDiff, parse_build_number, parse_diff};
-use crate::tree::{OverlayTree, SourceTree};
+use crate::tree::{OverlayTree, SourceRevision, SourceTree};
 
-/// Result of placing a diff.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PlacedDiff {
-    /// Reasons against verification or application.
     pub(super) reasons: Vec<JudgementReason>,
     /// Changes; `None` if the diff is refused or is for other revisions.
     pub(super) edits: Option<TreeEdits>,
@@ -24,36 +21,19 @@ pub(super) struct PlacedDiff {
 /// Places a diff into a tree, without writing.
 ///
 /// # Errors
-///
 /// Fails if an existing file of the tree cannot be read.
 pub(super) fn place_diff(diff: &SetDiff, tree: &dyn SourceTree) -> Result<PlacedDiff> {
-    let reason = |status, file: Option<&str>, line, text: String| JudgementReason {
-        status,
-        part: format!("diff `{}`", diff.file),
-        fix: None,
-        file: file.map(str::to_owned),
-        line,
-        text,
-    };
+    let reason = |status, why: String| JudgementReason::new(status, format!("diff `{}`", diff.file), why);
+    let stopped = |reason| Ok(PlacedDiff { reasons: vec![reason], edits: None });
     let mut reasons = Vec::new();
     match in_range(diff, &tree.revision()) {
         RangeMatch::Inside => {}
-        RangeMatch::Outside(why) => {
-            return Ok(PlacedDiff {
-                reasons: vec![reason(PatchStatus::NotApplicable, None, None, why)],
-                edits: None,
-            });
-        }
-        RangeMatch::Unknown(why) => reasons.push(reason(PatchStatus::Unverified, None, None, why)),
+        RangeMatch::Outside(why) => return stopped(reason(PatchStatus::NotApplicable, why)),
+        RangeMatch::Unknown(why) => reasons.push(reason(PatchStatus::Unverified, why)),
     }
     let files = match parse_diff(&diff.content) {
         Ok(files) => files,
-        Err(why) => {
-            return Ok(PlacedDiff {
-                reasons: vec![reason(PatchStatus::Refused, None, None, why)],
-                edits: None,
-            });
-        }
+        Err(why) => return stopped(reason(PatchStatus::Refused, why)),
     };
     // A diff may contain a file twice: the second time, it applies to the changed file.
     let mut overlay = OverlayTree::new(tree);
@@ -68,10 +48,7 @@ pub(super) fn place_diff(diff: &SetDiff, tree: &dyn SourceTree) -> Result<Placed
                     None => edits.push(FileEdit { path: file.path, before, after, inserted: Vec::new() }),
                 }
             }
-            Err((line, why)) => {
-                let refused = reason(PatchStatus::Refused, Some(&file.path), line, why);
-                return Ok(PlacedDiff { reasons: vec![refused], edits: None });
-            }
+            Err((line, why)) => return stopped(reason(PatchStatus::Refused, why).at(&file.path, line)),
         }
     }
     Ok(PlacedDiff { reasons, edits: Some(TreeEdits(edits)) })
@@ -138,7 +115,6 @@ fn mismatch(expected: &[u8], found: Option<&[u8]>) -> String {
     format!("expected {}, found {}", quote_line(expected), quote_line(found))
 }
 
-/// A line, shortened for a message.
 fn quote_line(line: &[u8]) -> String {
     const SHOWN: usize = 60;
     let text = String::from_utf8_lossy(line);

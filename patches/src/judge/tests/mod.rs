@@ -10,13 +10,12 @@ use std::fs;
 
 use super::*;
 use crate::judgement::{FileEdit, PatchStatus, SetJudgement};
-use crate::revision::SourceRevision;
 use crate::scan::{CodeContainer, ContainerKind};
 use crate::set::PatchSet;
 use crate::set::SetCatalogue;
 use crate::set::fingerprints::add_versions;
 use crate::set::{CodePattern, ProbeConsequence};
-use crate::tree::SourceTree;
+use crate::tree::{SourceRevision, SourceTree};
 
 const SET: &str = r#"schema = 1
 id = "mine"

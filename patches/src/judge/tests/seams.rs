@@ -111,7 +111,10 @@ fn what_is_learned_is_known_keeps_its_place_and_is_learned_once() {
     assert_eq!(more.versions("wheel").len(), 1);
     assert_eq!(add_versions(&more, &seen, "b3", "ghi", "wheels"), more);
     let text = more.to_json().unwrap();
-    assert_eq!(crate::set::load::known::parse_fingerprints("x", text.as_bytes(), &set.seams).unwrap(), more);
+    assert_eq!(
+        crate::set::fingerprints::SeamFingerprints::parse("x", text.as_bytes(), &set.seams).unwrap(),
+        more
+    );
     set.fingerprints = more;
     assert_eq!(judge(&set, &changed).unwrap().status, PatchStatus::Verified);
 }

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::error::Result;
 use crate::judge::judge;
-use crate::revision::SourceRevision;
 use crate::set::SetOrigin;
 use crate::set::load;
-use crate::tree::SourceTree;
+use crate::tree::{SourceRevision, SourceTree};
 
 struct Texts(BTreeMap<&'static str, String>);
 

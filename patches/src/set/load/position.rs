@@ -6,18 +6,51 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::{PatchError, Result};
+use crate::error::PatchError;
 
-/// A step in the path to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PathStep {
-    /// A key of a table.
+enum PathStep {
     Key(&'static str),
-    /// An index in an array, from 0.
     Item(usize),
 }
 
-/// A well-formed TOML text.
+/// Place of a value: the steps to it from the top of the document.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ValuePath(Vec<PathStep>);
+
+#[derive(Debug)]
+pub(super) struct DocumentFault {
+    at: ValuePath,
+    pub(super) why: String,
+}
+
+impl ValuePath {
+    pub(super) fn key(&self, name: &'static str) -> Self {
+        self.step(PathStep::Key(name))
+    }
+
+    pub(super) fn item(&self, number: usize) -> Self {
+        self.step(PathStep::Item(number))
+    }
+
+    pub(super) fn element(&self, key: &'static str, number: usize) -> Self {
+        self.key(key).item(number)
+    }
+
+    pub(super) fn error(&self, why: impl Into<String>) -> DocumentFault {
+        DocumentFault { at: self.clone(), why: why.into() }
+    }
+
+    /// Fails: the value here is invalid.
+    pub(super) fn fault(&self, why: impl Into<String>) -> Result<(), DocumentFault> {
+        Err(self.error(why))
+    }
+
+    fn step(&self, step: PathStep) -> Self {
+        Self(self.0.iter().copied().chain([step]).collect())
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct TomlDocument<'a> {
     file: &'a str,
@@ -26,7 +59,7 @@ pub(super) struct TomlDocument<'a> {
 }
 
 impl<'a> TomlDocument<'a> {
-    pub(super) fn parse(file: &'a str, text: &'a str) -> Result<Self> {
+    pub(super) fn parse(file: &'a str, text: &'a str) -> crate::Result<Self> {
         match DeTable::parse(text) {
             Ok(root) => Ok(Self { file, text, root: root.into_inner() }),
             Err(error) => Err(PatchError::Set {
@@ -38,8 +71,7 @@ impl<'a> TomlDocument<'a> {
         }
     }
 
-    /// Deserializes the whole document.
-    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
+    pub(super) fn read<T: DeserializeOwned>(&self) -> crate::Result<T> {
         toml::from_str(self.text).map_err(|error| {
             let span = error.span().unwrap_or(0..0);
             PatchError::Set {
@@ -52,12 +84,12 @@ impl<'a> TomlDocument<'a> {
     }
 
     /// The error for an invalid value. For a missing key, the error is at the enclosing table.
-    pub(super) fn value_error(&self, path: &[PathStep], why: String) -> PatchError {
+    pub(super) fn value_error(&self, fault: DocumentFault) -> PatchError {
         let mut key = String::new();
         let mut start = None;
         let mut table = Some(&self.root);
         let mut value: Option<&DeValue<'_>> = None;
-        for step in path {
+        for step in fault.at.0 {
             let next = match step {
                 PathStep::Key(name) => {
                     if !key.is_empty() {
@@ -69,9 +101,9 @@ impl<'a> TomlDocument<'a> {
                 PathStep::Item(number) => {
                     let next = value
                         .and_then(DeValue::as_array)
-                        .and_then(|array| array.get(*number))
+                        .and_then(|array| array.get(number))
                         .map(|item| (item.span().start, item.get_ref()));
-                    key.push_str(&item_label(*number, next.map(|(_, value)| value)));
+                    key.push_str(&item_label(number, next.map(|(_, value)| value)));
                     next
                 }
             };
@@ -83,7 +115,7 @@ impl<'a> TomlDocument<'a> {
             file: self.file.to_owned(),
             line: start.map(|start| line_number(self.text, start)),
             key,
-            why,
+            why: fault.why,
         }
     }
 
@@ -164,7 +196,6 @@ fn contains_range(outer: &Range<usize>, inner: &Range<usize>) -> bool {
     outer.start <= inner.start && inner.end <= outer.end
 }
 
-/// Line number, from 1.
 fn line_number(text: &str, at: usize) -> usize {
     1 + count_newlines(text.as_bytes(), at)
 }

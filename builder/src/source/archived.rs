@@ -1,10 +1,11 @@
-//! Examines an archive and caches the result, so that a hit in the store does not need to read 70 MB again.
+//! Archives as sources. [`examine_archive`] caches its result, so that a hit in the store does not need to read
+//! 70 MB again; [`ArchiveTree`] has the files by name, for patches.
 //!
 //! A record is stored per path, with the size, change time and inode that it is valid for. A record is
 //! written only for a file changed longer ago than the granularity of time stamps, so that another change
 //! would alter the change time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -13,19 +14,17 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
+use warden_patches::{SourceRevision, SourceTree};
 
-use super::tree::TreeSearch;
+use super::tree::{TreeSearch, join_names};
 use super::{ExaminedSource, file_sha256, revision};
-use crate::archive::{ArchiveEntryKind, ArchiveLimits, walk_entries};
+use crate::archive::{ArchiveEntryKind, ArchiveLimits, entry_read_error, strip_folder, walk_entries};
 use crate::clock;
 use crate::error::{BuilderError, Result, io_error};
 use crate::whole::{self, LossTolerance};
 
 /// Incremented when the record's meaning changes; older records are ignored then.
 const RECORD_SCHEMA: u32 = 1;
-/// Maximum bytes of a file with evidence of the revision; `packed-refs` with all of upstream's tags has
-/// less than 1 MiB.
-const MAX_EVIDENCE_BYTES: u64 = 4 << 20;
 /// Coarsest time stamp granularity of common file systems, in seconds (FAT: 2 s).
 const TIME_GRANULARITY: i64 = 2;
 
@@ -36,7 +35,6 @@ struct ArchiveRecord {
     found: ExaminedSource,
 }
 
-/// Metadata that changes when a file does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct ArchiveStamp {
     size: u64,
@@ -98,7 +96,7 @@ fn read_archive(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSourc
                 if revision::is_evidence(entry.name) {
                     let mut text = String::new();
                     // A file that is not text or is cut off is no evidence.
-                    if entry.data.take(MAX_EVIDENCE_BYTES).read_to_string(&mut text).is_ok() {
+                    if entry.data.take(revision::MAX_EVIDENCE_BYTES).read_to_string(&mut text).is_ok() {
                         evidence.insert(entry.name.to_owned(), text);
                     }
                 }
@@ -123,4 +121,82 @@ fn read_archive(path: &Path, cancel: &CancellationToken) -> Result<ExaminedSourc
         server: tree.server.into(),
         revision,
     })
+}
+
+/// Folders that patches may touch: their files, some 30 MB, are kept in memory. Others are read on demand.
+const KEPT_FOLDERS: [&str; 7] =
+    ["ggml/", "src/", "common/", "include/", "tools/server/", "examples/server/", "cmake/"];
+/// Maximum bytes of a kept file. Larger ones are data, such as the bundled web interface.
+const MAX_KEPT_BYTES: u64 = 2 << 20;
+
+/// A llama.cpp in an archive.
+#[derive(Debug)]
+pub struct ArchiveTree {
+    path: PathBuf,
+    root: String,
+    revision: SourceRevision,
+    kept: HashMap<String, Vec<u8>>,
+    /// Names of existing files that are not in memory.
+    others: HashSet<String>,
+    cancel: CancellationToken,
+}
+
+impl ArchiveTree {
+    /// Reads the archive once. `root` is llama.cpp's folder in it. Blocks.
+    pub(super) fn read_all(
+        path: &Path,
+        root: &str,
+        revision: SourceRevision,
+        cancel: &CancellationToken,
+    ) -> Result<Self> {
+        let (mut kept, mut others) = (HashMap::new(), HashSet::new());
+        walk_entries(path, ArchiveLimits::SOURCE, cancel, &mut |entry| {
+            let Some(name) = strip_folder(entry.name, root).filter(|name| !name.is_empty()) else {
+                return Ok(());
+            };
+            if !matches!(entry.kind, ArchiveEntryKind::File { .. }) {
+                return Ok(());
+            }
+            if KEPT_FOLDERS.iter().any(|folder| name.starts_with(folder)) {
+                let mut content = Vec::new();
+                let read = entry.data.take(MAX_KEPT_BYTES + 1).read_to_end(&mut content);
+                read.map_err(|source| entry_read_error(path, &source, ArchiveLimits::SOURCE))?;
+                if content.len() as u64 <= MAX_KEPT_BYTES {
+                    kept.insert(name.to_owned(), content);
+                    return Ok(());
+                }
+            }
+            others.insert(name.to_owned());
+            Ok(())
+        })?;
+        let (path, root) = (path.to_owned(), root.to_owned());
+        Ok(Self { path, root, revision, kept, others, cancel: cancel.clone() })
+    }
+}
+
+impl SourceTree for ArchiveTree {
+    fn read(&self, name: &str) -> warden_patches::Result<Option<Vec<u8>>> {
+        if let Some(content) = self.kept.get(name) {
+            return Ok(Some(content.clone()));
+        }
+        if !self.others.contains(name) {
+            return Ok(None);
+        }
+        let whole = join_names(&self.root, name);
+        let mut found = None;
+        walk_entries(&self.path, ArchiveLimits::SOURCE, &self.cancel, &mut |entry| {
+            if entry.name == whole && matches!(entry.kind, ArchiveEntryKind::File { .. }) {
+                let mut content = Vec::new();
+                let read = entry.data.read_to_end(&mut content);
+                read.map_err(|source| entry_read_error(&self.path, &source, ArchiveLimits::SOURCE))?;
+                found = Some(content);
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    fn revision(&self) -> SourceRevision {
+        self.revision.clone()
+    }
 }
