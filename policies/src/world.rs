@@ -267,14 +267,7 @@ impl WorldRun {
         let number = generation.work.requests;
         let leaks = self.world.leaks.iter().zip(&mut generation.host);
         for (leak, bytes) in leaks.chain(self.world.vram_leaks.iter().zip(&mut generation.vram)) {
-            let units = match leak.per {
-                WorkUnit::Request => work.requests,
-                WorkUnit::PromptToken => work.prompt_tokens,
-                WorkUnit::OutputToken => work.output_tokens,
-                WorkUnit::Image => work.images,
-                WorkUnit::Audio => work.audio,
-                WorkUnit::Hour => 0,
-            };
+            let units = leak.per.count_in(&work);
             if number > leak.after && units > 0 && self.random.chance(leak.chance) {
                 *bytes += leak.bytes * as_f64(units);
             }

@@ -11,11 +11,14 @@
 //!
 //! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least
 //! squares. If the load does not separate several units, all of them are named; the module never guesses.
+//!
+//! Differences show what triggers growth. An image may only trigger it: its buffers leave holes in the heap,
+//! blocks that other requests leak fill the holes, and memory rises at the next image. The levels show what
+//! causes it: in the long run memory follows the cause.
 
 use crate::growth::floors::FloorPoint;
-use crate::growth::stats::{length_as_f64, median};
+use crate::growth::stats::{self, length_as_f64, median};
 use crate::growth::{GrowthBlame, GrowthPolicy, WorkUnit};
-use crate::sample::WorkDone;
 use crate::units::as_f64;
 
 /// Least gain in loss by a second unit. If a single unit leaks, a pair of units hardly ever gains so much.
@@ -58,22 +61,20 @@ struct FloorDifferences {
 
 impl FloorDifferences {
     fn from_floors(floors: &[FloorPoint]) -> Self {
-        let pairs = || floors.windows(2).map(|two| (two[1].work - two[0].work, two));
-        let rise = pairs().map(|(_, two)| two[1].level - two[0].level).collect();
+        let rise = floors.windows(2).map(|two| two[1].level - two[0].level).collect();
         let mut columns = Vec::new();
         let mut around = Vec::new();
         for unit in UNIT_ORDER {
-            let amounts: Vec<f64> = pairs()
-                .map(|(work, two)| match unit {
-                    WorkUnit::Hour => (two[1].hours - two[0].hours).max(0.0),
-                    _ => amount(&work, unit),
-                })
-                .collect();
+            let between = |two: &[FloorPoint]| match unit {
+                WorkUnit::Hour => (two[1].hours - two[0].hours).max(0.0),
+                _ => as_f64(unit.count_in(&(two[1].work - two[0].work))),
+            };
+            let amounts: Vec<f64> = floors.windows(2).map(between).collect();
             let mean = amounts.iter().sum::<f64>() / length_as_f64(amounts.len());
             if mean > 0.0 {
                 columns.push((unit, amounts.iter().map(|amount| amount / mean).collect(), mean));
-                let held = |two: &[FloorPoint]| amount(&two[1].fresh, unit) - amount(&two[0].fresh, unit);
-                around.push(floors.windows(2).map(held).collect());
+                let fresh = |floor: &FloorPoint| as_f64(unit.count_in(&floor.fresh));
+                around.push(floors.windows(2).map(|two| fresh(&two[1]) - fresh(&two[0])).collect());
             }
         }
         Self { rise, columns, around }
@@ -208,33 +209,23 @@ impl FloorDifferences {
         of(rests).max(0.01 * power.sqrt())
     }
 
-    /// Returns Huber's loss in squared deviations. Differences of losses behave like a chi-squared statistic.
     fn loss(&self, of: &[usize], betas: &[f64], scale: f64) -> f64 {
-        let loss = |rest: f64| {
-            let t = (rest / scale).abs();
-            if t <= HUBER_CONSTANT {
-                t * t
-            } else {
-                2.0 * HUBER_CONSTANT * t - HUBER_CONSTANT * HUBER_CONSTANT
-            }
-        };
-        self.residuals(of, betas).into_iter().map(loss).sum()
+        huber_loss(&self.residuals(of, betas), scale)
     }
 }
 
-fn amount(work: &WorkDone, unit: WorkUnit) -> f64 {
-    match unit {
-        WorkUnit::Request => as_f64(work.requests),
-        WorkUnit::PromptToken => as_f64(work.prompt_tokens),
-        WorkUnit::OutputToken => as_f64(work.output_tokens),
-        WorkUnit::Image => as_f64(work.images),
-        WorkUnit::Audio => as_f64(work.audio),
-        WorkUnit::Hour => 0.0,
-    }
+/// Returns Huber's loss in squared deviations. Differences of losses behave like a chi-squared statistic.
+fn huber_loss(rests: &[f64], scale: f64) -> f64 {
+    let loss = |rest: &f64| {
+        let t = (rest / scale).abs();
+        if t <= HUBER_CONSTANT { t * t } else { 2.0 * HUBER_CONSTANT * t - HUBER_CONSTANT * HUBER_CONSTANT }
+    };
+    rests.iter().map(loss).sum()
 }
 
-/// Finds the unit of work that causes the growth between these floors, which are given oldest first.
-pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame {
+/// Finds the unit of work that explains the growth between these floors, which are given oldest first. Only
+/// [`confirm`] tells if this unit also causes the growth.
+pub(super) fn explain(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame {
     let whole = FloorDifferences::from_floors(floors);
     let undecided = |why: &str| GrowthBlame::Undecided { why: why.to_owned() };
     if whole.rise.len() + 1 < policy.blame_floors {
@@ -294,6 +285,41 @@ pub(super) fn blame(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame
     GrowthBlame::Pays { unit: *unit, bytes_per_unit: pays.each / mean, share: pays.share }
 }
 
+/// Withdraws a blame on images or audio clips if the levels of the floors do not follow that unit clearly
+/// better than every other unit of work.
+pub(super) fn confirm(found: GrowthBlame, floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame {
+    match found {
+        GrowthBlame::Pays { unit: unit @ (WorkUnit::Image | WorkUnit::Audio), .. }
+            if follow_margin(floors, unit).is_none_or(|margin| margin < policy.blame_margin) =>
+        {
+            GrowthBlame::Undecided { why: trigger_sentence(unit) }
+        }
+        found => found,
+    }
+}
+
+/// Returns how much better the levels follow this unit than the next best unit of work, as a chi-squared
+/// statistic. Neighbouring levels resemble each other, so they count as fewer.
+fn follow_margin(floors: &[FloorPoint], unit: WorkUnit) -> Option<f64> {
+    let own = level_rests(floors, unit)?;
+    // An exact line has no scatter; less than a byte is none.
+    let scale = stats::scatter(&own, &own, 0.0).max(1.0);
+    let others = UNIT_ORDER.into_iter().filter(|other| *other != unit && *other != WorkUnit::Hour);
+    let losses = others.filter_map(|other| Some(huber_loss(&level_rests(floors, other)?, scale)));
+    let gain = losses.min_by(f64::total_cmp)? - huber_loss(&own, scale);
+    Some(gain / stats::autoregression_factor(&own, scale))
+}
+
+/// Returns what remains of the levels beside their line over the amounts of a unit; `None` if the unit does
+/// not occur.
+fn level_rests(floors: &[FloorPoint], unit: WorkUnit) -> Option<Vec<f64>> {
+    let (xs, ys): (Vec<f64>, Vec<f64>) = floors.iter().map(|floor| (floor.done(unit), floor.level)).unzip();
+    let slope = stats::sen_slope(&xs, &ys)?;
+    let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();
+    let middle = median(&mut rests.clone())?;
+    Some(rests.iter().map(|rest| rest - middle).collect())
+}
+
 /// Returns true if hours explain the growth both between neighbouring floors and between every fourth floor.
 /// Requests at a constant rate make hours look guilty, all the more because a request in flight takes memory
 /// before it is counted. Over longer stretches the latter effect vanishes.
@@ -325,6 +351,16 @@ fn ambiguity_sentence(winner: WorkUnit, rivals: &[WorkUnit], shaped: bool) -> St
     }
 }
 
+/// Returns the sentence for memory that rises at a unit but may be leaked by other work.
+fn trigger_sentence(unit: WorkUnit) -> String {
+    format!(
+        "each request and each {} cannot be told apart in this mix of work: \
+         `llama-warden diagnose --workload short-text` tells whether requests without {} leak",
+        unit.noun(),
+        plural(unit)
+    )
+}
+
 const fn plural(unit: WorkUnit) -> &'static str {
     match unit {
         WorkUnit::Request => "requests",
@@ -347,6 +383,7 @@ mod tests {
         let told = [
             ambiguity_sentence(WorkUnit::Request, &[WorkUnit::Image], true),
             ambiguity_sentence(WorkUnit::Request, &all, false),
+            trigger_sentence(WorkUnit::Image),
         ];
         insta::assert_snapshot!(told.join("\n"));
     }

@@ -37,14 +37,7 @@ pub(super) struct FloorPoint {
 impl FloorPoint {
     /// Returns the amount of a unit done since the spawn.
     pub(super) fn done(&self, unit: WorkUnit) -> f64 {
-        match unit {
-            WorkUnit::Request => as_f64(self.work.requests),
-            WorkUnit::PromptToken => as_f64(self.work.prompt_tokens),
-            WorkUnit::OutputToken => as_f64(self.work.output_tokens),
-            WorkUnit::Image => as_f64(self.work.images),
-            WorkUnit::Audio => as_f64(self.work.audio),
-            WorkUnit::Hour => self.hours,
-        }
+        if unit == WorkUnit::Hour { self.hours } else { as_f64(unit.count_in(&self.work)) }
     }
 }
 

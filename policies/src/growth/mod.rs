@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sample::MemoryKind;
+use crate::sample::{MemoryKind, WorkDone};
 
 mod blame;
 mod floors;
@@ -114,6 +114,18 @@ impl WorkUnit {
         }
     }
 
+    /// Returns the amount of the unit in this work; work contains no hours.
+    pub(crate) const fn count_in(self, work: &WorkDone) -> u64 {
+        match self {
+            Self::Request => work.requests,
+            Self::PromptToken => work.prompt_tokens,
+            Self::OutputToken => work.output_tokens,
+            Self::Image => work.images,
+            Self::Audio => work.audio,
+            Self::Hour => 0,
+        }
+    }
+
     /// Returns the singular noun used in sentences.
     pub const fn noun(self) -> &'static str {
         match self {
@@ -145,6 +157,16 @@ pub enum GrowthBlame {
         /// Reason, one sentence.
         why: String,
     },
+}
+
+impl GrowthBlame {
+    /// Returns the blamed unit.
+    pub const fn unit(&self) -> Option<WorkUnit> {
+        match self {
+            Self::Pays { unit, .. } => Some(*unit),
+            Self::Undecided { .. } => None,
+        }
+    }
 }
 
 /// A value with the ends of its confidence interval.

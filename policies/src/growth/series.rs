@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::growth::blame::{blame, hours_pay};
+use crate::growth::blame::{confirm, explain, hours_pay};
 use crate::growth::floors::{FloorPoint, ScaledFloors};
 use crate::growth::forecast::LineUncertainty;
 use crate::growth::shape::{
@@ -65,19 +65,26 @@ struct ScaleTests {
     recent: VecDeque<StretchFinding>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct SeriesWatch {
-    #[serde(skip, default = "default_policy")]
-    policy: GrowthPolicy,
-    prior: Option<LeakPrior>,
-    floors: ScaledFloors,
-    tracks: Vec<ScaleTests>,
-    /// Sizes of pools are measured and subtracted from the readings.
+/// Pools whose size is measured and subtracted from the readings.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct MeasuredPools {
     pooled: bool,
     /// Consecutive readings that lack the pool sizes which earlier readings had.
     unmeasured: u32,
     /// Bytes in the pools at the latest reading.
     pool: f64,
+}
+
+impl MeasuredPools {
+    /// Returns the bytes that the readings leave out.
+    fn bytes(&self) -> f64 {
+        if self.pooled { self.pool } else { 0.0 }
+    }
+}
+
+/// Present level of memory.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct PresentLevel {
     /// Number of reclaims, and (`lift`) the bytes reclaimed so far. These bytes are added to the readings, so
     /// that a leak interrupted by reclaims forms one line instead of a sawtooth.
     reclaims: u64,
@@ -89,19 +96,52 @@ pub(super) struct SeriesWatch {
     floored: u64,
     #[serde(default)]
     now: u64,
-    /// Line to show, and (`spread`) its uncertainty.
+}
+
+/// Line to show, and (`spread`) its uncertainty.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct ShownLine {
     line: Option<StretchFinding>,
     #[serde(default)]
     spread: Option<LineUncertainty>,
-    /// Unit blamed by the latest tests, and the number of consecutive tests that blamed it.
-    paid: Option<(WorkUnit, usize)>,
-    declared: u64,
+}
+
+/// State of the start of a process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct StartState {
     warm: bool,
     baseline: Option<f64>,
-    /// Level above which a new height counts, and the request number at which memory last grew.
+}
+
+/// Level above which a new height counts, and the request number at which memory last grew.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct GrowthHeight {
     #[serde(with = "height")]
     height: f64,
     grew: u64,
+}
+
+/// State of one series. The parts are stored flat.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct SeriesWatch {
+    #[serde(skip, default = "default_policy")]
+    policy: GrowthPolicy,
+    prior: Option<LeakPrior>,
+    floors: ScaledFloors,
+    tracks: Vec<ScaleTests>,
+    #[serde(flatten)]
+    pools: MeasuredPools,
+    #[serde(flatten)]
+    present: PresentLevel,
+    #[serde(flatten)]
+    shown: ShownLine,
+    /// Unit blamed by the latest tests, and the number of consecutive tests that blamed it.
+    paid: Option<(WorkUnit, usize)>,
+    declared: u64,
+    #[serde(flatten)]
+    start: StartState,
+    #[serde(flatten)]
+    height: GrowthHeight,
     growth: SeriesGrowth,
 }
 
@@ -143,22 +183,13 @@ impl SeriesWatch {
             prior,
             floors: ScaledFloors::new(policy.scales, policy.kept),
             tracks: vec![ScaleTests::default(); policy.scales.max(1) as usize],
-            pooled: false,
-            unmeasured: 0,
-            pool: 0.0,
-            reclaims: 0,
-            lift: 0.0,
-            lifted: 0.0,
-            floored: 0,
-            now: 0,
-            line: None,
-            spread: None,
+            pools: MeasuredPools::default(),
+            present: PresentLevel::default(),
+            shown: ShownLine::default(),
             paid: None,
             declared,
-            warm: false,
-            baseline: None,
-            height: f64::MAX,
-            grew: 0,
+            start: StartState::default(),
+            height: GrowthHeight { height: f64::MAX, grew: 0 },
             growth: SeriesGrowth::without_readings(series),
             policy: policy.clone(),
         }
@@ -176,15 +207,15 @@ impl SeriesWatch {
     /// Estimates the bytes charged to the process now: its latest floor with measured pools, plus the growth
     /// since that floor according to the shown slope.
     pub(super) fn charged_now(&self) -> Option<f64> {
-        let floor = as_f64(self.growth.floor?) + if self.pooled { self.pool } else { 0.0 };
-        let since = as_f64(self.now.saturating_sub(self.floored));
+        let floor = as_f64(self.growth.floor?) + self.pools.bytes();
+        let since = as_f64(self.present.now.saturating_sub(self.present.floored));
         Some(floor + since * self.growth.slope.map_or(0.0, |slope| slope.value.max(0.0)))
     }
 
     /// Returns the shown slope, with its interval over the next `left` bytes of rise.
     pub(super) fn project_slope(&self, left: f64) -> Option<IntervalEstimate> {
         let slope = self.growth.slope?;
-        Some(self.spread.map_or(slope, |spread| spread.project_slope(slope, left, self.policy.bound_z)))
+        Some(self.shown.spread.map_or(slope, |spread| spread.project_slope(slope, left, self.policy.bound_z)))
     }
 
     /// Returns the uncertainty of a scale's line.
@@ -199,13 +230,11 @@ impl SeriesWatch {
     pub(super) fn restart(&mut self) {
         self.floors.clear();
         self.tracks.iter_mut().for_each(|track| *track = ScaleTests::default());
-        self.lift = 0.0;
-        self.warm = false;
+        self.present.lift = 0.0;
+        self.start = StartState::default();
         self.paid = None;
-        self.baseline = None;
         self.growth.baseline = None;
-        self.line = None;
-        self.spread = None;
+        self.shown = ShownLine::default();
         self.growth.slope = None;
         self.growth.law = None;
         self.growth.blame = None;
@@ -234,30 +263,30 @@ impl SeriesWatch {
     fn level(&mut self, sample: &BackendSample) -> Option<f64> {
         let charged = as_f64(sample.charged(self.growth.series)?);
         let pool = sample.pooled(self.growth.series).map(as_f64);
-        match (pool, self.pooled) {
-            (Some(_), true) | (None, false) => self.unmeasured = 0,
+        match (pool, self.pools.pooled) {
+            (Some(_), true) | (None, false) => self.pools.unmeasured = 0,
             (None, true) => {
-                self.unmeasured += 1;
-                if self.unmeasured <= self.policy.unmeasured {
+                self.pools.unmeasured += 1;
+                if self.pools.unmeasured <= self.policy.unmeasured {
                     return None;
                 }
                 self.set_pooled(false);
             }
             (Some(_), false) => self.set_pooled(true),
         }
-        self.pool = pool.unwrap_or(0.0);
-        let level = charged - self.pool.min(charged);
-        if sample.reclaims > self.reclaims && self.growth.floor.is_some() {
-            self.lift = (self.lifted - level).max(self.lift);
+        self.pools.pool = pool.unwrap_or(0.0);
+        let level = charged - self.pools.pool.min(charged);
+        if sample.reclaims > self.present.reclaims && self.growth.floor.is_some() {
+            self.present.lift = (self.present.lifted - level).max(self.present.lift);
         }
-        self.reclaims = sample.reclaims;
-        Some(level + self.lift)
+        self.present.reclaims = sample.reclaims;
+        Some(level + self.present.lift)
     }
 
     fn set_pooled(&mut self, pooled: bool) {
         let seen = self.growth.floor.is_some();
-        self.pooled = pooled;
-        self.unmeasured = 0;
+        self.pools.pooled = pooled;
+        self.pools.unmeasured = 0;
         if seen {
             self.restart();
             self.growth.floor = None;
@@ -266,12 +295,12 @@ impl SeriesWatch {
 
     /// Handles new work.
     fn record_step(&mut self, requests: u64, level: f64) {
-        self.now = requests;
-        (self.lifted, self.floored) = self.present_floor(level, requests);
-        self.growth.floor = Some(units::truncate_to_u64((self.lifted - self.lift).max(0.0)));
-        if !self.warm {
-            self.warm = self.is_warmed_up(requests);
-            if self.warm {
+        self.present.now = requests;
+        (self.present.lifted, self.present.floored) = self.present_floor(level, requests);
+        self.growth.floor = Some(units::truncate_to_u64((self.present.lifted - self.present.lift).max(0.0)));
+        if !self.start.warm {
+            self.start.warm = self.is_warmed_up(requests);
+            if self.start.warm {
                 self.floors.clear();
             }
             self.growth.verdict = GrowthVerdict::Warming;
@@ -279,27 +308,27 @@ impl SeriesWatch {
             return;
         }
         let first = self.floors.at_scale(0);
-        if self.baseline.is_none() && first.len() >= self.policy.baseline_floors {
+        if self.start.baseline.is_none() && first.len() >= self.policy.baseline_floors {
             let mut levels: Vec<f64> = first.iter().map(|floor| floor.level).collect();
-            self.baseline = stats::median(&mut levels);
-            self.height = self.baseline.unwrap_or(f64::MAX);
-            self.growth.baseline = self.baseline.map(units::truncate_to_u64);
+            self.start.baseline = stats::median(&mut levels);
+            self.height.height = self.start.baseline.unwrap_or(f64::MAX);
+            self.growth.baseline = self.start.baseline.map(units::truncate_to_u64);
         }
-        let Some(baseline) = self.baseline else { return };
+        let Some(baseline) = self.start.baseline else { return };
         self.update_fill();
         let effect = self.least_rise(baseline);
         let mut tested = false;
         for scale in 0..self.floors.len() {
             tested |= self.test_scale(scale, effect);
         }
-        self.growth.law = self.line.map(|line| self.growth_line(&line, requests));
+        self.growth.law = self.shown.line.map(|line| self.growth_line(&line, requests));
         self.record_height(requests, effect, tested);
         self.judge(requests, effect, tested);
     }
 
     /// Returns the line at the present work, in bytes charged to the process.
     fn growth_line(&self, line: &StretchFinding, requests: u64) -> GrowthLine {
-        let shift = if self.pooled { self.pool } else { 0.0 } - self.lift;
+        let shift = self.pools.bytes() - self.present.lift;
         let level = line.value_at(requests) + shift;
         let half = self.policy.bound_z * line.scatter;
         let bytes = |level: f64| units::truncate_to_u64(level.max(0.0));
@@ -363,9 +392,9 @@ impl SeriesWatch {
         track.recent.push_back(finding);
         track.last = Some(finding);
         let shown = self.shown_scale();
-        self.line = shown.and_then(|scale| self.tracks[scale].last);
-        self.spread = shown.and_then(|scale| self.line_uncertainty(scale));
-        self.growth.slope = self.line.map(|line| line.slope);
+        self.shown.line = shown.and_then(|scale| self.tracks[scale].last);
+        self.shown.spread = shown.and_then(|scale| self.line_uncertainty(scale));
+        self.growth.slope = self.shown.line.map(|line| line.slope);
         true
     }
 
@@ -485,12 +514,12 @@ impl SeriesWatch {
 
     /// Records growth at this request if a test found growth or memory reached a new height.
     fn record_height(&mut self, requests: u64, effect: f64, tested: bool) {
-        let floor = self.lifted;
-        if floor >= self.height + effect * self.policy.height_share {
-            self.height = floor;
-            self.grew = requests;
+        let floor = self.present.lifted;
+        if floor >= self.height.height + effect * self.policy.height_share {
+            self.height.height = floor;
+            self.height.grew = requests;
         } else if tested && self.finds_growth() {
-            self.grew = requests;
+            self.height.grew = requests;
         }
     }
 
@@ -505,7 +534,7 @@ impl SeriesWatch {
             GrowthVerdict::Bounded
         } else if within {
             GrowthVerdict::Steady
-        } else if (leaks && requests.saturating_sub(self.grew) < self.calm_requests(effect))
+        } else if (leaks && requests.saturating_sub(self.height.grew) < self.calm_requests(effect))
             || (grows && tested && (self.growth_persists(effect) || self.is_paid(effect)))
         {
             GrowthVerdict::Leaking
@@ -522,9 +551,10 @@ impl SeriesWatch {
             self.growth.blame = None;
             self.paid = None;
         } else if changed || tested {
-            self.growth.blame =
-                stairs.map_or_else(|| self.find_blame(), |stairs| Some(stepwise_blame(&stairs)));
-            self.count_payer();
+            self.growth.blame = match stairs {
+                Some(stairs) => Some(stepwise_blame(&stairs)),
+                None => self.find_blame(),
+            };
         }
     }
 
@@ -536,16 +566,16 @@ impl SeriesWatch {
         StepGrowth::from_floors(self.floors.at_scale(longest), effect, &self.policy)
     }
 
-    /// Counts consecutive tests that blame the same unit for nearly all of the growth. An undecided test
+    /// Counts consecutive tests in which the same unit explains nearly all of the growth. An undecided test
     /// does not reset the count.
-    fn count_payer(&mut self) {
-        let Some(GrowthBlame::Pays { unit, share, .. }) = &self.growth.blame else { return };
-        if *share < PAID_SHARE || *unit == WorkUnit::Hour {
+    fn count_payer(&mut self, explained: &GrowthBlame) {
+        let GrowthBlame::Pays { unit, share, .. } = *explained else { return };
+        if share < PAID_SHARE || unit == WorkUnit::Hour {
             self.paid = None;
             return;
         }
-        let before = self.paid.filter(|(known, _)| known == unit).map_or(0, |(_, times)| times);
-        self.paid = Some((*unit, before + 1));
+        let before = self.paid.filter(|(known, _)| *known == unit).map_or(0, |(_, times)| times);
+        self.paid = Some((unit, before + 1));
     }
 
     /// Returns true if one unit was blamed repeatedly, and memory still rises along that unit. With mixed
@@ -578,31 +608,43 @@ impl SeriesWatch {
 
     /// Finds the unit that causes the growth, in the longest stretch with enough floors or in the next
     /// shorter one. Hours are also sought in all shorter stretches, because these average less.
-    fn find_blame(&self) -> Option<GrowthBlame> {
+    fn find_blame(&mut self) -> Option<GrowthBlame> {
         let floors = |scale| self.floors.at_scale(scale).iter().copied().collect::<Vec<_>>();
         let long = |scale: &usize| self.floors.at_scale(*scale).len() >= self.policy.window;
         let longest = (0..self.floors.len()).rev().find(long)?;
-        if let Some(hourly) = (0..longest).map(floors).find(|floors| hours_pay(floors, &self.policy)) {
-            return Some(blame(&hourly, &self.policy));
-        }
+        let hourly = (0..longest).map(floors).find(|floors| hours_pay(floors, &self.policy));
         // Long stretches average the mix of work; if that hides the unit, the next shorter stretch may show
         // it.
-        let found = blame(&floors(longest), &self.policy);
-        let shorter = longest.checked_sub(1).filter(|_| matches!(found, GrowthBlame::Undecided { .. }));
-        let shorter = shorter.map(|scale| blame(&floors(scale), &self.policy));
-        Some(shorter.filter(|blame| matches!(blame, GrowthBlame::Pays { .. })).unwrap_or(found))
+        let stretches = match hourly {
+            Some(hourly) => vec![hourly],
+            None => [Some(longest), longest.checked_sub(1)].into_iter().flatten().map(floors).collect(),
+        };
+        let explained: Vec<GrowthBlame> =
+            stretches.iter().map(|floors| explain(floors, &self.policy)).collect();
+        let first = explained.iter().position(|found| found.unit().is_some()).unwrap_or(0);
+        // The verdict needs no more than that growth keeps to one unit, whether it causes or triggers growth.
+        self.count_payer(&explained[first]);
+        // Stretches that explain growth by another unit must not take the place of an unconfirmed one.
+        let unit = explained[first].unit();
+        let same = explained.into_iter().zip(&stretches).filter(|(found, _)| found.unit() == unit);
+        let mut confirmed = same.map(|(found, floors)| confirm(found, floors, &self.policy));
+        let longest = confirmed.next()?;
+        if longest.unit().is_some() {
+            return Some(longest);
+        }
+        Some(confirmed.find(|found| found.unit().is_some()).unwrap_or(longest))
     }
 
     /// Returns true if growth can be within an allowance. If host pools are measured, the allowance covers
     /// only unmeasured pools. GPU pools are measured completely, and nothing else is declared for a GPU.
     fn has_allowance(&self) -> bool {
-        self.declared > 0 || (self.pooled && self.growth.series == MemoryKind::Host)
+        self.declared > 0 || (self.pools.pooled && self.growth.series == MemoryKind::Host)
     }
 
     fn update_fill(&mut self) {
         let slack = self.policy.allowance_slack.0;
         let allowed = if self.has_allowance() { self.declared.saturating_add(slack) } else { 0 };
-        let used = self.baseline.zip(self.growth.floor);
+        let used = self.start.baseline.zip(self.growth.floor);
         let used = used.map_or(0, |(baseline, floor)| units::truncate_to_u64(as_f64(floor) - baseline));
         self.growth.fill = AllowanceFill { allowed, used };
     }

@@ -2,11 +2,15 @@
 //! for autocorrelation after Hamed and Rao.
 //!
 //! Sources: Sen, *Estimates of the regression coefficient based on Kendall's tau* (JASA 63, 1968); Hamed and Rao, *A
-//! modified Mann-Kendall trend test for autocorrelated data* (J. Hydrology 204, 1998). The functions know
+//! modified Mann-Kendall trend test for autocorrelated data* (J. Hydrology 204, 1998); Marriott and Pope, *Bias in the
+//! estimation of autocorrelations* (Biometrika 41, 1954). The functions know
 //! nothing of memory. Cost grows with the square of the length: use them for dozens of points, not
 //! thousands.
 
 use crate::growth::IntervalEstimate;
+
+/// Beyond this correlation, 64 residuals count as one.
+const MOST_AUTOREGRESSION: f64 = 0.97;
 
 /// Converts a length for arithmetic.
 pub(super) fn length_as_f64(length: usize) -> f64 {
@@ -102,6 +106,20 @@ pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     (1.0 + 2.0 / (n * (n - 1.0) * (n - 2.0)) * sum).max(1.0)
 }
 
+/// Returns the factor by which correlation between neighbouring residuals reduces the number of independent
+/// residuals, at least 1. Residuals beyond three deviations are cut. A short series shows too little
+/// correlation, so the estimate is raised after Marriott and Pope.
+pub(super) fn autoregression_factor(rests: &[f64], deviation: f64) -> f64 {
+    let cut: Vec<f64> = rests.iter().map(|rest| rest.clamp(-3.0 * deviation, 3.0 * deviation)).collect();
+    let power: f64 = cut.iter().map(|rest| rest * rest).sum();
+    if power <= 0.0 {
+        return 1.0;
+    }
+    let found = cut.windows(2).map(|two| two[0] * two[1]).sum::<f64>() / power;
+    let rho = (found + (1.0 + 4.0 * found) / length_as_f64(rests.len())).min(MOST_AUTOREGRESSION);
+    ((1.0 + rho) / (1.0 - rho)).max(1.0)
+}
+
 /// Returns the rank of each value, counted from 1; equal values share their mean rank.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
@@ -133,7 +151,7 @@ fn slopes(xs: &[f64], ys: &[f64]) -> Vec<f64> {
 }
 
 /// Returns Sen's slope: the median slope of all pairs of points; `None` without two different x.
-pub(super) fn sen_slope(xs: &[f64], ys: &[f64]) -> Option<f64> {
+pub fn sen_slope(xs: &[f64], ys: &[f64]) -> Option<f64> {
     median(&mut slopes(xs, ys))
 }
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::growth::blame::blame;
+use crate::growth::blame::{confirm, explain};
 use crate::growth::floors::FloorPoint;
 use crate::growth::stats::{self, TrendTest};
 use crate::growth::{GrowthBlame, GrowthPolicy, IntervalEstimate};
@@ -72,7 +72,7 @@ pub fn blame_processes(processes: &[Vec<MemoryLevel>], policy: &GrowthPolicy) ->
         };
         points.extend(levels.iter().step_by(stride).map(point).skip(usize::from(!points.is_empty())));
     }
-    blame(&points, policy)
+    confirm(explain(&points, policy), &points, policy)
 }
 
 #[cfg(test)]

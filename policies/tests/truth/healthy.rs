@@ -29,7 +29,7 @@ impl Healthy {
 }
 
 fn host(mut bytes: impl FnMut(&BackendSample) -> f64 + 'static) -> Course {
-    Box::new(move |now| Extra { host: bytes(now), vram: 0.0 })
+    Box::new(move |now| Extra { host: bytes(now), ..Extra::default() })
 }
 
 fn requests(now: &BackendSample) -> f64 {
@@ -129,13 +129,13 @@ pub(crate) fn all() -> Vec<Healthy> {
                     largest = largest.max(random.unit().powi(4));
                 }
                 known = now.work.requests;
-                Extra { host: 0.0, vram: largest * drawn(seed, 50.0, 400.0) * MIB }
+                Extra { vram: largest * drawn(seed, 50.0, 400.0) * MIB, ..Extra::default() }
             })
         }),
         Healthy::new("VRAM, graphs that are swept, text", Text, |seed| {
             Box::new(move |now| {
                 let saw = (requests(now) / drawn(seed, 20.0, 120.0)).fract();
-                Extra { host: 0.0, vram: saw * drawn(seed, 8.0, 22.0) * MIB }
+                Extra { vram: saw * drawn(seed, 8.0, 22.0) * MIB, ..Extra::default() }
             })
         }),
     ]

@@ -28,6 +28,8 @@ pub(crate) enum Base {
     Conversations,
     /// One image in each request.
     Images,
+    /// Text and images on three slots of a newer build, whose heap is nearly still.
+    StillMixed,
 }
 
 /// Bytes beside the movement, reading by reading.
@@ -73,11 +75,11 @@ impl Leaking {
 }
 
 fn host(mut bytes: impl FnMut(&BackendSample) -> f64 + 'static) -> Course {
-    Box::new(move |now| Extra { host: bytes(now), vram: 0.0 })
+    Box::new(move |now| Extra { host: bytes(now), ..Extra::default() })
 }
 
 fn vram(mut bytes: impl FnMut(&BackendSample) -> f64 + 'static) -> Course {
-    Box::new(move |now| Extra { host: 0.0, vram: bytes(now) })
+    Box::new(move |now| Extra { vram: bytes(now), ..Extra::default() })
 }
 
 /// Tokens and seconds of a request in the mixed recordings, as near as it matters: leaks of all units are about as large.
@@ -120,9 +122,32 @@ fn by_image(seed: u64) -> Course {
     host(move |now| 6.0 * MIB * size(seed) * images(now))
 }
 
+/// A leak for each request, while a cache of 2 GiB fills.
+fn beside_cache(seed: u64, measured: bool) -> Course {
+    Box::new(move |now| Extra {
+        host: 2.0 * MIB * size(seed) * requests(now),
+        cache: (4.0 * MIB * requests(now)).min(2048.0 * MIB),
+        measured,
+        vram: 0.0,
+    })
+}
+
+/// A leak for each request beside images that leave holes of this size: leaked blocks fill them, and memory rises when an
+/// image finds its hole taken.
+fn under_images(each: f64, hole: f64) -> Course {
+    let (mut height, mut known) = (0.0_f64, 0);
+    host(move |now| {
+        let leaked = each * requests(now);
+        let taken = if now.work.images > known { leaked + hole } else { leaked };
+        known = now.work.images;
+        height = height.max(taken);
+        height
+    })
+}
+
 /// All kinds.
 pub(crate) fn all() -> Vec<Leaking> {
-    use Base::{Busy, Conversations, Images, Mixed, MixedLong, Shuffled, ShuffledLong, Text};
+    use Base::{Busy, Conversations, Images, Mixed, MixedLong, Shuffled, ShuffledLong, StillMixed, Text};
     vec![
         Leaking::new("each request, mixed", Mixed, REQUEST, by_request),
         Leaking::new("each request, mixed long", MixedLong, REQUEST, by_request),
@@ -156,6 +181,18 @@ pub(crate) fn all() -> Vec<Leaking> {
         .requests(1500),
         Leaking::new("each image, ever slower, mixed", MixedLong, IMAGE, |seed| {
             host(move |now| 4.4 * MIB * size(seed).sqrt() * slowing(images(now)))
+        }),
+        Leaking::new("each image, still heap", StillMixed, IMAGE, |seed| {
+            host(move |now| 4.0 * MIB * size(seed) * images(now))
+        }),
+        Leaking::new("each request, still heap", StillMixed, REQUEST, |seed| {
+            host(move |now| MIB * size(seed) * requests(now))
+        }),
+        Leaking::new("each request in holes of images, still heap", StillMixed, REQUEST, |seed| {
+            under_images(MIB * size(seed), 20.0 * MIB)
+        }),
+        Leaking::new("each request in holes of images, mixed", Mixed, REQUEST, |seed| {
+            under_images(2.0 * MIB * size(seed), 40.0 * MIB)
         }),
         Leaking::new("each request, text", Text, REQUEST, |seed| {
             host(move |now| MIB * size(seed) * requests(now))
@@ -197,13 +234,10 @@ pub(crate) fn all() -> Vec<Leaking> {
             host(move |now| 2.0 * MIB * size(seed) * (requests(now) - 2000.0).max(0.0))
         })
         .requests(8000),
-        Leaking::new("beside a declared cache, mixed", MixedLong, REQUEST, |seed| {
-            host(move |now| {
-                let cache = (4.0 * MIB * requests(now)).min(2048.0 * MIB);
-                cache + 2.0 * MIB * size(seed) * requests(now)
-            })
-        })
-        .declared(2 << 30),
+        Leaking::new("beside a declared cache, mixed", MixedLong, REQUEST, |seed| beside_cache(seed, false))
+            .declared(2 << 30),
+        // The same where the server's log, or a memory report, tells the present size of the cache.
+        Leaking::new("beside a measured cache, mixed", MixedLong, REQUEST, |seed| beside_cache(seed, true)),
         Leaking::new("each request, many busy slots", Busy, REQUEST, by_request).requests(4000),
         Leaking::new("each image, many busy slots", Busy, IMAGE, by_image).requests(4000),
         Leaking::new("VRAM, each image, mixed", MixedLong, IMAGE, |seed| {

@@ -39,6 +39,7 @@ impl Bases {
             (Base::Text, RecordedLoad::read("h200-b8827-text-llama", 0.0)),
             (Base::Conversations, RecordedLoad::read("h200-b8827-conversations", 0.0)),
             (Base::Images, RecordedLoad::read("b8827-gemma4-image-nographs", 0.0)),
+            (Base::StillMixed, RecordedLoad::read("h200-b11549-gemma4-mixed", 0.0)),
         ]))
     }
 }

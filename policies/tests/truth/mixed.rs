@@ -6,7 +6,7 @@ use warden_policies::growth::{GrowthBlame, GrowthMonitor, GrowthVerdict, WorkUni
 use warden_policies::{BackendSample, MemoryKind, defaults};
 
 const fn host(bytes: f64) -> Extra {
-    Extra { host: bytes, vram: 0.0 }
+    Extra { host: bytes, cache: 0.0, measured: false, vram: 0.0 }
 }
 
 fn recordings() -> [RecordedLoad; 4] {

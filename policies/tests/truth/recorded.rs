@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use warden_policies::sample::{HostMemory, WorkDone};
 use warden_policies::world::SplitMix;
-use warden_policies::{BackendSample, trace};
+use warden_policies::{BackendSample, MemoryKind, trace};
 
 pub(crate) const MIB: f64 = 1_048_576.0;
 /// Readings that stay together, unless they are shuffled.
@@ -20,6 +20,9 @@ const PIECE: f64 = 2.0 * MIB;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Extra {
     pub(crate) host: f64,
+    /// Bytes in a cache, beside those, and whether readings tell them.
+    pub(crate) cache: f64,
+    pub(crate) measured: bool,
     pub(crate) vram: f64,
 }
 
@@ -98,7 +101,9 @@ impl RecordedLoad {
             for (step, movement) in &self.steps[from..from + self.block] {
                 now = BackendSample { at: now.at + step.at, work: now.work + step.work, ..step.clone() };
                 let beside = extra(&now);
-                let bytes = self.base + movement + beside.host;
+                let bytes = self.base + movement + beside.host + beside.cache;
+                let pool = (MemoryKind::Host, whole(beside.cache));
+                now.pools = Some(pool).filter(|_| beside.measured).into_iter().collect();
                 now.host = now.host.map(|host| HostMemory { anon: whole(bytes), swap: 0, ..host });
                 let pieces = whole(beside.vram / PIECE) * whole(PIECE);
                 for vram in &mut now.vram {
