@@ -80,7 +80,7 @@ pub enum LeaseAnswer {
     },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct OpenGeneration {
     open: bool,
     held: bool,
@@ -193,18 +193,7 @@ impl LeaseDispatch {
 
     /// Opens a generation for leases, with at most `limit` of [`LeaseKind::Slot`] at a time.
     pub fn open(&mut self, generation: GenerationId, limit: u32) -> Vec<LeaseGrant> {
-        let entry = self.generations.entry(generation).or_insert(OpenGeneration {
-            open: false,
-            held: false,
-            limit,
-            slots: 0,
-            aux: 0,
-            watch: 0,
-            seeking: 0,
-            seeking_slots: 0,
-            readers: 0,
-            alone: false,
-        });
+        let entry = self.generations.entry(generation).or_default();
         entry.open = true;
         entry.limit = limit.max(1);
         self.serve_queue()

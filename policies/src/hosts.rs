@@ -83,7 +83,8 @@ impl HostPattern {
 /// A text that is no host name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{text}` is no host name: write it without scheme, port and path, like `llm.example` or `*.example`; \"any\" takes every name, \"auto\" decides by what else is configured"
+    "`{text}` is no host name: write it without scheme, port and path, like `llm.example` or `*.example`; \
+     \"any\" takes every name, \"auto\" decides by what else is configured"
 )]
 pub struct HostNameError {
     text: String,

@@ -278,7 +278,17 @@ impl LifecycleMachine {
         now: Duration,
         policy: &LifecyclePolicy,
     ) -> Vec<LifecycleEffect> {
-        use BackendPhase::{Backoff, Draining, Failed, Idle, Ready, Starting, Stopping, Suspect};
+        match event {
+            LifecycleEvent::Exited(_) | LifecycleEvent::SpawnFailed(_) | LifecycleEvent::KilledByRequest => {
+                self.step_at_end(event, now, policy)
+            }
+            event if self.has_process() => self.step_with_process(event, now),
+            event => self.step_without_process(event),
+        }
+    }
+
+    fn step_without_process(&mut self, event: LifecycleEvent) -> Vec<LifecycleEffect> {
+        use BackendPhase::{Backoff, Failed, Idle};
         match (self.phase, event) {
             (Idle, LifecycleEvent::Up | LifecycleEvent::Recycle)
             | (Backoff, LifecycleEvent::Timer(LifecycleTimer::Backoff { .. }))
@@ -304,7 +314,13 @@ impl LifecycleMachine {
                 self.phase = Idle;
                 vec![LifecycleEffect::Disarm]
             }
+            _ => Vec::new(),
+        }
+    }
 
+    fn step_with_process(&mut self, event: LifecycleEvent, now: Duration) -> Vec<LifecycleEffect> {
+        use BackendPhase::{Draining, Ready, Starting, Stopping, Suspect};
+        match (self.phase, event) {
             (Starting | Suspect, LifecycleEvent::ProbeReady) | (Suspect, LifecycleEvent::ProbesBack) => {
                 if self.phase == Starting {
                     self.ready_since = Some(now);
@@ -361,7 +377,19 @@ impl LifecycleMachine {
                     LifecycleEffect::Arm(LifecycleTimer::Grace),
                 ]
             }
+            _ => Vec::new(),
+        }
+    }
 
+    /// Applies the end of a process.
+    fn step_at_end(
+        &mut self,
+        event: LifecycleEvent,
+        now: Duration,
+        policy: &LifecyclePolicy,
+    ) -> Vec<LifecycleEffect> {
+        use BackendPhase::{Backoff, Draining, Ready, Starting, Stopping, Suspect};
+        match (self.phase, event) {
             (Ready | Suspect, LifecycleEvent::KilledByRequest) => {
                 // The exit is not counted as a failure, but there is a pause: if the wrong request was
                 // blamed, restarts would follow each other without end.
@@ -373,7 +401,7 @@ impl LifecycleMachine {
                 ]
             }
             (_, LifecycleEvent::KilledByRequest) => {
-                self.step(LifecycleEvent::Exited(EndCause::MayPass), now, policy)
+                self.step_at_end(LifecycleEvent::Exited(EndCause::MayPass), now, policy)
             }
 
             // Requested exit of a process that had been ready, or that is not to be restarted.

@@ -49,7 +49,8 @@ impl AllowedOrigins {
 /// A text that is not an origin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{text}` is not an origin: write scheme and host without a path, like `https://app.example` or `http://localhost:3000`; \"mirror\" lets all pages call, \"off\" none"
+    "`{text}` is not an origin: write scheme and host without a path, like `https://app.example` or \
+     `http://localhost:3000`; \"mirror\" lets all pages call, \"off\" none"
 )]
 pub struct OriginError {
     text: String,

@@ -2,10 +2,10 @@
 //!
 //! | variable | effect if a child inherited it |
 //! |---|---|
-//! | `NOTIFY_SOCKET`, `WATCHDOG_*`, `LISTEN_*` | notifies the service manager in the name of llama-warden, as container tools do |
+//! | `NOTIFY_SOCKET`, `WATCHDOG_*`, `LISTEN_*` | notifies the service manager as llama-warden |
 //! | `CREDENTIALS_DIRECTORY` | exposes the keys passed by the service manager |
 //! | `OTEL_EXPORTER_OTLP*` | exposes the collector's key, and sends to the collector |
-//! | `LLAMA_WARDEN_SECTION__KEY`, `LLAMA_WARDEN_CONFIG` and the like | exposes secrets of other models (`…__ENV__HF_TOKEN`) |
+//! | `LLAMA_WARDEN_SECTION__KEY` and the like | exposes secrets of other models (`…__ENV__HF_TOKEN`) |
 //!
 //! A variable set in a model's `env` is passed on. So are variables that our patches read in llama-server,
 //! such as `LLAMA_WARDEN_GRAPH_CACHE_CAP`: they have the same prefix, but no double underscore.

@@ -129,6 +129,16 @@ pub enum MemoryKind {
     Vram(GpuIndex),
 }
 
+impl MemoryKind {
+    /// Returns the noun used in sentences.
+    pub(crate) fn noun(self) -> String {
+        match self {
+            Self::Host => "host memory".to_owned(),
+            Self::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
+        }
+    }
+}
+
 impl std::fmt::Display for MemoryKind {
     /// Formats `host`, `vram0`, `vram1`, …: the names in status, metrics, ledger and traces.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

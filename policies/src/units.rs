@@ -110,7 +110,10 @@ pub fn format_span(time: Duration) -> String {
 
 /// A text that is not a size. The message repeats the text and shows the right form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a size: write a number and a unit, like `12GiB` or `512MiB`{}", if *.percent { ", a share of the memory, like `80%`, or `auto`" } else { "" })]
+#[error(
+    "`{text}` is not a size: write a number and a unit, like `12GiB` or `512MiB`{}",
+    if *.percent { ", a share of the memory, like `80%`, or `auto`" } else { "" }
+)]
 pub struct SizeError {
     text: String,
     percent: bool,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use warden_policies::defaults::{self, defaults};
 use warden_policies::growth::GrowthVerdict;
-use warden_policies::growth::stats::median;
+use warden_policies::growth::stats::sen_slope;
 use warden_policies::units::as_f64;
 
 /// Share of a leg's readings left out at its start, while caches fill.
@@ -73,13 +73,14 @@ impl GrowthAttribution {
         let requests: Vec<f64> = readings.iter().map(|reading| as_f64(reading.requests)).collect();
         let measured: Vec<f64> = readings.iter().map(|reading| as_f64(reading.measured)).collect();
         let counted: Vec<f64> = readings.iter().map(|reading| signed_as_f64(reading.counted)).collect();
-        let (measured_slope, counted_slope) = (slope(&requests, &measured)?, slope(&requests, &counted)?);
+        let (measured_slope, counted_slope) =
+            (sen_slope(&requests, &measured)?, sen_slope(&requests, &counted)?);
         let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
         // Finds the kind of handle that correlates best with these bytes, if the correlation is close enough.
         let closest = |bytes: &[f64], bytes_slope: f64, least: f64| {
             let along = |kind: usize| {
                 let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
-                let per_request = slope(&requests, &handles)?;
+                let per_request = sen_slope(&requests, &handles)?;
                 let correlation = correlation(&handles, bytes);
                 let bytes_each = bytes_slope / per_request;
                 let fits = per_request >= numbers.least_handles && correlation >= least;
@@ -127,24 +128,11 @@ fn signed_as_f64(number: i64) -> f64 {
     number as f64
 }
 
-/// Returns the median slope of all pairs of points (Theil and Sen); `None` if x never changes.
-fn slope(along: &[f64], values: &[f64]) -> Option<f64> {
-    let mut slopes = Vec::new();
-    for (index, (from, low)) in along.iter().zip(values).enumerate() {
-        for (to, high) in along.iter().zip(values).skip(index + 1) {
-            if to > from {
-                slopes.push((high - low) / (to - from));
-            }
-        }
-    }
-    median(&mut slopes)
-}
-
 /// Returns true if values rise in the last third nearly as fast as overall. A cache that fills has slowed
 /// down by then.
 fn keeps_rising(along: &[f64], values: &[f64]) -> bool {
     let third = along.len() - along.len() / 3;
-    let rises = slope(along, values).zip(slope(&along[third..], &values[third..]));
+    let rises = sen_slope(along, values).zip(sen_slope(&along[third..], &values[third..]));
     rises.is_some_and(|(all, last)| all > 0.0 && last >= attribution_config().goes_on * all)
 }
 

@@ -24,16 +24,15 @@
 //! The planner runs nothing: the caller calls [`CurePlanner::next`], runs the process, and passes the
 //! findings to [`CurePlanner::observe`].
 
+use serde::{Deserialize, Serialize};
+use warden_policies::growth::GrowthVerdict;
+
+use super::LegFinding;
 use super::sequential::CurePolicy;
 use super::trial::{SwitchTrial, TrialLeg};
-use super::{LegEnd, LegFinding};
 
-mod baseline;
-mod conclusion;
 mod search;
-mod sets;
 
-pub use self::conclusion::{CureConclusion, CureOutcome};
 pub use super::trial::{ComparedFigure, SwitchCost, SwitchSet, TrialReport, WorkloadMemory};
 
 /// Next step of a bisection.
@@ -43,6 +42,51 @@ pub enum CureStep {
     Run(SwitchSet),
     /// The bisection is over.
     Done(CureConclusion),
+}
+
+/// Outcome of a bisection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum CureOutcome {
+    /// Nothing leaks without switches.
+    NothingToCure,
+    /// Leaks could not be looked for: no process ran, or none ran long enough.
+    NotKnown {
+        /// Reason.
+        why: String,
+    },
+    /// Switches stop all leaks.
+    Cured,
+    /// Switches stop some of the leaks.
+    PartlyCured,
+    /// Switches stop no leak.
+    NotCured,
+    /// The server cannot do the work even without switches.
+    BaselineFailed {
+        /// Reason.
+        why: String,
+    },
+    /// The bisection was interrupted.
+    Interrupted,
+}
+
+/// Result of a bisection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CureConclusion {
+    /// Outcome of the bisection.
+    pub outcome: CureOutcome,
+    /// Kinds of memory that leak without switches, by workload.
+    pub leaking: Vec<WorkloadMemory>,
+    /// Smallest set found that stops every leak which can be stopped, as indices of switches.
+    pub cure: Vec<usize>,
+    /// Leaks that the cure stops.
+    pub stopped: Vec<WorkloadMemory>,
+    /// For each leak that can be stopped, the smallest set that stops it.
+    pub by_track: Vec<(WorkloadMemory, Vec<usize>)>,
+    /// Trials in order.
+    pub trials: Vec<TrialReport>,
+    /// Number of processes run, baseline included.
+    pub legs: usize,
 }
 
 /// Phase of a bisection.
@@ -58,6 +102,64 @@ enum CurePhase {
     Over(CureOutcome),
 }
 
+/// Processes without switches.
+#[derive(Clone, Debug, Default)]
+struct BaselineLegs {
+    legs: Vec<TrialLeg>,
+    /// Number of consecutive failed legs.
+    failed: u32,
+    /// Number of legs with switches since the last of these legs.
+    since: u32,
+}
+
+impl BaselineLegs {
+    /// Adds a leg; the error is the reason why too many legs have failed in a row.
+    fn add(&mut self, leg: Result<TrialLeg, String>, failures: u32) -> Result<(), String> {
+        match leg {
+            Ok(leg) => {
+                (self.failed, self.since) = (0, 0);
+                self.legs.push(leg);
+            }
+            Err(why) if self.failed + 1 >= failures => return Err(why),
+            Err(_) => self.failed += 1,
+        }
+        Ok(())
+    }
+
+    /// Returns true if a second leg is needed. A suspected leak may exist next to a certain one, and a cure
+    /// has to stop both.
+    fn is_unclear(&self) -> bool {
+        let all = || self.legs.iter().flat_map(|leg| &leg.tracks).map(|(.., verdict)| *verdict);
+        let leaks = all().any(GrowthVerdict::leaks);
+        // A second leg would also have too few readings, so repeat a short leg only if no leak is certain.
+        all().any(|verdict| verdict == GrowthVerdict::Suspected || (!verdict.is_known() && !leaks))
+    }
+
+    /// Returns the kinds of memory that leak, or were suspected of a leak in two legs.
+    fn find_leaks(&self) -> Vec<WorkloadMemory> {
+        let mut tracks: Vec<WorkloadMemory> = Vec::new();
+        for (track, ..) in self.legs.iter().flat_map(|leg| &leg.tracks) {
+            let own = self.legs.iter().filter_map(|leg| leg.of_track(*track));
+            let verdicts: Vec<GrowthVerdict> = own.map(|(_, verdict)| verdict).collect();
+            let suspect = verdicts.iter().filter(|verdict| verdict.grows()).count();
+            let leaks = verdicts.contains(&GrowthVerdict::Leaking) || suspect > 1;
+            if leaks && !tracks.contains(track) {
+                tracks.push(*track);
+            }
+        }
+        tracks
+    }
+
+    /// Returns the outcome if no leak was found: either there is none, or the readings were too few to know.
+    fn nothing_found(&self) -> CureOutcome {
+        if self.legs.iter().all(|leg| leg.short) {
+            let why = "there are too few readings to say whether anything leaks".to_owned();
+            return CureOutcome::NotKnown { why };
+        }
+        CureOutcome::NothingToCure
+    }
+}
+
 /// State machine of the bisection.
 #[derive(Clone, Debug)]
 pub struct CurePlanner {
@@ -65,11 +167,7 @@ pub struct CurePlanner {
     switches: usize,
     clashes: Vec<[usize; 2]>,
     phase: CurePhase,
-    baseline: Vec<TrialLeg>,
-    /// Number of consecutive failed baseline legs.
-    failed: u32,
-    /// Number of legs with switches since the last baseline leg.
-    since: u32,
+    baseline: BaselineLegs,
     leaking: Vec<WorkloadMemory>,
     /// Kinds of memory that some switch can stop; until that is known, all that leak.
     targets: Vec<WorkloadMemory>,
@@ -88,9 +186,7 @@ impl CurePlanner {
             switches,
             clashes,
             phase: CurePhase::Baseline,
-            baseline: Vec::new(),
-            failed: 0,
-            since: 0,
+            baseline: BaselineLegs::default(),
             leaking: Vec::new(),
             targets: Vec::new(),
             trials: Vec::new(),
@@ -122,11 +218,11 @@ impl CurePlanner {
 
     /// Adds the findings of a fresh process with these switches, one per workload.
     pub fn observe(&mut self, arm: &SwitchSet, findings: &[LegFinding]) {
-        let ended = findings.iter().find_map(|finding| match &finding.ended {
-            LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } => Some(why.clone()),
-            _ => None,
-        });
-        self.add_leg(arm, ended.map_or_else(|| Ok(TrialLeg::from_findings(findings)), Err));
+        let failure = findings.iter().find_map(|finding| finding.ended.failure());
+        self.add_leg(
+            arm,
+            failure.map_or_else(|| Ok(TrialLeg::from_findings(findings)), |why| Err(why.clone())),
+        );
     }
 
     /// Records that no process ran with these switches, and the reason.
@@ -137,21 +233,13 @@ impl CurePlanner {
     fn add_leg(&mut self, arm: &SwitchSet, leg: Result<TrialLeg, String>) {
         self.legs += 1;
         if arm.is_baseline() {
-            match leg {
-                Ok(leg) => {
-                    (self.failed, self.since) = (0, 0);
-                    self.baseline.push(leg);
-                }
-                Err(why) if self.failed + 1 >= self.policy.baseline_failures => {
-                    self.phase = CurePhase::Over(CureOutcome::BaselineFailed { why });
-                    return;
-                }
-                Err(_) => self.failed += 1,
+            match self.baseline.add(leg, self.policy.baseline_failures) {
+                Ok(()) => self.judge_open(),
+                Err(why) => self.phase = CurePhase::Over(CureOutcome::BaselineFailed { why }),
             }
-            self.judge_open();
             return;
         }
-        self.since += 1;
+        self.baseline.since += 1;
         let Some(trial) = self.trials.last_mut().filter(|trial| !trial.closed && trial.arm == *arm) else {
             return;
         };
@@ -186,17 +274,17 @@ impl CurePlanner {
     }
 
     fn wants_baseline(&self) -> bool {
-        match self.baseline.len() {
+        match self.baseline.legs.len() {
             0 => return true,
-            1 if self.phase == CurePhase::Baseline && self.baseline_is_unclear() => return true,
+            1 if self.phase == CurePhase::Baseline && self.baseline.is_unclear() => return true,
             // Before the first switch is tried, the scatter between processes must be known.
             few if self.phase != CurePhase::Baseline && few < self.policy.baseline_least => return true,
             _ => {}
         }
         match self.trials.last() {
             // Each inconclusive leg with a switch is followed by a baseline leg.
-            Some(open) if !open.closed => !open.legs.is_empty() && self.since > 0,
-            _ => self.phase != CurePhase::Baseline && self.since >= self.policy.baseline_every,
+            Some(open) if !open.closed => !open.legs.is_empty() && self.baseline.since > 0,
+            _ => self.phase != CurePhase::Baseline && self.baseline.since >= self.policy.baseline_every,
         }
     }
 
@@ -204,13 +292,51 @@ impl CurePlanner {
     fn judge_open(&mut self) {
         let informs = matches!(self.phase, CurePhase::Alone | CurePhase::Together);
         let Some(trial) = self.trials.last_mut() else { return };
-        trial.judge(&self.policy, &self.baseline, &self.leaking);
+        trial.judge(&self.policy, &self.baseline.legs, &self.leaking);
         trial.close(&self.policy, &self.targets, informs);
     }
 
     fn begin_trial(&mut self, mut switches: Vec<usize>) {
         switches.sort_unstable();
         self.trials.push(SwitchTrial::new(SwitchSet { switches }));
+    }
+
+    fn finish_with(&mut self, cure: Vec<usize>) -> CurePhase {
+        self.cure = cure;
+        let stopped = self.stopped();
+        CurePhase::Over(if stopped.is_empty() {
+            CureOutcome::NotCured
+        } else if self.leaking.iter().all(|track| stopped.contains(track)) {
+            CureOutcome::Cured
+        } else {
+            CureOutcome::PartlyCured
+        })
+    }
+
+    /// Returns the leaks that the cure stops.
+    fn stopped(&self) -> Vec<WorkloadMemory> {
+        let own = self.trials.iter().find(|trial| trial.arm.switches == self.cure);
+        let Some(own) = own else { return Vec::new() };
+        self.leaking.iter().copied().filter(|track| own.stops(*track)).collect()
+    }
+
+    fn conclude(&self, outcome: CureOutcome) -> CureConclusion {
+        let mut by_track = Vec::new();
+        for track in &self.leaking {
+            let stops = self.trials.iter().filter(|trial| trial.stops(*track));
+            if let Some(least) = stops.min_by_key(|trial| trial.arm.switches.len()) {
+                by_track.push((*track, least.arm.switches.clone()));
+            }
+        }
+        CureConclusion {
+            outcome,
+            leaking: self.leaking.clone(),
+            cure: self.cure.clone(),
+            stopped: self.stopped(),
+            by_track,
+            trials: self.trials.iter().map(|trial| trial.report(&self.baseline.legs)).collect(),
+            legs: self.legs,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::sequential::SwitchEffect;
-use crate::{GrowthEnd, LegSpeed, SeriesFinding, Workload};
+use crate::{GrowthEnd, LegEnd, LegSpeed, SeriesFinding, Workload};
 use warden_policies::growth::{GrowthVerdict, IntervalEstimate};
 use warden_policies::sample::{GpuIndex, MemoryKind, WorkDone};
 

@@ -67,14 +67,6 @@ pub struct WorkloadCrash {
     pub again: CrashRecurrence,
 }
 
-impl WorkloadCrash {
-    /// Returns the first crash and all repetitions.
-    pub fn all_runs(&self) -> Vec<CrashRun> {
-        let first = CrashRun { requests: self.at_request, died: true };
-        std::iter::once(first).chain(self.runs.iter().copied()).collect()
-    }
-}
-
 /// Judges the repetitions of a crash. The first crash does not count, because it caused the test.
 pub fn judge_recurrence(policy: &CrashPolicy, runs: &[CrashRun]) -> CrashRecurrence {
     let died = runs.iter().filter(|run| run.died).count();

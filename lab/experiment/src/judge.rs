@@ -7,7 +7,8 @@ use crate::{
 use warden_policies::defaults::Diagnose;
 use warden_policies::growth::stats::median;
 use warden_policies::growth::{
-    GrowthMonitor, GrowthPolicy, GrowthVerdict, IntervalEstimate, MemoryLevel, SeriesGrowth, slope,
+    GrowthBlame, GrowthMonitor, GrowthPolicy, GrowthVerdict, IntervalEstimate, MemoryLevel, SeriesGrowth,
+    blame_processes, slope,
 };
 use warden_policies::sample::{BackendSample, MemoryKind, WorkDone};
 use warden_policies::units::{as_f64, scale_bytes};
@@ -291,6 +292,17 @@ impl LegJudge {
         let whole = policy.swift_effect * policy.straight_share * effect / as_f64(judged.max(1));
         least.max(whole) / requests_per_step(levels).max(1.0)
     }
+}
+
+/// Finds the unit of work that causes the growth of one kind of memory. `legs` holds each leg's readings in
+/// order. The start of each leg, and growth within measured pools, are left out.
+///
+/// Within one leg all requests do much the same work, so leaks per request, per image and per token look
+/// alike. Legs with different work separate them: if text causes no growth, the leak is not one per request.
+pub fn blame_across(series: MemoryKind, legs: &[&[LegReading]], policy: &GrowthPolicy) -> GrowthBlame {
+    let without_start = |readings: &&[LegReading]| after_start(&levels(series, readings, false)).to_vec();
+    let processes: Vec<_> = legs.iter().map(without_start).collect();
+    blame_processes(&processes, policy)
 }
 
 /// Returns the fewest readings that can suffice for a verdict: the start, one window, and one test after it.

@@ -4,7 +4,7 @@
 //!  fresh process ─ ready ─ warm-up ─┬─ request(s) ─ idle ─ reading ─┬─ decided, or the limit ─ stop     one leg
 //!                                   └───────────────<───────────────┘
 //!  readings ──> Judge ──> Finding: verdict, growth per unit of work, whether it settles
-//!  findings ──> across: the unit of work that pays, over all legs together
+//!  readings ──> blame_across: the unit of work that pays, over all legs together
 //! ```
 //!
 //! Verdicts come from the leak detector ([`warden_policies::growth`]): in service, llama-warden would have
@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use warden_policies::growth::{GrowthBlame, GrowthVerdict, IntervalEstimate};
 use warden_policies::sample::{BackendSample, MemoryKind, WorkDone};
 
-mod across;
 mod attribution;
 pub mod between;
 pub mod bisect;
@@ -33,9 +32,8 @@ pub mod survive;
 mod trial;
 mod workload;
 
-pub use across::blame_across;
 pub use attribution::{CorrelatedHandles, GrowthAttribution, TracedMoment};
-pub use judge::{LegDecision, LegJudge, fewest_readings};
+pub use judge::{LegDecision, LegJudge, blame_across, fewest_readings};
 pub use line::FittedLine;
 pub use workload::{Workload, WorkloadError};
 
@@ -156,6 +154,16 @@ pub enum LegEnd {
         /// Description.
         why: String,
     },
+}
+
+impl LegEnd {
+    /// Returns the description if the server died or failed.
+    pub(crate) fn failure(&self) -> Option<&String> {
+        match self {
+            Self::Crashed { why } | Self::Killed { why } | Self::Failed { why } => Some(why),
+            _ => None,
+        }
+    }
 }
 
 /// Finding of a leg: one fresh process under one workload.

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::sequential::{CurePolicy, SwitchEffect, SwitchJudgement, judge, partial_effect};
-use super::{LegFinding, Workload};
+use super::{LegFinding, LegSpeed, Workload};
+use warden_policies::growth::stats::median;
 use warden_policies::growth::{GrowthVerdict, IntervalEstimate};
 use warden_policies::sample::MemoryKind;
 
@@ -37,14 +38,7 @@ pub(super) struct TrialLeg {
     pub(super) tracks: Vec<(WorkloadMemory, IntervalEstimate, GrowthVerdict)>,
     /// Some kind of memory has too few readings, or no memory was read.
     pub(super) short: bool,
-    speeds: Vec<(Workload, LegPace)>,
-}
-
-/// Speed under one workload.
-#[derive(Clone, Copy, Debug)]
-struct LegPace {
-    tokens_per_second: Option<f64>,
-    first_token: Option<f64>,
+    speeds: Vec<(Workload, LegSpeed)>,
 }
 
 impl TrialLeg {
@@ -71,11 +65,7 @@ impl TrialLeg {
                 };
                 tracks.push((track, rest, found.verdict));
             }
-            let pace = LegPace {
-                tokens_per_second: finding.speed.tokens_per_second,
-                first_token: finding.speed.first_token.map(|time| time.as_secs_f64()),
-            };
-            speeds.push((finding.workload, pace));
+            speeds.push((finding.workload, finding.speed));
         }
         let short = findings.iter().any(LegFinding::is_too_short);
         Self { tracks, short, speeds }
@@ -216,8 +206,10 @@ impl SwitchTrial {
     /// Compares the speed of this trial's legs with that of the baseline legs.
     pub(super) fn cost(&self, baseline: &[TrialLeg]) -> SwitchCost {
         SwitchCost {
-            tokens_per_second: compare_legs(baseline, &self.legs, true, |pace| pace.tokens_per_second),
-            first_token: compare_legs(baseline, &self.legs, false, |pace| pace.first_token),
+            tokens_per_second: compare_legs(baseline, &self.legs, true, |speed| speed.tokens_per_second),
+            first_token: compare_legs(baseline, &self.legs, false, |speed| {
+                speed.first_token.map(|time| time.as_secs_f64())
+            }),
         }
     }
 
@@ -238,7 +230,7 @@ fn compare_legs(
     without: &[TrialLeg],
     with: &[TrialLeg],
     more: bool,
-    of: impl Fn(&LegPace) -> Option<f64>,
+    of: impl Fn(&LegSpeed) -> Option<f64>,
 ) -> Option<ComparedFigure> {
     let mut kinds: Vec<Workload> = Vec::new();
     for (kind, _) in with.iter().flat_map(|leg| &leg.speeds) {
@@ -248,22 +240,18 @@ fn compare_legs(
     }
     let values = |legs: &[TrialLeg], kind: Workload| {
         let own = legs.iter().flat_map(|leg| &leg.speeds).filter(|(own, _)| *own == kind);
-        let mut all: Vec<f64> = own.filter_map(|(_, pace)| of(pace)).filter(|value| *value > 0.0).collect();
+        let mut all: Vec<f64> = own.filter_map(|(_, speed)| of(speed)).filter(|value| *value > 0.0).collect();
         all.sort_by(f64::total_cmp);
         all
     };
-    let median = |all: &[f64]| {
-        let middle = all.len() / 2;
-        let last = all.get(middle).copied()?;
-        Some(if all.len().is_multiple_of(2) { f64::midpoint(all[middle - 1], last) } else { last })
-    };
     let pairs = kinds.into_iter().filter_map(|kind| {
-        let (before, after) = (values(without, kind), values(with, kind));
+        let mut before = values(without, kind);
+        let mut after = values(with, kind);
         let (best, worst) =
             if more { (after.last(), before.first()) } else { (after.first(), before.last()) };
         let slower =
             best.zip(worst).is_some_and(|(best, worst)| if more { best < worst } else { best > worst });
-        Some(ComparedFigure { without: median(&before)?, with: median(&after)?, slower })
+        Some(ComparedFigure { without: median(&mut before)?, with: median(&mut after)?, slower })
     });
     let loss = |beside: &ComparedFigure| if more { -beside.change() } else { beside.change() };
     pairs.max_by(|a, b| loss(a).total_cmp(&loss(b)))

@@ -128,26 +128,22 @@ impl AdmitDecision {
 
 impl std::fmt::Display for AdmitDecision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let memory = |series: &MemoryKind| match series {
-            MemoryKind::Host => "host memory".to_owned(),
-            MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
-        };
         match self {
             Self::Fits => f.write_str("it fits"),
             Self::Wait { series } => {
-                write!(f, "there is not enough {} for it until running requests have ended", memory(series))
+                write!(f, "there is not enough {} for it until running requests have ended", series.noun())
             }
             Self::RecycleFirst { replica, series } => {
                 write!(
                     f,
                     "there is enough {} for it only in a fresh process: replica {replica} is replaced first",
-                    memory(series)
+                    series.noun()
                 )
             }
             Self::Elsewhere { replica } => write!(f, "it fits into replica {replica}"),
             Self::Refuse { series, needed, have, retry_after } => {
                 let (needed, have) = (ByteSize(*needed), ByteSize(*have));
-                write!(f, "it needs about {needed} of {}, and there are {have}", memory(series))?;
+                write!(f, "it needs about {needed} of {}, and there are {have}", series.noun())?;
                 match retry_after {
                     Some(_) => Ok(()),
                     None => f.write_str(", even in a fresh process: send a shorter prompt"),
@@ -191,16 +187,11 @@ pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) ->
         };
         replicas.iter().any(waiting).then_some(policy.retry_least)
     };
-    let (needed, have) = if later.is_some() {
-        (short.need, short.left.unwrap_or(0))
+    let (series, needed, have) = if later.is_some() {
+        (short.series, short.need, short.left.unwrap_or(0))
     } else {
         let short = own.shortest_memory(reserve, MemoryRoom::fresh).unwrap_or(short);
-        (short.need_fresh, short.left_fresh.unwrap_or(0))
-    };
-    let series = if later.is_some() {
-        short.series
-    } else {
-        own.shortest_memory(reserve, MemoryRoom::fresh).unwrap_or(short).series
+        (short.series, short.need_fresh, short.left_fresh.unwrap_or(0))
     };
     AdmitDecision::Refuse { series, needed: needed.saturating_add(reserve), have, retry_after: later }
 }

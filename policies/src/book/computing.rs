@@ -88,9 +88,9 @@ impl ComputeBuffers {
 /// Returns the bytes of the 16-bit copies that flash attention on CUDA makes of a layer's keys and values for
 /// a prompt, if the cache has another type. Only one layer at a time needs such copies.
 pub(super) fn half_copy_bytes(layer: &LayerShape, run: &ServerRun, server: ServerBuild, tokens: u64) -> u64 {
-    if run.flash == Some(false) || run.cache_on_host || !server.is_cuda {
+    if run.flash == Some(false) || run.cache.on_host || !server.is_cuda {
         return 0;
     }
     let copied = |kind: CacheType, numbers: u64| if kind == CacheType::F16 { 0 } else { numbers * tokens };
-    CacheType::F16.bytes(copied(run.key_type, layer.keys) + copied(run.value_type, layer.values))
+    CacheType::F16.bytes(copied(run.cache.key_type, layer.keys) + copied(run.cache.value_type, layer.values))
 }

@@ -19,7 +19,6 @@
 mod computing;
 mod fit;
 pub mod held;
-mod later;
 mod run;
 mod shape;
 #[cfg(test)]
@@ -29,8 +28,8 @@ pub(crate) use computing::LEAST_BUILD_NUMBER;
 pub use computing::ServerBuild;
 pub use fit::{FitError, MachineCapacity, ModelFit, PlacementRequest, fit_models};
 pub use held::HeldMemory;
-pub use later::LaterMemory;
-pub use run::{CacheType, GpuLayers, OutputDemand, ServerRun};
+pub(crate) use run::CommandWords;
+pub use run::{CacheSettings, CacheType, GpuLayers, GpuPlacement, OutputDemand, ServerRun};
 pub use shape::{GgufDescription, LayerShape, ModelShape};
 
 use self::computing::{BatchSizes, ComputeBuffers};
@@ -73,6 +72,9 @@ pub enum NeedPurpose {
 }
 
 impl NeedPurpose {
+    const ALL: [Self; 6] =
+        [Self::Weights, Self::Cache, Self::State, Self::Computing, Self::Projector, Self::Fixed];
+
     /// Returns the word used in reports.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -185,6 +187,24 @@ fn context_and_slots(shape: &ModelShape, run: &ServerRun) -> (u64, u64, bool) {
     (context, slots, unified)
 }
 
+/// Bytes on the host and on GPUs, by purpose.
+#[derive(Default)]
+struct NeedParts {
+    host: [u64; 6],
+    gpu: [u64; 6],
+}
+
+impl NeedParts {
+    fn add(&mut self, on_gpu: bool, purpose: NeedPurpose, bytes: u64) {
+        let side = if on_gpu { &mut self.gpu } else { &mut self.host };
+        side[purpose as usize] += bytes;
+    }
+
+    fn listed(side: [u64; 6]) -> Vec<(NeedPurpose, u64)> {
+        NeedPurpose::ALL.into_iter().zip(side).filter(|(_, bytes)| *bytes > 0).collect()
+    }
+}
+
 /// Predicts the memory needs of a model for this llama-server build and these flags. `projector`: size of
 /// the projector's file in bytes.
 pub fn predict_needs(
@@ -198,7 +218,7 @@ pub fn predict_needs(
     let ubatch = run.ubatch.unwrap_or(DEFAULT_UBATCH).min(context);
     let count = shape.layers.len() as u64;
     // llama.cpp counts the output as the last layer.
-    let first_on_gpu = match run.gpu_layers {
+    let first_on_gpu = match run.gpus.layers {
         _ if !gpus => count + 1,
         None | Some(GpuLayers::All) => 0,
         Some(GpuLayers::Last(layers)) => (count + 1).saturating_sub(layers),
@@ -206,70 +226,97 @@ pub fn predict_needs(
     let windows = if unified { slots } else { 1 };
     let window = (shape.window * windows + ubatch).next_multiple_of(CACHE_STEP);
     let streams = if unified { 1 } else { slots };
-    let short = if run.whole_windows { context } else { (window * streams).min(context) };
-    let (mut host, mut gpu) = ([0_u64; 6], [0_u64; 6]);
+    let short = if run.cache.whole_windows { context } else { (window * streams).min(context) };
+    let mut parts = NeedParts::default();
     let mut copied = 0;
-    let slot = |part: NeedPurpose| part as usize;
     for (index, layer) in (0..).zip(&shape.layers) {
         let on_gpu = index >= first_on_gpu;
-        let host_experts = if on_gpu && index < run.host_experts { layer.experts } else { 0 };
+        let host_experts = if on_gpu && index < run.gpus.host_experts { layer.experts } else { 0 };
         let tokens = if layer.windowed { short } else { context };
-        let cache = run.key_type.bytes(layer.keys * tokens) + run.value_type.bytes(layer.values * tokens);
-        let side = if on_gpu { &mut gpu } else { &mut host };
-        side[slot(NeedPurpose::Weights)] += layer.bytes - host_experts;
-        side[slot(NeedPurpose::State)] += layer.state * 4 * slots;
-        host[slot(NeedPurpose::Weights)] += host_experts;
-        let side = if on_gpu && !run.cache_on_host { &mut gpu } else { &mut host };
-        side[slot(NeedPurpose::Cache)] += cache;
+        parts.add(on_gpu, NeedPurpose::Weights, layer.bytes - host_experts);
+        parts.add(on_gpu, NeedPurpose::State, layer.state * 4 * slots);
+        parts.add(false, NeedPurpose::Weights, host_experts);
+        let cache_on_gpu = on_gpu && !run.cache.on_host;
+        parts.add(cache_on_gpu, NeedPurpose::Cache, run.cache.layer_bytes(layer, tokens));
         if on_gpu {
             copied = copied.max(computing::half_copy_bytes(layer, run, server, tokens));
         }
     }
-    host[slot(NeedPurpose::Weights)] += shape.input;
-    if first_on_gpu <= count {
-        gpu[slot(NeedPurpose::Weights)] += if shape.tied { shape.input + shape.output } else { shape.output };
-    } else {
-        host[slot(NeedPurpose::Weights)] += shape.output;
-    }
+    parts.add(false, NeedPurpose::Weights, shape.input);
+    let output_on_gpu = first_on_gpu <= count;
+    let copy = if output_on_gpu && shape.tied { shape.input } else { 0 };
+    parts.add(output_on_gpu, NeedPurpose::Weights, copy + shape.output);
     let computing =
         ComputeBuffers::estimate(shape, run, server, &BatchSizes { context, ubatch, slots, copied });
-    let uses_gpu = gpu[slot(NeedPurpose::Weights)] > 0;
+    let uses_gpu = parts.gpu[NeedPurpose::Weights as usize] > 0;
+    let output_rows = slots * shape.vocabulary * 4;
     if uses_gpu {
-        gpu[slot(NeedPurpose::Computing)] += computing.reserved;
+        parts.add(true, NeedPurpose::Computing, computing.reserved);
         // Buffers for data transferred to and from the GPUs: tokens, the mask, and the output rows.
-        host[slot(NeedPurpose::Computing)] +=
-            ubatch * (context * 4 + shape.embedding * 4) + slots * shape.vocabulary * 4;
-        if projector > 0 {
-            gpu[slot(NeedPurpose::Projector)] += projector;
-        }
+        let transferred = ubatch * (context * 4 + shape.embedding * 4) + output_rows;
+        parts.add(false, NeedPurpose::Computing, transferred);
     } else {
-        host[slot(NeedPurpose::Computing)] += computing.touched + slots * shape.vocabulary * 4;
-        host[slot(NeedPurpose::Projector)] += projector;
+        parts.add(false, NeedPurpose::Computing, computing.touched + output_rows);
     }
-    host[slot(NeedPurpose::Fixed)] +=
-        PROCESS_BYTES + shape.vocabulary * BYTES_PER_WORD + shape.merges * BYTES_PER_MERGE;
-    host[slot(NeedPurpose::Fixed)] += if gpus { CUDA_HOST_BYTES } else { 0 };
-    let mapped = if run.no_mmap { 0 } else { std::mem::take(&mut host[slot(NeedPurpose::Weights)]) };
-    let parts = [
-        NeedPurpose::Weights,
-        NeedPurpose::Cache,
-        NeedPurpose::State,
-        NeedPurpose::Computing,
-        NeedPurpose::Projector,
-        NeedPurpose::Fixed,
-    ];
-    let listed = |side: [u64; 6]| {
-        parts.iter().map(|part| (*part, side[slot(*part)])).filter(|(_, bytes)| *bytes > 0).collect()
-    };
+    parts.add(uses_gpu, NeedPurpose::Projector, projector);
+    let vocabulary = shape.vocabulary * BYTES_PER_WORD + shape.merges * BYTES_PER_MERGE;
+    let cuda = if gpus { CUDA_HOST_BYTES } else { 0 };
+    parts.add(false, NeedPurpose::Fixed, PROCESS_BYTES + vocabulary + cuda);
+    let weights = &mut parts.host[NeedPurpose::Weights as usize];
+    let mapped = if run.no_mmap { 0 } else { std::mem::take(weights) };
     MemoryNeeds {
-        host: listed(host),
+        host: NeedParts::listed(parts.host),
         mapped,
-        gpu: listed(gpu),
+        gpu: NeedParts::listed(parts.gpu),
         each_gpu: if uses_gpu { CUDA_CONTEXT_BYTES } else { 0 },
         untouched: if uses_gpu { 0 } else { computing.reserved - computing.touched },
         context,
         slots,
         unknown: run.unknown.clone(),
         measured: MeasuredNeeds::default(),
+    }
+}
+
+/// Upper bounds of caches in host memory that fill while a server runs. Their size depends on the requests, so
+/// these caches do not count among a model's needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaterMemory {
+    /// Largest size of the prompt cache in bytes; `None` without a limit in bytes.
+    pub prompt_cache: Option<u64>,
+    /// Bytes of one context checkpoint: the cache of windowed layers, or the recurrent state, of one slot. 0
+    /// for models without checkpoints.
+    pub checkpoint: u64,
+    /// Most checkpoints that all slots together can hold.
+    pub checkpoints: u64,
+}
+
+impl LaterMemory {
+    /// Computes the bounds. `prompt_cache`: limit in bytes; `checkpoints`: limit per slot.
+    pub fn estimate(
+        shape: &ModelShape,
+        run: &ServerRun,
+        prompt_cache: Option<u64>,
+        checkpoints: u32,
+    ) -> Self {
+        let (context, slots, _) = context_and_slots(shape, run);
+        // With `--swa-full` the cache can be truncated at any token, so no checkpoints are needed.
+        let window = if run.cache.whole_windows { 0 } else { shape.window.min(context) };
+        let kept = shape.layers.iter().map(|layer| {
+            let tokens = if layer.windowed { window } else { 0 };
+            run.cache.layer_bytes(layer, tokens) + layer.state * 4
+        });
+        let checkpoint: u64 = kept.sum();
+        let checkpoints = if checkpoint == 0 { 0 } else { slots * u64::from(checkpoints) };
+        Self { prompt_cache, checkpoint, checkpoints }
+    }
+
+    /// Most bytes of all context checkpoints.
+    pub const fn checkpoint_bytes(&self) -> u64 {
+        self.checkpoint.saturating_mul(self.checkpoints)
+    }
+
+    /// Most bytes of all caches; `None` without a limit.
+    pub fn bytes(&self) -> Option<u64> {
+        Some(self.prompt_cache?.saturating_add(self.checkpoint_bytes()))
     }
 }

@@ -1,6 +1,9 @@
 //! The llama-server flags that determine a model's memory.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use super::LayerShape;
 
 /// Memory-related flags; `None` means llama-server's default.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,34 +16,55 @@ pub struct ServerRun {
     pub unified: Option<bool>,
     /// `--ubatch-size`: tokens per micro-batch.
     pub ubatch: Option<u64>,
-    /// Number of layers on GPUs.
-    pub gpu_layers: Option<GpuLayers>,
-    /// Number of layers, counted from the first, whose experts stay on the host.
-    pub host_experts: u64,
-    /// Cache type of keys.
-    pub key_type: CacheType,
-    /// Cache type of values.
-    pub value_type: CacheType,
+    /// Distribution of the model over GPUs and the host.
+    pub gpus: GpuPlacement,
+    /// The key-value cache.
+    pub cache: CacheSettings,
     /// Flash attention on or off; `None`: on if available.
     pub flash: Option<bool>,
     /// Prompt tokens for which outputs are computed.
     pub outputs: OutputDemand,
-    /// Windowed layers cache the whole context (`--swa-full`).
-    pub whole_windows: bool,
-    /// The key-value cache stays on the host.
-    pub cache_on_host: bool,
     /// Weights are read instead of mapped.
     pub no_mmap: bool,
+    /// File of the projector.
+    pub projector: Option<String>,
+    /// Flags that take memory and that the book does not support, as written.
+    pub unknown: Vec<String>,
+}
+
+/// Distribution of a model over GPUs and the host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpuPlacement {
+    /// Number of layers on GPUs.
+    pub layers: Option<GpuLayers>,
+    /// Number of layers, counted from the first, whose experts stay on the host.
+    pub host_experts: u64,
     /// `--split-mode`: distribution of weights over GPUs.
     pub split: Option<String>,
     /// `--tensor-split`: each GPU's share, as given.
     pub shares: Vec<f64>,
     /// `--main-gpu`: the GPU used if all weights are on one.
     pub main_gpu: Option<usize>,
-    /// File of the projector.
-    pub projector: Option<String>,
-    /// Flags that take memory and that the book does not support, as written.
-    pub unknown: Vec<String>,
+}
+
+/// Settings of the key-value cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheSettings {
+    /// Type of keys.
+    pub key_type: CacheType,
+    /// Type of values.
+    pub value_type: CacheType,
+    /// Windowed layers cache the whole context (`--swa-full`).
+    pub whole_windows: bool,
+    /// The cache stays on the host.
+    pub on_host: bool,
+}
+
+impl CacheSettings {
+    /// Returns the bytes of one layer's cache of this many tokens.
+    pub(super) const fn layer_bytes(&self, layer: &LayerShape, tokens: u64) -> u64 {
+        self.key_type.bytes(layer.keys * tokens) + self.value_type.bytes(layer.values * tokens)
+    }
 }
 
 /// Prompt tokens for which outputs are computed.
@@ -119,6 +143,125 @@ const UNSUPPORTED_FLAGS: [&str; 9] = [
     "-ot",
 ];
 
+/// A command's arguments and environment, for looking up flags.
+pub(crate) struct CommandWords<'a> {
+    args: &'a [String],
+    /// Arguments with `-` in place of `_` in long flags: llama-server accepts both.
+    words: Vec<String>,
+    env: &'a BTreeMap<String, String>,
+}
+
+impl<'a> CommandWords<'a> {
+    pub(crate) fn new(args: &'a [String], env: &'a BTreeMap<String, String>) -> Self {
+        let normal =
+            |word: &String| if word.starts_with("--") { word.replace('_', "-") } else { word.clone() };
+        Self { args, words: args.iter().map(normal).collect(), env }
+    }
+
+    /// Returns a flag as written, and the word after it. The last of repeated flags counts, as in
+    /// llama-server.
+    pub(crate) fn flag(&self, flags: &[&str]) -> Option<(&'a str, &'a str)> {
+        let at = self.words.iter().rposition(|word| flags.contains(&word.as_str()))?;
+        Some((&self.args[at], self.args.get(at + 1)?))
+    }
+
+    pub(crate) fn variable(&self, name: &str) -> Option<&'a str> {
+        self.env.get(name).map(String::as_str)
+    }
+
+    /// Returns the value of a flag, or else of a variable.
+    fn value(&self, flags: &[&str], variable: &str) -> Option<&'a str> {
+        self.flag(flags).map(|(_, value)| value).or_else(|| self.variable(variable)).map(str::trim)
+    }
+
+    fn number<T: FromStr>(&self, flags: &[&str], variable: &str) -> Option<T> {
+        self.value(flags, variable)?.parse().ok()
+    }
+
+    /// Returns a number above zero.
+    fn positive(&self, flags: &[&str], variable: &str) -> Option<u64> {
+        let number: i64 = self.number(flags, variable)?;
+        u64::try_from(number).ok().filter(|number| *number > 0)
+    }
+
+    /// Returns the setting of a switch; `None` if neither flag nor variable sets it.
+    fn switch(&self, on: &[&str], off: &[&str], variable: &str) -> Option<bool> {
+        let last = self.words.iter().rev().find_map(|word| match word.as_str() {
+            word if on.contains(&word) => Some(true),
+            word if off.contains(&word) => Some(false),
+            _ => None,
+        });
+        last.or_else(|| self.variable(variable).map(|value| ["1", "on", "true", "enabled"].contains(&value)))
+    }
+
+    fn is_on(&self, on: &[&str], off: &[&str], variable: &str) -> bool {
+        self.switch(on, off, variable) == Some(true)
+    }
+}
+
+impl GpuPlacement {
+    fn from_command(command: &CommandWords<'_>) -> Self {
+        let layers = command.value(&["--gpu-layers", "--n-gpu-layers", "-ngl"], "LLAMA_ARG_N_GPU_LAYERS");
+        let layers = layers.and_then(|layers| match layers {
+            "all" => Some(GpuLayers::All),
+            "auto" => None,
+            layers => match layers.parse::<i64>() {
+                Ok(layers) if layers >= 0 => Some(GpuLayers::Last(layers.cast_unsigned())),
+                Ok(-2) => Some(GpuLayers::All),
+                _ => None,
+            },
+        });
+        let host_experts = if command.is_on(&["--cpu-moe", "-cmoe"], &[], "LLAMA_ARG_CPU_MOE") {
+            u64::MAX
+        } else {
+            command.positive(&["--n-cpu-moe", "-ncmoe"], "LLAMA_ARG_N_CPU_MOE").unwrap_or(0)
+        };
+        let shares = command.value(&["--tensor-split", "-ts"], "LLAMA_ARG_TENSOR_SPLIT").unwrap_or_default();
+        Self {
+            layers,
+            host_experts,
+            split: command.value(&["--split-mode", "-sm"], "LLAMA_ARG_SPLIT_MODE").map(str::to_owned),
+            shares: shares.split([',', '/']).filter_map(|share| share.trim().parse().ok()).collect(),
+            main_gpu: command
+                .number::<i64>(&["--main-gpu", "-mg"], "LLAMA_ARG_MAIN_GPU")
+                .and_then(|gpu| usize::try_from(gpu).ok()),
+        }
+    }
+}
+
+impl CacheSettings {
+    /// Parses a command. Adds types that the book does not support to `unknown`.
+    fn from_command(command: &CommandWords<'_>, unknown: &mut Vec<String>) -> Self {
+        let mut type_of = |flags: &[&str], variable: &str| {
+            let name = command.value(flags, variable);
+            let known = name.and_then(CacheType::from_name);
+            if let (Some(name), None) = (name, known) {
+                unknown.push(format!("{} {name}", flags[0]));
+            }
+            known.unwrap_or_default()
+        };
+        Self {
+            key_type: type_of(&["--cache-type-k", "-ctk"], "LLAMA_ARG_CACHE_TYPE_K"),
+            value_type: type_of(&["--cache-type-v", "-ctv"], "LLAMA_ARG_CACHE_TYPE_V"),
+            whole_windows: command.is_on(&["--swa-full"], &[], "LLAMA_ARG_SWA_FULL"),
+            on_host: command.is_on(
+                &["--no-kv-offload", "-nkvo"],
+                &["--kv-offload", "-kvo"],
+                "LLAMA_ARG_NO_KV_OFFLOAD",
+            ),
+        }
+    }
+}
+
+impl OutputDemand {
+    fn from_command(command: &CommandWords<'_>) -> Self {
+        let pools = command.value(&["--pooling"], "LLAMA_ARG_POOLING").is_some_and(|kind| kind != "none");
+        let embeds = command.is_on(&["--embedding", "--embeddings"], &[], "LLAMA_ARG_EMBEDDINGS");
+        let ranks = command.is_on(&["--rerank", "--reranking"], &[], "LLAMA_ARG_RERANKING");
+        if pools || embeds || ranks { Self::EachToken } else { Self::LastToken }
+    }
+}
+
 impl ServerRun {
     /// Returns true if all slots share one cache: by flag, or because llama-server chooses the number of
     /// slots.
@@ -128,103 +271,31 @@ impl ServerRun {
 
     /// Parses a command's arguments and environment.
     pub fn from_command(args: &[String], env: &BTreeMap<String, String>) -> Self {
-        let normal =
-            |word: &str| if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() };
-        let words: Vec<String> = args.iter().map(|word| normal(word)).collect();
-        let given = |flags: &[&str], variable: &str| {
-            let at = words.iter().rposition(|word| flags.contains(&word.as_str()));
-            let told = at.and_then(|at| args.get(at + 1)).or_else(|| env.get(variable));
-            told.map(|told| told.trim().to_owned())
+        let command = CommandWords::new(args, env);
+        let unsupported = command.words.iter().filter(|word| UNSUPPORTED_FLAGS.contains(&word.as_str()));
+        let mut unknown: Vec<String> = unsupported.cloned().collect();
+        let cache = CacheSettings::from_command(&command, &mut unknown);
+        let flash = match command.value(&["--flash-attn", "-fa"], "LLAMA_ARG_FLASH_ATTN") {
+            Some("on" | "1" | "true" | "enabled") => Some(true),
+            Some("off" | "0" | "false" | "disabled") => Some(false),
+            _ => None,
         };
-        let is_on = |flags: &[&str], off: &[&str], variable: &str| {
-            let last = words.iter().rev().find_map(|word| match word.as_str() {
-                word if flags.contains(&word) => Some(true),
-                word if off.contains(&word) => Some(false),
-                _ => None,
-            });
-            last.or_else(|| {
-                env.get(variable).map(|value| ["1", "on", "true", "enabled"].contains(&value.as_str()))
-            })
+        let no_mmap = match command.value(&["--load-mode", "-lm"], "LLAMA_ARG_LOAD_MODE") {
+            Some("none" | "mlock" | "dio") => true,
+            _ => command.is_on(&["--no-mmap"], &["--mmap"], "LLAMA_ARG_NO_MMAP"),
         };
-        let number =
-            |flags: &[&str], variable: &str| given(flags, variable).and_then(|told| told.parse::<i64>().ok());
-        let positive =
-            |told: Option<i64>| told.and_then(|told| u64::try_from(told).ok()).filter(|told| *told > 0);
-        let gpu_layers = given(&["--gpu-layers", "--n-gpu-layers", "-ngl"], "LLAMA_ARG_N_GPU_LAYERS");
-        let gpu_layers = gpu_layers.and_then(|told| match told.as_str() {
-            "all" => Some(GpuLayers::All),
-            "auto" => None,
-            told => match told.parse::<i64>() {
-                Ok(layers) if layers >= 0 => Some(GpuLayers::Last(layers.cast_unsigned())),
-                Ok(-2) => Some(GpuLayers::All),
-                _ => None,
-            },
-        });
-        let all_experts = is_on(&["--cpu-moe", "-cmoe"], &[], "LLAMA_ARG_CPU_MOE") == Some(true);
-        let host_experts = if all_experts {
-            u64::MAX
-        } else {
-            positive(number(&["--n-cpu-moe", "-ncmoe"], "LLAMA_ARG_N_CPU_MOE")).unwrap_or(0)
-        };
-        let mut unknown: Vec<String> =
-            words.iter().filter(|word| UNSUPPORTED_FLAGS.contains(&word.as_str())).cloned().collect();
-        let mut cache = |flags: &[&str], variable: &str| {
-            let told = given(flags, variable);
-            let known = told.as_deref().and_then(CacheType::from_name);
-            if let (Some(told), None) = (&told, known) {
-                unknown.push(format!("{} {told}", flags[0]));
-            }
-            known.unwrap_or_default()
-        };
-        let key_type = cache(&["--cache-type-k", "-ctk"], "LLAMA_ARG_CACHE_TYPE_K");
-        let value_type = cache(&["--cache-type-v", "-ctv"], "LLAMA_ARG_CACHE_TYPE_V");
-        let flash =
-            given(&["--flash-attn", "-fa"], "LLAMA_ARG_FLASH_ATTN").and_then(|told| match told.as_str() {
-                "on" | "1" | "true" | "enabled" => Some(true),
-                "off" | "0" | "false" | "disabled" => Some(false),
-                _ => None,
-            });
-        let pooling = given(&["--pooling"], "LLAMA_ARG_POOLING").is_some_and(|told| told != "none");
-        let embeds = [
-            is_on(&["--embedding", "--embeddings"], &[], "LLAMA_ARG_EMBEDDINGS"),
-            is_on(&["--rerank", "--reranking"], &[], "LLAMA_ARG_RERANKING"),
-        ];
-        let shares = given(&["--tensor-split", "-ts"], "LLAMA_ARG_TENSOR_SPLIT").unwrap_or_default();
-        let shares = shares.split([',', '/']).filter_map(|share| share.trim().parse().ok()).collect();
+        let unified = ["--kv-unified", "-kvu"];
         Self {
-            context: positive(number(&["--ctx-size", "-c"], "LLAMA_ARG_CTX_SIZE")),
-            slots: positive(number(&["--parallel", "-np"], "LLAMA_ARG_N_PARALLEL")),
-            unified: is_on(
-                &["--kv-unified", "-kvu"],
-                &["--no-kv-unified", "-no-kvu"],
-                "LLAMA_ARG_KV_UNIFIED",
-            ),
-            ubatch: positive(number(&["--ubatch-size", "-ub"], "LLAMA_ARG_UBATCH")),
-            gpu_layers,
-            host_experts,
-            key_type,
-            value_type,
+            context: command.positive(&["--ctx-size", "-c"], "LLAMA_ARG_CTX_SIZE"),
+            slots: command.positive(&["--parallel", "-np"], "LLAMA_ARG_N_PARALLEL"),
+            unified: command.switch(&unified, &["--no-kv-unified", "-no-kvu"], "LLAMA_ARG_KV_UNIFIED"),
+            ubatch: command.positive(&["--ubatch-size", "-ub"], "LLAMA_ARG_UBATCH"),
+            gpus: GpuPlacement::from_command(&command),
+            cache,
             flash,
-            outputs: if pooling || embeds.contains(&Some(true)) {
-                OutputDemand::EachToken
-            } else {
-                OutputDemand::LastToken
-            },
-            whole_windows: is_on(&["--swa-full"], &[], "LLAMA_ARG_SWA_FULL") == Some(true),
-            cache_on_host: is_on(
-                &["--no-kv-offload", "-nkvo"],
-                &["--kv-offload", "-kvo"],
-                "LLAMA_ARG_NO_KV_OFFLOAD",
-            ) == Some(true),
-            no_mmap: match given(&["--load-mode", "-lm"], "LLAMA_ARG_LOAD_MODE").as_deref() {
-                Some("none" | "mlock" | "dio") => true,
-                _ => is_on(&["--no-mmap"], &["--mmap"], "LLAMA_ARG_NO_MMAP") == Some(true),
-            },
-            split: given(&["--split-mode", "-sm"], "LLAMA_ARG_SPLIT_MODE"),
-            shares,
-            main_gpu: number(&["--main-gpu", "-mg"], "LLAMA_ARG_MAIN_GPU")
-                .and_then(|gpu| usize::try_from(gpu).ok()),
-            projector: given(&["--mmproj", "-mm"], "LLAMA_ARG_MMPROJ"),
+            outputs: OutputDemand::from_command(&command),
+            no_mmap,
+            projector: command.value(&["--mmproj", "-mm"], "LLAMA_ARG_MMPROJ").map(str::to_owned),
             unknown,
         }
     }

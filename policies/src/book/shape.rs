@@ -68,87 +68,132 @@ pub struct ModelShape {
 const WINDOW_PERIODS: [(&str, u64); 6] =
     [("gemma2", 2), ("gemma3", 6), ("gemma3n", 5), ("gpt-oss", 2), ("cohere2", 4), ("exaone4", 4)];
 
+/// Numbers of a file under the key prefix of its architecture.
+struct OwnNumbers<'a>(&'a GgufDescription);
+
+impl OwnNumbers<'_> {
+    fn all(&self, name: &str) -> Option<Vec<u64>> {
+        let values = self.0.numbers.get(&format!("{}.{name}", self.0.architecture))?;
+        Some(values.iter().map(|value| truncate_to_u64(*value)).collect())
+    }
+
+    /// Returns the largest number of an array.
+    fn one(&self, name: &str) -> Option<u64> {
+        self.all(name)?.into_iter().max()
+    }
+
+    fn needed(&self, name: &str) -> Result<u64, String> {
+        self.one(name).ok_or_else(|| format!("its file does not say `{}.{name}`", self.0.architecture))
+    }
+}
+
+/// Returns the number of one layer, from an array with a number for each layer or one for all.
+fn of_layer(values: &[u64], layer: u64) -> Option<u64> {
+    let index = usize::try_from(layer).ok()?;
+    if values.len() == 1 { values.first().copied() } else { values.get(index).copied() }
+}
+
+/// The attention of a model's layers.
+struct AttentionShape {
+    heads: u64,
+    head_counts: Option<Vec<u64>>,
+    kv_heads: Option<Vec<u64>>,
+    /// Lengths of a head's key and value, and (`short`) the same in windowed layers.
+    lengths: (u64, u64),
+    short: (u64, u64),
+    /// Latent attention (MLA) caches one short row for both keys and values.
+    is_latent: bool,
+    window: u64,
+    pattern: Option<Vec<u64>>,
+    /// Number of layers of which the last has full attention.
+    period: Option<u64>,
+    /// Only one in so many layers has attention; the others are recurrent.
+    attends_every: Option<u64>,
+}
+
+impl AttentionShape {
+    fn from_file(own: &OwnNumbers<'_>, heads: u64, embedding: u64) -> Self {
+        let key_length = own.one("attention.key_length").unwrap_or(embedding / heads);
+        let value_length = own.one("attention.value_length").unwrap_or(embedding / heads);
+        let latent = own.one("attention.kv_lora_rank").zip(own.all("attention.key_length_mla"));
+        let pattern = own.all("attention.sliding_window_pattern");
+        let period = match &pattern {
+            Some(values) if values.len() == 1 => values.first().copied(),
+            Some(_) => None,
+            None => {
+                let known = WINDOW_PERIODS.iter().find(|(name, _)| *name == own.0.architecture);
+                known.map(|(_, period)| *period)
+            }
+        };
+        let head_counts = own.all("attention.head_count");
+        Self {
+            heads,
+            kv_heads: own.all("attention.head_count_kv").or_else(|| head_counts.clone()),
+            head_counts,
+            lengths: (key_length, value_length),
+            short: (
+                own.one("attention.key_length_swa").unwrap_or(key_length),
+                own.one("attention.value_length_swa").unwrap_or(value_length),
+            ),
+            is_latent: latent.is_some(),
+            window: own.one("attention.sliding_window").unwrap_or(0),
+            pattern,
+            period,
+            attends_every: own.one("full_attention_interval"),
+        }
+    }
+
+    fn is_windowed(&self, layer: u64) -> bool {
+        self.window > 0
+            && match (&self.pattern, self.period) {
+                (Some(values), None) => of_layer(values, layer) == Some(1),
+                (_, Some(period)) if period > 1 => layer % period < period - 1,
+                (None, None) => true,
+                _ => false,
+            }
+    }
+
+    /// Returns a layer's cache per token; `None` for a layer without attention.
+    fn layer(&self, layer: u64) -> Option<LayerShape> {
+        let count = |counts: &Option<Vec<u64>>| of_layer(counts.as_ref()?, layer);
+        let kv_heads = count(&self.kv_heads).unwrap_or(self.heads);
+        let has_heads = count(&self.head_counts).is_none_or(|heads| heads > 0);
+        let attends = self.attends_every.is_none_or(|every| (layer + 1).is_multiple_of(every.max(1)));
+        if kv_heads == 0 || !has_heads || !attends {
+            return None;
+        }
+        let windowed = self.is_windowed(layer);
+        let (key, value) = if windowed { self.short } else { self.lengths };
+        let (keys, values) = if self.is_latent { (key, 0) } else { (key * kv_heads, value * kv_heads) };
+        Some(LayerShape { keys, values, windowed, ..LayerShape::default() })
+    }
+}
+
 impl ModelShape {
     /// Reads the dimensions from a file's metadata, with llama.cpp's defaults for missing values.
     ///
     /// # Errors
     /// A required number is missing; the text names it.
     pub fn from_file(file: &GgufDescription) -> Result<Self, String> {
-        let own = |name: &str| {
-            let key = format!("{}.{name}", file.architecture);
-            file.numbers
-                .get(&key)
-                .map(|values| values.iter().map(|value| truncate_to_u64(*value)).collect::<Vec<_>>())
-        };
-        let one = |name: &str| own(name).and_then(|values| values.iter().copied().max());
-        let needed = |name: &str| {
-            one(name).ok_or_else(|| format!("its file does not say `{}.{name}`", file.architecture))
-        };
+        let own = OwnNumbers(file);
         if file.architecture.is_empty() {
             return Err("its file does not say what it is (`general.architecture`)".to_owned());
         }
-        let count = needed("block_count")?;
+        let count = own.needed("block_count")?;
         // Draft layers (multi-token prediction) come last, and are loaded only for speculative decoding.
-        let drafts = one("nextn_predict_layers").unwrap_or(0);
-        let embedding = needed("embedding_length")?;
-        let heads = needed("attention.head_count").unwrap_or(1).max(1);
-        let of_layer = |values: &Option<Vec<u64>>, layer: u64| {
-            let values = values.as_ref()?;
-            let index = usize::try_from(layer).ok()?;
-            if values.len() == 1 { values.first().copied() } else { values.get(index).copied() }
-        };
-        let kv_heads = own("attention.head_count_kv").or_else(|| own("attention.head_count"));
-        let head_counts = own("attention.head_count");
-        let key_length = one("attention.key_length").unwrap_or(embedding / heads);
-        let value_length = one("attention.value_length").unwrap_or(embedding / heads);
-        let short_key = one("attention.key_length_swa").unwrap_or(key_length);
-        let short_value = one("attention.value_length_swa").unwrap_or(value_length);
-        // Models with latent attention (MLA) cache one short row for both keys and values.
-        let latent = one("attention.kv_lora_rank").filter(|_| own("attention.key_length_mla").is_some());
-        let window = one("attention.sliding_window").unwrap_or(0);
-        let pattern = own("attention.sliding_window_pattern");
-        let period = match &pattern {
-            Some(values) if values.len() == 1 => values.first().copied(),
-            Some(_) => None,
-            None => {
-                WINDOW_PERIODS.iter().find(|(name, _)| *name == file.architecture).map(|(_, period)| *period)
-            }
-        };
-        let is_windowed = |layer: u64| {
-            window > 0
-                && match (&pattern, period) {
-                    (Some(values), None) => of_layer(&Some(values.clone()), layer) == Some(1),
-                    (_, Some(period)) if period > 1 => layer % period < period - 1,
-                    (None, None) => true,
-                    _ => false,
-                }
-        };
-        let shared = one("attention.shared_kv_layers").unwrap_or(0);
-        let attends_every = one("full_attention_interval");
+        let drafts = own.one("nextn_predict_layers").unwrap_or(0);
+        let embedding = own.needed("embedding_length")?;
+        let heads = own.needed("attention.head_count").unwrap_or(1).max(1);
+        let attention = AttentionShape::from_file(&own, heads, embedding);
+        let shared = own.one("attention.shared_kv_layers").unwrap_or(0);
+        let kept = count - shared.max(drafts).min(count);
         let state = recurrent_state(&own);
-        let mut layers: Vec<LayerShape> = (0..count)
-            .map(|layer| {
-                let kv_heads = of_layer(&kv_heads, layer).unwrap_or(heads);
-                let has_heads = of_layer(&head_counts, layer).is_none_or(|heads| heads > 0);
-                let attends = attends_every.is_none_or(|every| (layer + 1) % every.max(1) == 0);
-                let keeps = layer < count - shared.min(count) && layer < count - drafts.min(count);
-                if kv_heads == 0 || !has_heads || !attends {
-                    return LayerShape { state, ..LayerShape::default() };
-                }
-                let windowed = is_windowed(layer);
-                let (key, value) =
-                    if windowed { (short_key, short_value) } else { (key_length, value_length) };
-                let (keys, values) = match latent {
-                    Some(_) => (key, 0),
-                    None => (key * kv_heads, value * kv_heads),
-                };
-                if keeps {
-                    LayerShape { keys, values, windowed, ..LayerShape::default() }
-                } else {
-                    LayerShape::default()
-                }
-            })
-            .collect();
+        let layer = |layer| match attention.layer(layer) {
+            Some(shape) if layer < kept => shape,
+            Some(_) => LayerShape::default(),
+            None => LayerShape { state, ..LayerShape::default() },
+        };
+        let mut layers: Vec<LayerShape> = (0..count).map(layer).collect();
         let (mut input, mut output, mut has_output) = (0, 0, false);
         for (name, bytes) in &file.tensors {
             let layer =
@@ -175,19 +220,19 @@ impl ModelShape {
             output,
             tied: !has_output,
             embedding,
-            feed_forward: one("feed_forward_length").unwrap_or(4 * embedding),
+            feed_forward: own.one("feed_forward_length").unwrap_or(4 * embedding),
             heads,
             vocabulary: length("tokenizer.ggml.tokens"),
             merges: length("tokenizer.ggml.merges"),
-            context: one("context_length").unwrap_or(4096),
-            window,
+            context: own.one("context_length").unwrap_or(4096),
+            window: attention.window,
         })
     }
 }
 
 /// Returns the 32-bit numbers of a layer's recurrent state per sequence: of its convolution and recurrence.
-fn recurrent_state(own: &impl Fn(&str) -> Option<Vec<u64>>) -> u64 {
-    let one = |name: &str| own(name).and_then(|values| values.iter().copied().max());
+fn recurrent_state(own: &OwnNumbers<'_>) -> u64 {
+    let one = |name: &str| own.one(name);
     if let Some(head) = one("wkv.head_size") {
         let embedding = one("embedding_length").unwrap_or(0);
         return embedding * one("token_shift_count").unwrap_or(2) + embedding * head;

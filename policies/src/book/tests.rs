@@ -177,18 +177,18 @@ fn flags_are_read_as_llama_server_reads_them() {
     );
     assert_eq!((told.context, told.slots, told.ubatch), (Some(4096), Some(2), Some(256)));
     assert_eq!(
-        (told.gpu_layers, told.flash, told.key_type),
+        (told.gpus.layers, told.flash, told.cache.key_type),
         (Some(GpuLayers::All), Some(false), CacheType::Q4(20))
     );
     assert_eq!(
-        (told.shares, told.unknown),
+        (told.gpus.shares, told.unknown),
         (vec![3.0, 1.0], vec!["-md".to_owned(), "--cache-type-v q9".to_owned()])
     );
     let env = [("LLAMA_ARG_CTX_SIZE", "2048"), ("LLAMA_ARG_N_GPU_LAYERS", "7"), ("LLAMA_ARG_SWA_FULL", "1")];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     let told = ServerRun::from_command(&[], &env);
     assert_eq!(
-        (told.context, told.gpu_layers, told.whole_windows),
+        (told.context, told.gpus.layers, told.cache.whole_windows),
         (Some(2048), Some(GpuLayers::Last(7)), true)
     );
     assert_eq!(run("-c 0 -np -1"), ServerRun::default());

@@ -5,6 +5,11 @@
 //! number of checks (Ville's inequality). Stopping at that moment keeps the declared error rate. Several
 //! bets run with equal shares of the wealth, because the size of the difference is unknown.
 
+use std::collections::VecDeque;
+
+use super::TrialArm;
+use crate::units::as_f64;
+
 /// Stakes of bets on a mean: small stakes find small differences, large stakes decide sooner.
 const BET_STAKES: [f64; 5] = [0.1, 0.25, 0.5, 0.75, 0.95];
 
@@ -38,7 +43,7 @@ impl BetWealth {
     pub(super) fn total(&self) -> f64 {
         let (most, count) = (self.0.iter().copied().fold(f64::MIN, f64::max), self.0.len());
         let sum: f64 = self.0.iter().map(|log| (log - most).exp()).sum();
-        most.exp() * sum / crate::units::as_f64(count as u64)
+        most.exp() * sum / as_f64(count as u64)
     }
 }
 
@@ -78,7 +83,7 @@ impl MoreFailures {
 
     /// Adds a block: a canary request, the number of requests compared with it, and their failures.
     pub(super) fn add_block(&mut self, failed: bool, beside: u64, failures: u64) {
-        let (all, broken) = (crate::units::as_f64(beside), crate::units::as_f64(failures.min(beside)));
+        let (all, broken) = (as_f64(beside), as_f64(failures.min(beside)));
         let log = |rate: f64, failures: f64, sound: f64| failures * rate.ln() + sound * (-rate).ln_1p();
         let (own, other_sound) = (f64::from(u8::from(failed)), all - broken);
         for (wealth, (serves, tried)) in self.0.0.iter_mut().zip(BET_FAILURE_RATES) {
@@ -113,5 +118,39 @@ impl MoreDeaths {
 
     pub(super) fn wealth(&self) -> f64 {
         self.0.total()
+    }
+}
+
+/// Groups requests for comparison: one canary request with requests of the serving build that ended at about
+/// the same time. Changes that affect both builds, such as load or time of day, cancel out. The grouping
+/// depends only on the time when requests end, not on their results.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct RequestBlocks<T> {
+    serves: VecDeque<T>,
+    tried: VecDeque<T>,
+    most: usize,
+}
+
+impl<T> RequestBlocks<T> {
+    /// Creates blocks with at most `most` values of the serving build.
+    pub(super) fn new(most: usize) -> Self {
+        Self { serves: VecDeque::new(), tried: VecDeque::new(), most: most.max(1) }
+    }
+
+    /// Adds a value. Returns a complete block: one canary value and at least one of the serving build.
+    pub(super) fn add_value(&mut self, arm: TrialArm, value: T) -> Option<(T, Vec<T>)> {
+        let (own, other) = match arm {
+            TrialArm::Base => (&mut self.serves, &self.tried),
+            TrialArm::Canary => (&mut self.tried, &self.serves),
+        };
+        if own.len() == self.most && other.is_empty() {
+            own.pop_front();
+        }
+        own.push_back(value);
+        if self.serves.is_empty() {
+            return None;
+        }
+        let tried = self.tried.pop_front()?;
+        Some((tried, self.serves.drain(..).collect()))
     }
 }

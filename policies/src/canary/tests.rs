@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::evidence::MoreDeaths;
 use super::*;
-use crate::growth::{self, IntervalEstimate, SeriesGrowth};
+use crate::growth::IntervalEstimate;
 use crate::sample::MemoryKind;
 use crate::world::SplitMix;
 
@@ -25,10 +25,8 @@ fn numbers() -> CanaryConfig {
 }
 
 fn steady() -> ArmMemory {
-    let growth = SeriesGrowth {
-        verdict: growth::GrowthVerdict::Steady,
-        ..SeriesGrowth::without_readings(MemoryKind::Host)
-    };
+    let growth =
+        SeriesGrowth { verdict: GrowthVerdict::Steady, ..SeriesGrowth::without_readings(MemoryKind::Host) };
     ArmMemory { growth: vec![growth], host_at_ready: Some(1 << 30) }
 }
 
@@ -188,7 +186,7 @@ fn deaths_symptoms_and_leaks_of_one_build_only_are_reasons() {
     let leak = |low, high| {
         let slope = Some(IntervalEstimate { value: f64::midpoint(low, high), low, high });
         let growth = SeriesGrowth {
-            verdict: growth::GrowthVerdict::Leaking,
+            verdict: GrowthVerdict::Leaking,
             slope,
             ..SeriesGrowth::without_readings(MemoryKind::Host)
         };

@@ -3,10 +3,11 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use super::blocks::RequestBlocks;
-use super::evidence::{MoreDeaths, MoreFailures, PositiveMean};
-use super::report::{ArmReport, CanaryReport, QuestionEvidence};
-use super::{ArmMemory, CanaryConfig, CanaryVerdict, TrialArm, TrialExchange};
+use super::evidence::{MoreDeaths, MoreFailures, PositiveMean, RequestBlocks};
+use super::{
+    ArmMemory, ArmReport, CanaryConfig, CanaryReport, CanaryVerdict, QuestionEvidence, TrialArm,
+    TrialExchange,
+};
 use crate::growth::stats::median;
 use crate::growth::{self, SeriesGrowth};
 use crate::units;

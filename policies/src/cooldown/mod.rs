@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | too soon | the last recycle is more recent than an interval, or a multiple of the load time | time passes |
 //! | futile | several times the new process was as big as the old one | an operator restarts the model |
-//! | budget too small | a fresh process exceeds the budget, at ready or with its first work ([`working_set`]) | an operator restarts the model |
+//! | budget too small | a fresh process exceeds it, at ready or with its first work | an operator restarts the model |
 //! | growth | several recycles because of growth in a few hours | an operator restarts the model |
 //! | driver | memory did not return after the process exited | memory returns, or an operator restarts the model |
 //!
@@ -115,13 +115,13 @@ impl std::fmt::Display for HoldReason {
             ),
             Self::LongRequests { seconds_left } => write!(
                 f,
-                "requests were still running at the drain deadline, and the machine has memory, so it continues to serve: the next \
-                 drain is in {seconds_left} s"
+                "requests were still running at the drain deadline, and the machine has memory, so it continues to \
+                 serve: the next drain is in {seconds_left} s"
             ),
             Self::Futile { recycles, series } => {
                 let (memory, off, cure) = match series {
-                    Some(MemoryKind::Vram(gpu)) => (
-                        format!("VRAM on GPU {}", gpu.0),
+                    Some(vram @ MemoryKind::Vram(_)) => (
+                        vram.noun(),
                         "replacing because of it",
                         "raise the budget, give it less context or fewer layers on the GPU",
                     ),
@@ -144,22 +144,22 @@ impl std::fmt::Display for HoldReason {
             ),
             Self::BudgetTooSmall { series, reason, shortfall } => shortfall.describe(f, *series, *reason),
             Self::CannotStart => f.write_str(
-                "something that the next process needs is missing, so the running one is kept; it is replaced when that is there",
+                "something that the next process needs is missing, so the running one is kept; it is replaced when \
+                 that is there",
             ),
             Self::DriverLeak { series, bytes } => {
-                let (what, cure) = match series {
-                    MemoryKind::Host => {
-                        ("host memory".to_owned(), "another process or a kernel driver holds it: look there")
+                let cure = match series {
+                    MemoryKind::Host => "another process or a kernel driver holds it: look there",
+                    MemoryKind::Vram(_) => {
+                        "another process or the driver holds it: look at `nvidia-smi`, and reset the GPU or update \
+                         the driver"
                     }
-                    MemoryKind::Vram(gpu) => (
-                        format!("VRAM on GPU {}", gpu.0),
-                        "another process or the driver holds it: look at `nvidia-smi`, and reset the GPU or update the driver",
-                    ),
                 };
                 write!(
                     f,
-                    "{} of {what} did not come back when the process had exited, so restarts do not help: {cure}",
-                    ByteSize(*bytes)
+                    "{} of {} did not come back when the process had exited, so restarts do not help: {cure}",
+                    ByteSize(*bytes),
+                    series.noun()
                 )
             }
         }

@@ -152,10 +152,7 @@ pub struct BudgetShortfall {
 impl BudgetShortfall {
     /// Returns the figures as a sentence.
     pub fn figures(&self, series: MemoryKind, reason: Reason) -> String {
-        let memory = match series {
-            MemoryKind::Host => "host memory".to_owned(),
-            MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
-        };
+        let memory = series.noun();
         let mut text = format!(
             "the budget is below what this model needs to work: `{}` is {}",
             budget_key(reason),

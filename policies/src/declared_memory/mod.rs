@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use log::{CacheLogLine, parse_line};
 
-use crate::book::{LEAST_BUILD_NUMBER, ServerRun};
+use crate::book::{CommandWords, LEAST_BUILD_NUMBER, ServerRun};
 use crate::units::{ByteSize, MIB};
 
 /// First build of llama.cpp with the prompt cache in host memory.
@@ -144,7 +144,8 @@ impl DeclaredMemory {
     pub fn from_command(args: &[String], env: &BTreeMap<String, String>, build: Option<u32>) -> Self {
         let build = build.filter(|build| *build >= LEAST_BUILD_NUMBER);
         let since = |first: u32| build.is_none_or(|build| build >= first);
-        let given = |flags: &[&str], variable: &str| flag_or_variable(args, env, flags, variable);
+        let command = CommandWords::new(args, env);
+        let given = |flags: &[&str], variable: &str| flag_or_variable(&command, flags, variable);
 
         let cache = match given(&["--cache-ram", "-cram"], "LLAMA_ARG_CACHE_RAM") {
             Some((mib, text)) => {
@@ -310,8 +311,8 @@ impl DeclaredMemory {
                 ByteSize(size)
             ),
             None => format!(
-                "context checkpoints: {count} ({}) for each of {slots} slots ({}); their size is not known, so nothing is \
-                 allowed for them",
+                "context checkpoints: {count} ({}) for each of {slots} slots ({}); their size is not known, so \
+                 nothing is allowed for them",
                 self.checkpoints.from, self.slots.from
             ),
         });
@@ -319,26 +320,13 @@ impl DeclaredMemory {
     }
 }
 
-/// Returns the value of a flag, or else of a variable, with its text. The last of repeated flags counts, as
-/// in llama-server.
-fn flag_or_variable(
-    args: &[String],
-    env: &BTreeMap<String, String>,
-    flags: &[&str],
-    variable: &str,
-) -> Option<(i64, String)> {
-    let at = args.iter().rposition(|word| flags.contains(&normalize_flag(word).as_str()));
-    if let Some(at) = at
-        && let Some(value) = args.get(at + 1)
+/// Returns the number of a flag, or else of a variable, with its text.
+fn flag_or_variable(command: &CommandWords<'_>, flags: &[&str], variable: &str) -> Option<(i64, String)> {
+    if let Some((flag, value)) = command.flag(flags)
         && let Ok(number) = value.trim().parse()
     {
-        return Some((number, format!("{} {value}", args[at])));
+        return Some((number, format!("{flag} {value}")));
     }
-    let value = env.get(variable)?;
+    let value = command.variable(variable)?;
     Some((value.trim().parse().ok()?, format!("{variable}={value}")))
-}
-
-/// Replaces `_` in long flags by `-`, because llama-server accepts both.
-fn normalize_flag(word: &str) -> String {
-    if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }

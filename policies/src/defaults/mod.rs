@@ -6,11 +6,8 @@
 //! | `serving` | between a client and a backend |
 //! | `backends` | a backend's life |
 //! | `diagnosing` | experiments |
-//! | `updating` | updates of builds |
-//! | `telling` | exports to other programs: traces, probes |
 //! | `replacing` | replacement of backends |
-//! | `showing` | kept history |
-//! | `trying` | canaries |
+//! | `operating` | exports to other programs, kept history, canaries, updates of builds |
 //! | `duration` | syntax of durations |
 //! | `key` | documentation of keys |
 
@@ -55,23 +52,17 @@ mod backends;
 mod diagnosing;
 mod duration;
 mod key;
+mod operating;
 mod replacing;
 mod serving;
-mod showing;
-mod telling;
-mod trying;
-mod updating;
 
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors, StartSearch};
 pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Headroom, Proof, Strictness, Trace, Wrap};
 pub use duration::{DurationError, parse_duration};
 pub use key::{AcceptedValues, DefaultsKey, DefaultsSection};
+pub use operating::{Canary, Probe, Series, Telemetry, Update};
 pub use replacing::{Admission, Growth, Health, Levels, Moment, Recycle};
 pub use serving::{Log, Model, Quarantine, Queue, Remote, Server, Upstream, Warmth};
-pub use showing::Series;
-pub use telling::{Probe, Telemetry};
-pub use trying::Canary;
-pub use updating::Update;
 
 /// Text of `defaults.toml` with its reasons, for `llama-warden config show --defaults`.
 pub const DEFAULTS_TEXT: &str = include_str!("../defaults.toml");

@@ -2,12 +2,13 @@
 //!
 //! | symptom | sign | action |
 //! |---|---|---|
-//! | wedged | requests wait, no token arrives and the server's main loop does not turn, for longer than its own speed explains | drain; a server that then stays silent for as long again is stopped |
+//! | wedged | requests wait, no token arrives and the main loop does not turn, for too long | drain; if silent, stop |
 //! | compute errors | consecutive compute errors without a success | drain: the server only answers errors |
 //! | device fault | an Xid error that ends a process's use of its GPU | drain |
-//! | slow decode | tokens per second and busy slot are far below the backend's earlier speed | recycle when quiet, if the mode allows |
+//! | slow decode | tokens per second and busy slot are far below the earlier speed | recycle when quiet, if allowed |
 //!
-//! `patience` defines the time limits. Latency without another sign is never a symptom: a busy server is
+//! `patience` defines the time limits, from the server's own speed. A drained server that stays silent for as long
+//! again is stopped. Latency without another sign is never a symptom: a busy server is
 //! slow and healthy. Causes outside the server do not count: a client that does not read, a stopped
 //! process, a wait for the disk, a machine that slept. Comments in an event stream are no progress, because
 //! another thread of the server sends them.

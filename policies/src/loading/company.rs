@@ -1,4 +1,5 @@
-//! Companions: models that are loaded along with another model and stay loaded as long as that model.
+//! Companions: models that are loaded along with another model and stay loaded as long as that model. Guests:
+//! models that stay loaded only as long as no other model needs their room.
 //!
 //! ```text
 //!   a (with b) is admitted, with room for both ─> b is called, its room reserved ─> b asks ─> b is admitted
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 use super::room::{self, Compatibility};
 use super::{
-    LoadWish, LoadedModel, LoaderOrder, LoadingState, ModelActivity, ModelId, ModelLoadState, Placement,
-    Reservations,
+    LoadWish, LoadedModel, LoaderOrder, LoadingState, MemoryAmounts, ModelActivity, ModelId, ModelLoadState,
+    Placement, Reservations,
 };
 
 impl LoadingState {
@@ -133,11 +134,7 @@ impl LoadingState {
 
     /// Returns the room reserved for called companions. A companion that does not answer in time loses its
     /// reservation.
-    pub(super) fn kept_for_called(
-        &mut self,
-        now: Duration,
-        free: Option<&room::MemoryAmounts>,
-    ) -> Reservations {
+    pub(super) fn kept_for_called(&mut self, now: Duration, free: Option<&MemoryAmounts>) -> Reservations {
         let patience = self.numbers.called;
         for model in self.models.values_mut() {
             if matches!(model.state, ModelLoadState::Called { since } if now.saturating_sub(since) >= patience)
@@ -154,7 +151,7 @@ impl LoadingState {
                 Placement::Now(_, promised, _) | Placement::Later(promised, _) => {
                     promised.plus(&room::mapped_bytes(model))
                 }
-                Placement::Nowhere => room::MemoryAmounts::none(),
+                Placement::Nowhere => MemoryAmounts::none(),
             };
             kept.push((who.clone(), promised));
         }
@@ -166,5 +163,40 @@ impl LoadedModel {
     /// Returns true if the model is loaded and is not being unloaded.
     fn is_staying(&self) -> bool {
         self.is_there() && self.state != ModelLoadState::Leaves
+    }
+}
+
+impl LoadingState {
+    /// Returns the loaded guests.
+    pub(super) fn guests(&self) -> Vec<&ModelId> {
+        let there = |state| matches!(state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. });
+        let guests = self.models.iter().filter(|(_, model)| model.spec.guest && there(model.state));
+        guests.map(|(who, _)| who).collect()
+    }
+
+    /// Returns all guests if unloading them makes enough room for the waiting model, else none.
+    pub(super) fn guests_leaving_for(&self, wish: &LoadWish<'_>) -> Vec<ModelId> {
+        let guests = self.guests();
+        if guests.is_empty() || matches!(self.find_place(wish, &guests), Placement::Nowhere) {
+            return Vec::new();
+        }
+        guests.into_iter().cloned().collect()
+    }
+
+    /// Unloads all guests if a model with new settings does not fit next to them. The model stays loaded
+    /// while the guests stop.
+    pub(super) fn guests_leave_for_remade(&mut self, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
+        let remade =
+            self.models.iter().filter(|(_, model)| model.renewal_asked.is_some() && !model.spec.guest);
+        let crowded: Vec<ModelId> =
+            remade.filter(|(who, _)| !self.stays_beside_all(who, free)).map(|(who, _)| who.clone()).collect();
+        let Some(first) = crowded.first() else { return Vec::new() };
+        let guests: Vec<ModelId> = self.guests().into_iter().cloned().collect();
+        let mut orders = Vec::new();
+        for guest in guests {
+            self.start_leaving(&guest);
+            orders.push(LoaderOrder::Unload { model: guest, replaced_by: first.clone() });
+        }
+        orders
     }
 }

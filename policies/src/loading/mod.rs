@@ -18,11 +18,8 @@
 //! it.
 
 mod company;
-mod demand;
 mod evict;
 mod facts;
-mod give_back;
-mod guests;
 mod next;
 mod renew;
 mod returning;
@@ -35,11 +32,11 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub use self::demand::RequestDemand;
 pub use self::facts::{LoadSpec, LoaderOrder, MissingRoom, ModelActivity, ModelId, ModelReading};
 use self::next::{LoadWish, Placement, Reservations};
 use self::returning::ReturningMemory;
 pub use self::room::{LoadRefusal, MemoryAmounts};
+pub use self::state::RequestDemand;
 use self::state::{LoadedModel, ModelLoadState};
 use crate::units;
 

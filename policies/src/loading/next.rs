@@ -3,14 +3,37 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::give_back::ReclaimStep;
+use super::evict::ReclaimStep;
 use super::room;
 use super::state::ModelLoadState;
-use super::{LoaderOrder, LoadingState, MemoryAmounts, ModelActivity, ModelId};
+use super::{LoadedModel, LoaderOrder, LoadingState, MemoryAmounts, ModelActivity, ModelId};
 
 /// Longest wait for an ended process's memory to show as free. Drivers take some tens of milliseconds. Memory
 /// that another program has taken never returns, and delays a load by this much.
 const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// A model that waits for room. The order of the fields is the order of service.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct WaitingModel {
+    guest: bool,
+    /// Position in the queue; 0 for a called companion.
+    place: u64,
+    name: ModelId,
+    /// Others may be unloaded for this model.
+    urgent: bool,
+}
+
+/// One round of decisions.
+struct OrderRound<'a> {
+    now: Duration,
+    free: Option<&'a MemoryAmounts>,
+    seen: BTreeMap<ModelId, ModelActivity>,
+    kept: Reservations,
+    orders: Vec<LoaderOrder>,
+    /// A model waits for the turns of others to end, so no model is unloaded for later waiters. Otherwise new
+    /// turns would begin all the time, and the first waiter might wait forever.
+    blocked: bool,
+}
 
 impl LoadingState {
     /// Decides the next orders. `free` is the measured free memory, `None` if unknown; `seen` returns the
@@ -31,107 +54,108 @@ impl LoadingState {
                 model.raised = 1.0;
             }
         }
-        let late = |model: &super::LoadedModel| model.reading_deadline.is_some_and(|until| now >= until);
-        let late: Vec<ModelId> =
-            self.models.iter().filter(|(_, model)| late(model)).map(|(who, _)| who.clone()).collect();
-        for who in &late {
-            self.stop_settling(who);
+        for who in self.models_with(|model| model.reading_deadline.is_some_and(|until| now >= until)) {
+            self.stop_settling(&who);
         }
-        let missing =
-            |model: &super::LoadedModel| model.renewed_promise.is_some() && now >= model.renewed_until;
-        let missing: Vec<ModelId> =
-            self.models.iter().filter(|(_, model)| missing(model)).map(|(who, _)| who.clone()).collect();
-        for who in &missing {
-            self.renewal_failed(who);
+        for who in self.models_with(|model| model.renewed_promise.is_some() && now >= model.renewed_until) {
+            self.renewal_failed(&who);
         }
-        let mut waiting: Vec<(bool, u64, ModelId, bool)> = self
-            .models
-            .iter()
-            .filter_map(|(name, model)| match model.state {
-                ModelLoadState::Wants { place, urgent } => {
-                    let guest = model.spec.guest;
-                    Some((guest, place, name.clone(), !guest && (urgent || seen[name].waiting > 0)))
-                }
-                _ => None,
-            })
-            .collect();
-        waiting.sort();
+        let waiting = self.waiting_models(&seen);
         let mut orders = self.guests_leave_for_remade(free);
         // Room that earlier models wait for is not given to later ones.
         orders.extend(self.renew(now, free));
         orders.extend(self.call_pending(now));
         let mut kept = self.kept_for_called(now, free);
         kept.extend(self.kept_for_remade());
-        // Once a model waits for the turns of others to end, no model is unloaded for later waiters.
-        // Otherwise new turns would begin all the time, and the first waiter might wait forever.
-        let mut blocked = false;
-        for (guest, number, name, urgent) in waiting {
-            let mut party = self.absent_companions(&name);
-            // Room already reserved for a companion is not reserved twice.
-            party.retain(|who| !kept.iter().any(|(known, _)| known == who));
-            let alone = LoadWish { name: &name, kept: &kept, free, party: &[] };
-            if !party.is_empty()
-                && matches!(
-                    self.place_without_movers(&LoadWish { party: &party, ..alone }),
-                    Placement::Nowhere
-                )
-            {
-                // Pinned models occupy the room that the companions would need.
-                party.clear();
+        let mut round = OrderRound { now, free, seen, kept, orders, blocked: false };
+        for waiter in waiting {
+            self.serve_waiter(&mut round, waiter);
+        }
+        (self.kept, self.returning_soon) = (round.kept, None);
+        round.orders
+    }
+
+    fn models_with(&self, is_one: impl Fn(&LoadedModel) -> bool) -> Vec<ModelId> {
+        self.models.iter().filter(|(_, model)| is_one(model)).map(|(who, _)| who.clone()).collect()
+    }
+
+    fn waiting_models(&self, seen: &BTreeMap<ModelId, ModelActivity>) -> Vec<WaitingModel> {
+        let waits = |(name, model): (&ModelId, &LoadedModel)| match model.state {
+            ModelLoadState::Wants { place, urgent } => {
+                let guest = model.spec.guest;
+                let urgent = !guest && (urgent || seen[name].waiting > 0);
+                Some(WaitingModel { guest, place, name: name.clone(), urgent })
             }
-            let wish = LoadWish { party: &party, ..alone };
-            let mut place = self.find_place(&wish, &[]);
-            if guest && !matches!(place, Placement::Now(..)) {
-                // Nothing is reserved for guests.
-                continue;
+            _ => None,
+        };
+        let mut waiting: Vec<WaitingModel> = self.models.iter().filter_map(waits).collect();
+        waiting.sort();
+        waiting
+    }
+
+    /// Admits a waiting model, or makes or reserves room for it.
+    fn serve_waiter(&mut self, round: &mut OrderRound<'_>, waiter: WaitingModel) {
+        let WaitingModel { guest, place: number, name, urgent } = waiter;
+        let (now, free) = (round.now, round.free);
+        let mut party = self.absent_companions(&name);
+        // Room already reserved for a companion is not reserved twice.
+        party.retain(|who| !round.kept.iter().any(|(known, _)| known == who));
+        let alone = LoadWish { name: &name, kept: &round.kept, free, party: &[] };
+        let together = LoadWish { party: &party, ..alone };
+        if !party.is_empty() && matches!(self.place_without_movers(&together), Placement::Nowhere) {
+            // Pinned models occupy the room that the companions would need.
+            party.clear();
+        }
+        let wish = LoadWish { party: &party, ..alone };
+        let mut place = self.find_place(&wish, &[]);
+        if guest && !matches!(place, Placement::Now(..)) {
+            // Nothing is reserved for guests.
+            return;
+        }
+        if matches!(place, Placement::Nowhere) {
+            let guests = self.guests_leaving_for(&wish);
+            if !guests.is_empty() {
+                round.orders.extend(guests.into_iter().map(|guest| self.unload(guest, &name)));
+                place = self.find_place(&wish, &[]);
             }
-            if matches!(place, Placement::Nowhere) {
-                let guests = self.guests_leaving_for(&wish);
-                if !guests.is_empty() {
-                    orders.extend(guests.into_iter().map(|guest| self.unload(guest, &name)));
+        }
+        if urgent && !round.blocked && matches!(place, Placement::Nowhere) {
+            match self.request_reclaim(&wish, now) {
+                ReclaimStep::Asked(asked) => {
+                    round.orders.extend(asked.into_iter().map(|model| LoaderOrder::Reclaim { model }));
+                }
+                ReclaimStep::Awaited => {}
+                ReclaimStep::Useless => {
+                    let victims = self.choose_evictions(&wish, now, &round.seen);
+                    round.orders.extend(victims.into_iter().map(|victim| self.unload(victim, &name)));
                     place = self.find_place(&wish, &[]);
                 }
             }
-            if urgent && !blocked && matches!(place, Placement::Nowhere) {
-                match self.request_reclaim(&wish, now) {
-                    ReclaimStep::Asked(asked) => {
-                        orders.extend(asked.into_iter().map(|model| LoaderOrder::Reclaim { model }));
-                    }
-                    ReclaimStep::Awaited => {}
-                    ReclaimStep::Useless => {
-                        let victims = self.choose_evictions(&wish, now, &seen);
-                        orders.extend(victims.into_iter().map(|victim| self.unload(victim, &name)));
-                        place = self.find_place(&wish, &[]);
-                    }
-                }
-            }
-            match place {
-                Placement::Now(places, promised, guests) => {
-                    self.admit(&name, promised, now, free, places.clone());
-                    orders.push(LoaderOrder::Load { model: name, places });
-                    kept.extend(guests);
-                    orders.extend(self.call_companions(party, now));
-                }
-                Placement::Later(promised, guests) => {
-                    kept.push((name, promised));
-                    kept.extend(guests);
-                }
-                Placement::Nowhere if urgent && !blocked => {
-                    if let Placement::Later(promised, guests) | Placement::Now(_, promised, guests) =
-                        self.place_without_movers(&wish)
-                    {
-                        kept.push((name, promised));
-                        kept.extend(guests);
-                        blocked = true;
-                    }
-                }
-                // A called companion that lost its room waits like all others.
-                Placement::Nowhere if number == 0 => self.wait_in_line(&name),
-                Placement::Nowhere => {}
-            }
         }
-        (self.kept, self.returning_soon) = (kept, None);
-        orders
+        match place {
+            Placement::Now(places, promised, guests) => {
+                self.admit(&name, promised, now, free, places.clone());
+                round.orders.push(LoaderOrder::Load { model: name, places });
+                round.kept.extend(guests);
+                round.orders.extend(self.call_companions(party, now));
+            }
+            Placement::Later(promised, guests) => {
+                round.kept.push((name, promised));
+                round.kept.extend(guests);
+            }
+            Placement::Nowhere if urgent && !round.blocked => {
+                if let Placement::Later(promised, guests) | Placement::Now(_, promised, guests) =
+                    self.place_without_movers(&wish)
+                {
+                    round.kept.push((name, promised));
+                    round.kept.extend(guests);
+                    round.blocked = true;
+                }
+            }
+            // A called companion that lost its room waits like all others.
+            Placement::Nowhere if number == 0 => self.wait_in_line(&name),
+            Placement::Nowhere => {}
+        }
     }
 
     fn unload(&mut self, model: ModelId, makes_room_for: &ModelId) -> LoaderOrder {

@@ -2,7 +2,7 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | this module | if a request would be served or queued ([`readiness`]), and the use of the slots' context ([`context_fill`]) |
+//! | this module | if a request would be served or queued ([`readiness`]), and the slots' [`context_fill`] |
 //! | [`agent`] | the line that `HAProxy` reads: state, weight, connections |
 
 pub mod agent;

@@ -8,8 +8,8 @@
 //!
 //! | cause of the request | after a successful reclaim |
 //! |---|---|
-//! | a budget | the process is asked again when it exceeds the budget again; if that is sooner than `reclaim_again`, it is replaced |
-//! | growth | nothing happens until the process holds as much as before and some time has passed; then it is asked again. Budgets still apply |
+//! | a budget | the process is asked again above the budget; if that is sooner than `reclaim_again`, it is replaced |
+//! | growth | it is asked again when it holds as much as before and some time has passed; budgets still apply |
 //! | a shared budget | the process is replaced if it is still the chosen one |
 //!
 //! No clock and no processes here: the caller reports requests, answers and readings.
@@ -28,6 +28,13 @@ use crate::defaults::Recycle;
 use crate::recycle::{Reason, RecycleAction, RecycleDecision, SeriesFacts};
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, format_span, scale_bytes};
+
+impl Recycle {
+    /// Returns the time for an answer and a new reading, after which the process is replaced.
+    pub fn reclaim_limit_of(&self, action: RecycleAction) -> Duration {
+        if action >= RecycleAction::DrainNow { self.reclaim_limit_hard } else { self.reclaim_limit }
+    }
+}
 
 /// First step when a decision calls for a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,12 +181,7 @@ impl ReclaimHistory {
             return ReclaimDecision::Replace(*why);
         }
         if let Some(asked) = self.asked {
-            let limit = if decision.action >= RecycleAction::DrainNow {
-                policy.reclaim_limit_hard
-            } else {
-                policy.reclaim_limit
-            };
-            let late = now.saturating_sub(asked.at) >= limit;
+            let late = now.saturating_sub(asked.at) >= policy.reclaim_limit_of(decision.action);
             return if late { ReclaimDecision::Replace(NoReclaim::NoAnswer) } else { ReclaimDecision::Wait };
         }
         if !parts.unwrap_or_default().hold(series) {

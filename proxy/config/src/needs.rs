@@ -86,9 +86,9 @@ impl ModelMemoryNeeds {
 
     /// Returns the GPUs named in the command, if any, and true if the model may be split over several GPUs.
     pub fn gpus(&self) -> (Vec<usize>, bool) {
-        let one_only = self.settings.split.as_deref() == Some("none");
-        let shares = self.settings.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
-        let gpus = match self.settings.main_gpu {
+        let one_only = self.settings.gpus.split.as_deref() == Some("none");
+        let shares = self.settings.gpus.shares.iter().enumerate().filter(|(_, share)| **share > 0.0);
+        let gpus = match self.settings.gpus.main_gpu {
             Some(gpu) if one_only => vec![gpu],
             _ => shares.map(|(gpu, _)| gpu).collect(),
         };

@@ -21,10 +21,10 @@
 //! result to [`RevisionSearch::observe`]. Equal results lead to equal steps, so a search can be resumed
 //! from its results.
 
+use std::collections::BTreeMap;
+
 mod conclusion;
-mod judge;
 mod pace;
-mod places;
 mod replies;
 #[cfg(test)]
 mod tests;
@@ -33,9 +33,7 @@ mod work;
 pub use self::conclusion::{
     JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
 };
-use self::judge::{JudgeReply, SymptomJudge};
 pub use self::pace::RevisionPace;
-use self::places::KnownRevisions;
 pub use self::replies::{EndsDifference, RevisionAnswers};
 use super::crash::CrashPolicy;
 use super::proof::{BuildVisit, ProofPolicy};
@@ -101,8 +99,8 @@ pub struct ProcessOrder {
 }
 
 impl ProcessOrder {
-    /// Creates an order for a visit: the process is timed, or is asked questions.
-    const fn visit(aim: RevisionAim, revision: usize, is_end: bool) -> Self {
+    /// Creates an order for a whole visit, or for all workloads up to a clear result.
+    const fn new(aim: RevisionAim, revision: usize, is_end: bool) -> Self {
         Self { revision, is_end, whole: false, control: false, workload: None, aim }
     }
 }
@@ -117,6 +115,42 @@ pub enum ProcessResult {
     Visit(BuildVisit),
     /// No process ran: the revision cannot be built or does not start; holds the reason.
     Cannot(String),
+}
+
+/// Judge of one kind of symptom: selects the processes that show the difference between the ends, and compares
+/// a revision with the ends. The search decides which revision comes next.
+trait SymptomJudge: std::fmt::Debug + Send {
+    /// Returns the next process to run: of an end until the difference is known, then for the revision being
+    /// judged. `None` if no revision is being judged.
+    fn next(&self) -> Option<ProcessOrder>;
+
+    /// Adds the result of a process.
+    fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply;
+
+    /// Begins to judge a revision, or judges it at once if its processes were already run as those of an end.
+    /// With `again`, only new processes count.
+    fn begin(&mut self, revision: usize, again: bool) -> JudgeReply;
+
+    /// Returns true if every round of processes that was begun is complete.
+    fn is_whole(&self) -> bool {
+        true
+    }
+
+    /// Adds the findings on the ends to a conclusion.
+    fn describe_ends(&self, conclusion: &mut RevisionConclusion);
+}
+
+/// Consequence of a process's result.
+#[derive(Debug)]
+enum JudgeReply {
+    /// More processes are needed.
+    More,
+    /// Only one end has the symptom: the newer one if `is_newer`.
+    Differ { symptom: RevisionSymptom, is_newer: bool },
+    /// The judgement of the revision is complete.
+    Judged(Box<JudgedRevision>),
+    /// The search is over.
+    Over(RevisionOutcome),
 }
 
 /// State machine of the search.
@@ -276,5 +310,84 @@ impl RevisionSearch {
         };
         self.judge.describe_ends(&mut conclusion);
         conclusion
+    }
+}
+
+/// Most revisions between two judged ones that cannot be judged before a search ends, because each costs a
+/// build.
+const UNKNOWN_MOST: usize = 16;
+
+/// Known judgements of the revisions.
+#[derive(Clone, Debug)]
+struct KnownRevisions {
+    /// Index of the newer end; the older end has index 0.
+    last: usize,
+    /// Index of the end with the symptom.
+    ill: usize,
+    known: BTreeMap<usize, RevisionStanding>,
+}
+
+impl KnownRevisions {
+    /// Creates revisions without any judgement.
+    const fn new(last: usize) -> Self {
+        Self { last, ill: 0, known: BTreeMap::new() }
+    }
+
+    /// Returns the end without the symptom.
+    const fn healthy(&self) -> usize {
+        self.last - self.ill
+    }
+
+    /// Records which end has the symptom.
+    fn set_ill_end(&mut self, is_newer: bool) {
+        self.ill = if is_newer { self.last } else { 0 };
+        self.set(self.ill, RevisionStanding::Ill);
+    }
+
+    /// Records the judgement of a revision.
+    fn set(&mut self, revision: usize, standing: RevisionStanding) {
+        self.known.insert(revision, standing);
+    }
+
+    /// Returns the judgement of a revision, if known.
+    fn standing(&self, revision: usize) -> Option<&RevisionStanding> {
+        self.known.get(&revision)
+    }
+
+    /// Returns the healthy and the ill revision between which the change lies, as close as known.
+    fn bounds(&self) -> Option<(usize, usize)> {
+        let away = |at: &usize| at.abs_diff(self.healthy());
+        let all = |wanted: RevisionStanding| {
+            self.known.iter().filter(move |(_, standing)| **standing == wanted).map(|(at, _)| *at)
+        };
+        let healthy = all(RevisionStanding::Healthy).max_by_key(away)?;
+        // Ignore an ill revision before a healthy one: it had another cause, which a later revision removed.
+        let ill = all(RevisionStanding::Ill).filter(|at| away(at) > away(&healthy)).min_by_key(away)?;
+        Some((healthy, ill))
+    }
+
+    /// Returns the next revision; `None` if the ends are unknown or no revision between them can be judged.
+    fn next(&self) -> Option<usize> {
+        let (healthy, ill) = self.bounds()?;
+        let (low, high) = (healthy.min(ill), healthy.max(ill));
+        let unknown: Vec<usize> = (low + 1..high).filter(|at| self.known.contains_key(at)).collect();
+        next_between(low, high, &unknown).filter(|_| unknown.len() < UNKNOWN_MOST)
+    }
+}
+
+/// Chooses the next revision between two known ones. A single revision that cannot be judged is avoided. If
+/// there are several, search first outside the block that they form, then inside.
+fn next_between(low: usize, high: usize, unknown: &[usize]) -> Option<usize> {
+    let middle = low.midpoint(high);
+    // Returns the middle of the widest gap that contains a revision.
+    let within = |gaps: &[(usize, usize)]| {
+        let open = gaps.iter().filter(|(from, to)| to - from > 1);
+        open.max_by_key(|(from, to)| to - from).map(|(from, to)| from.midpoint(*to))
+    };
+    match unknown {
+        [] => Some(middle).filter(|at| *at > low),
+        [one] => (low + 1..high).filter(|at| at != one).min_by_key(|at| (at.abs_diff(middle), *at)),
+        [first, .., last] => within(&[(low, *first), (*last, high)])
+            .or_else(|| within(&unknown.windows(2).map(|pair| (pair[0], pair[1])).collect::<Vec<_>>())),
     }
 }

@@ -21,9 +21,9 @@ use super::super::student;
 use super::conclusion::{
     JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
 };
-use super::judge::{JudgeReply, SymptomJudge};
-use super::places::UNKNOWN_MOST;
-use super::{JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim};
+use super::{
+    JudgeReply, JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim, SymptomJudge, UNKNOWN_MOST,
+};
 use warden_policies::growth::{IntervalEstimate, stats};
 
 /// Metrics that are tested for a slowdown.
@@ -160,18 +160,12 @@ impl SymptomJudge for PaceJudge {
             let (older, newer) = (self.older.len(), self.newer.len());
             // The end that runs first alternates from round to round.
             let is_newer = older > newer || (older == newer && !older.is_multiple_of(2));
-            return Some(ProcessOrder::visit(
-                RevisionAim::Slowdown,
-                if is_newer { self.last } else { 0 },
-                true,
-            ));
+            let revision = if is_newer { self.last } else { 0 };
+            return Some(ProcessOrder::new(RevisionAim::Slowdown, revision, true));
         };
         let open = self.open.as_ref()?;
-        Some(ProcessOrder::visit(
-            RevisionAim::Slowdown,
-            [known.good, open.revision, known.bad][open.next_process()],
-            false,
-        ))
+        let revision = [known.good, open.revision, known.bad][open.next_process()];
+        Some(ProcessOrder::new(RevisionAim::Slowdown, revision, false))
     }
 
     fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {

@@ -21,8 +21,7 @@ use super::super::proof::{self, BuildReply, ProofPolicy};
 use super::conclusion::{
     JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
 };
-use super::judge::{JudgeReply, SymptomJudge};
-use super::{JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim};
+use super::{JudgeReply, JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim, SymptomJudge};
 
 /// Least number of times that each end is asked: a second answer shows if an end repeats itself.
 const ROUNDS_LEAST: usize = 2;
@@ -104,14 +103,10 @@ pub(super) struct RepliesJudge {
 impl SymptomJudge for RepliesJudge {
     fn next(&self) -> Option<ProcessOrder> {
         if self.telling.is_empty() {
-            let is_newer = self.newer.len() <= self.older.len();
-            return Some(ProcessOrder::visit(
-                RevisionAim::Answers,
-                if is_newer { self.last } else { 0 },
-                true,
-            ));
+            let revision = if self.newer.len() <= self.older.len() { self.last } else { 0 };
+            return Some(ProcessOrder::new(RevisionAim::Answers, revision, true));
         }
-        self.open.as_ref().map(|open| ProcessOrder::visit(RevisionAim::Answers, open.revision, false))
+        self.open.as_ref().map(|open| ProcessOrder::new(RevisionAim::Answers, open.revision, false))
     }
 
     fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {
@@ -240,7 +235,9 @@ impl RepliesJudge {
     fn distinguishing_question(&self, request: &str) -> Option<DistinguishingQuestion> {
         let (older, newer) = (replies_to(&self.older, request), replies_to(&self.newer, request));
         let own = || pairs(&older).chain(pairs(&newer)).collect::<Vec<_>>();
-        let noise = own().iter().filter_map(|(one, other)| proof::distance(one, other)).fold(0.0, f64::max);
+        let distance =
+            |(one, other): (&BuildReply, &BuildReply)| proof::compare(one, other).difference.distance;
+        let noise = own().into_iter().filter_map(distance).fold(0.0, f64::max);
         let limit = self.proof.distance.max(2.0 * noise);
         let question = DistinguishingQuestion { request: request.to_owned(), limit };
         let is_steady = own().iter().all(|(one, other)| !self.differ(&question, one, other));
@@ -262,7 +259,7 @@ impl RepliesJudge {
 
     fn ends_difference(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
-        let difference = proof::difference(older, newer);
+        let difference = proof::compare(older, newer).difference;
         let said = |reply: &BuildReply| match &reply.refused {
             Some(why) => format!("refused: {why}"),
             None if reply.vector.is_empty() => reply.text.clone(),

@@ -3,15 +3,14 @@
 //! healthy if it grows no more than a cure may leave; otherwise it is ill, so the search finds the first
 //! revision with a part of the symptom.
 
+use super::super::LegFinding;
 use super::super::crash::{self, CrashPolicy, CrashRun};
 use super::super::sequential::{self, CurePolicy, SwitchEffect, SwitchJudgement};
 use super::super::trial::{TrialLeg, WorkloadMemory};
-use super::super::{LegEnd, LegFinding};
 use super::conclusion::{
     JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
 };
-use super::judge::{JudgeReply, SymptomJudge};
-use super::{JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim};
+use super::{JudgeReply, JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim, SymptomJudge};
 use warden_policies::growth::IntervalEstimate;
 
 /// Processes of a revision: legs in a search for growth, runs in a search for a crash.
@@ -25,10 +24,7 @@ impl RevisionProcesses {
     /// Adds the result of a process; the error is the reason why it shows nothing.
     fn add(&mut self, symptom: &RevisionSymptom, seen: ProcessResult) -> Result<(), String> {
         let found = findings(seen)?;
-        let died = found.iter().find_map(|finding| match &finding.ended {
-            LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } => Some(why.clone()),
-            _ => None,
-        });
+        let died = found.iter().find_map(|finding| finding.ended.failure()).cloned();
         match (symptom, died) {
             (RevisionSymptom::Crash { .. }, died) => {
                 let run = found.iter().find_map(LegFinding::as_crash_run);
@@ -76,28 +72,14 @@ impl SymptomJudge for WorkJudge {
     fn next(&self) -> Option<ProcessOrder> {
         let Some(symptom) = &self.symptom else {
             let revision = if self.newer.is_none() { self.last } else { 0 };
-            let (whole, control, workload) = (false, false, None);
-            return Some(ProcessOrder {
-                revision,
-                is_end: true,
-                whole,
-                control,
-                workload,
-                aim: RevisionAim::Growth,
-            });
+            return Some(ProcessOrder::new(RevisionAim::Growth, revision, true));
         };
         let open = self.open.as_ref().map(|(revision, _)| *revision);
         let revision = if self.wants_baseline() { self.ill } else { open? };
         let whole = matches!(symptom, RevisionSymptom::Crash { .. });
         let (workload, control) = symptom.work()?;
-        Some(ProcessOrder {
-            revision,
-            is_end: false,
-            whole,
-            control,
-            workload: Some(workload),
-            aim: RevisionAim::Growth,
-        })
+        let order = ProcessOrder::new(RevisionAim::Growth, revision, false);
+        Some(ProcessOrder { whole, control, workload: Some(workload), ..order })
     }
 
     fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply {

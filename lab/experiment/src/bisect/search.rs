@@ -1,17 +1,20 @@
-//! Chooses the next switches after a finished trial.
+//! Chooses the next switches after a finished trial, and plausible sets of switches from the results of single
+//! switches. Only finished trials count.
 
 use super::{CureOutcome, CurePhase, CurePlanner};
+use crate::sequential::SwitchEffect;
 use crate::trial::{SwitchTrial, WorkloadMemory};
+use warden_policies::growth::IntervalEstimate;
 
 impl CurePlanner {
     /// Starts the next trial, or ends the bisection.
     pub(super) fn advance(&mut self) {
         match std::mem::replace(&mut self.phase, CurePhase::Baseline) {
             CurePhase::Baseline => {
-                self.leaking = self.find_leaks();
+                self.leaking = self.baseline.find_leaks();
                 self.targets.clone_from(&self.leaking);
                 self.phase = match (self.leaking.is_empty(), self.switches) {
-                    (true, _) => CurePhase::Over(self.nothing_found()),
+                    (true, _) => CurePhase::Over(self.baseline.nothing_found()),
                     (false, 0) => CurePhase::Over(CureOutcome::NotCured),
                     (false, _) => {
                         self.begin_trial(vec![0]);
@@ -29,7 +32,7 @@ impl CurePlanner {
 
     fn after_one(&mut self) -> CurePhase {
         let best = self.best_alone();
-        let dear = |trial: &SwitchTrial| trial.cost(&self.baseline).exceeds(self.policy.dear);
+        let dear = |trial: &SwitchTrial| trial.cost(&self.baseline.legs).exceeds(self.policy.dear);
         let enough = best.is_some_and(|trial| !dear(&self.trials[trial]));
         // In this phase each switch has one trial, so the number of trials is the index of the next switch.
         let next = self.trials.len();
@@ -120,7 +123,7 @@ impl CurePlanner {
         let does = |trial: &&(usize, &SwitchTrial)| {
             trial.1.arm.switches.len() == 1 && trial.1.closed && trial.1.stops_all(&self.targets)
         };
-        let price = |trial: &SwitchTrial| trial.cost(&self.baseline).lost_share();
+        let price = |trial: &SwitchTrial| trial.cost(&self.baseline.legs).lost_share();
         let all: Vec<(usize, &SwitchTrial)> = self.trials.iter().enumerate().collect();
         let cheapest = all.iter().filter(does).min_by(|a, b| price(a.1).total_cmp(&price(b.1)));
         // Among switches with nearly equal cost, take the first in order, because timings are noisy.
@@ -144,5 +147,107 @@ impl CurePlanner {
         // Keep one switch, because the combination was not tried and only tried sets are reported.
         chosen.truncate(1);
         self.finish_with(chosen)
+    }
+
+    fn single_trial(&self, switch: usize) -> Option<&SwitchTrial> {
+        self.trials.iter().find(|trial| trial.arm.switches == [switch])
+    }
+
+    fn clash(&self, one: usize, other: usize) -> bool {
+        self.clashes.iter().any(|pair| *pair == [one, other] || *pair == [other, one])
+    }
+
+    fn usable(&self, switch: usize) -> bool {
+        self.single_trial(switch).is_none_or(|trial| trial.crashed.is_none())
+    }
+
+    /// Returns the share of a leak that remains with a switch, according to its own trial.
+    fn remaining_share(&self, switch: usize, track: WorkloadMemory) -> Option<IntervalEstimate> {
+        self.single_trial(switch)?.judgement(track)?.share
+    }
+
+    /// Returns the largest share of a leak that a switch may stop, according to its own trial.
+    fn largest_effect(&self, switch: usize, track: WorkloadMemory) -> f64 {
+        self.remaining_share(switch, track).map_or(1.0, |share| (1.0 - share.low).clamp(0.0, 1.0))
+    }
+
+    /// Returns the share of growth that a switch probably stops, summed over all targets.
+    fn expected_effect(&self, switch: usize) -> f64 {
+        let shares = self.targets.iter().map(|track| self.remaining_share(switch, *track));
+        shares.map(|share| share.map_or(0.0, |share| (1.0 - share.value).clamp(0.0, 1.0))).sum()
+    }
+
+    /// Returns as many switches as can be combined, the most effective ones first.
+    fn compatible_switches(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
+        order.sort_by(|a, b| self.expected_effect(*b).total_cmp(&self.expected_effect(*a)));
+        let mut all: Vec<usize> = Vec::new();
+        for one in order {
+            if all.iter().all(|other| !self.clash(one, *other)) {
+                all.push(one);
+            }
+        }
+        all
+    }
+
+    /// Returns true if a trial has shown that this set, or a set that includes it, fails.
+    fn fails(&self, set: &[usize]) -> bool {
+        self.trials.iter().any(|trial| {
+            trial.closed
+                && trial.crashed.is_none()
+                && set.iter().all(|one| trial.arm.switches.contains(one))
+                && !trial.stops_all(&self.targets)
+        })
+    }
+
+    /// Returns the sets of this size that may work, the likeliest last.
+    fn plausible_sets(&self, size: usize) -> Vec<Vec<usize>> {
+        let usable: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
+        let mut found = Vec::new();
+        let mut chosen = Vec::new();
+        self.choose(&usable, size, &mut chosen, &mut found);
+        let merit = |set: &Vec<usize>| set.iter().map(|one| self.expected_effect(*one)).sum::<f64>();
+        // The sort is stable and the list is read from its end, so of equally likely sets the one with
+        // earlier switches is tried first.
+        found.reverse();
+        found.sort_by(|a, b| merit(a).total_cmp(&merit(b)));
+        found
+    }
+
+    fn choose(&self, from: &[usize], size: usize, chosen: &mut Vec<usize>, found: &mut Vec<Vec<usize>>) {
+        if size == 0 {
+            let reaches = |track: &WorkloadMemory| {
+                let gone: f64 = chosen.iter().map(|one| self.largest_effect(*one, *track)).sum();
+                gone >= 1.0 - self.policy.stops_share
+            };
+            if self.targets.iter().all(reaches) {
+                found.push(chosen.clone());
+            }
+            return;
+        }
+        for (at, one) in from.iter().enumerate() {
+            if found.len() >= self.policy.sets_listed {
+                return;
+            }
+            if chosen.iter().all(|other| !self.clash(*one, *other)) {
+                chosen.push(*one);
+                self.choose(&from[at + 1..], size - 1, chosen, found);
+                chosen.pop();
+            }
+        }
+    }
+
+    /// Returns the groups of switches to remove from a set that works, the first to try last: first all
+    /// switches that have no effect in their own trial, then each single switch.
+    fn removal_queue(&self, good: &[usize]) -> Vec<Vec<usize>> {
+        let useless = |one: &usize| {
+            let does = |track: WorkloadMemory| Some(self.single_trial(*one)?.judgement(track)?.does);
+            self.targets.iter().all(|track| does(*track) == Some(SwitchEffect::Nothing))
+        };
+        let mut order = good.to_vec();
+        order.sort_by(|a, b| self.expected_effect(*b).total_cmp(&self.expected_effect(*a)));
+        let mut queue: Vec<Vec<usize>> = order.iter().map(|one| vec![*one]).collect();
+        queue.push(good.iter().copied().filter(|one| useless(one)).collect());
+        queue
     }
 }

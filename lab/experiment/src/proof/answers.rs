@@ -172,22 +172,12 @@ pub(crate) fn answers_differ(
         }
 }
 
-/// Returns the distance of two answers, if it can be measured.
-pub(crate) fn distance(one: &BuildReply, other: &BuildReply) -> Option<f64> {
-    compare(one, other).difference.distance
-}
-
-/// Describes the difference of two answers.
-pub(crate) fn difference(one: &BuildReply, other: &BuildReply) -> AnswerDifference {
-    compare(one, other).difference
-}
-
-struct ComparedReplies {
+pub(crate) struct ComparedReplies {
     is_none: bool,
-    difference: AnswerDifference,
+    pub(crate) difference: AnswerDifference,
 }
 
-fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
+pub(crate) fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
     let request = old.request.clone();
     if let Some(refused) = old.refused.as_ref().or(new.refused.as_ref()) {
         let of = if old.refused.is_some() { 0 } else { old.tokens.len().max(1) };

@@ -13,8 +13,6 @@
 //! This module runs nothing. A verdict holds only for the measured model and work.
 
 mod answers;
-mod faces;
-mod growth;
 mod ratio;
 #[cfg(test)]
 mod tests;
@@ -22,11 +20,10 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use self::answers::{AnswerComparison, AnswerDifference, BuildReply, ReplyToken};
-pub(super) use self::answers::{answers_differ, difference, distance};
-pub use self::faces::InterfaceComparison;
-pub use self::growth::BuildGrowth;
+pub(super) use self::answers::{answers_differ, compare};
 pub use self::ratio::MetricRatio;
 pub(super) use self::ratio::{compare_pairs as ratio, pairs};
+use crate::between::{RevisionConclusion, RevisionOutcome};
 use warden_policies::sample::MemoryKind;
 
 /// Settings of a proof. `defaults.toml`, section `[proof]`, gives the reasons.
@@ -199,6 +196,85 @@ impl ProofRounds {
         let (old, new) =
             (replies(&self.old, 0).unwrap_or_default(), replies(&self.new, 0).unwrap_or_default());
         answers::judge(&self.policy, &old, &new, replies(&self.old, 1).as_deref())
+    }
+}
+
+/// Flags and routes that were removed or added.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceComparison {
+    /// Flags that only the old build has.
+    pub flags_gone: Vec<String>,
+    /// Flags missing in the new build that the present command uses.
+    pub flags_missed: Vec<String>,
+    /// Flags that only the new build has.
+    pub flags_new: Vec<String>,
+    /// Routes that only the old build has.
+    pub routes_gone: Vec<String>,
+    /// Routes that only the new build has.
+    pub routes_new: Vec<String>,
+}
+
+impl InterfaceComparison {
+    /// Compares flags and routes, each given as (old, new), in any order. `used`: flags of the present
+    /// command.
+    pub fn compare(flags: (&[String], &[String]), routes: (&[String], &[String]), used: &[String]) -> Self {
+        let without = |these: &[String], those: &[String]| -> Vec<String> {
+            let mut rest: Vec<String> = these.iter().filter(|one| !those.contains(one)).cloned().collect();
+            rest.sort();
+            rest.dedup();
+            rest
+        };
+        let flags_gone = without(flags.0, flags.1);
+        Self {
+            flags_missed: flags_gone.iter().filter(|flag| used.contains(flag)).cloned().collect(),
+            flags_gone,
+            flags_new: without(flags.1, flags.0),
+            routes_gone: without(routes.0, routes.1),
+            routes_new: without(routes.1, routes.0),
+        }
+    }
+
+    /// Returns `Worse` if a route or a used flag is missing in the new build; other missing flags are only
+    /// reported.
+    pub fn ruling(&self) -> ProofRuling {
+        if self.flags_missed.is_empty() && self.routes_gone.is_empty() {
+            ProofRuling::Same
+        } else {
+            ProofRuling::Worse
+        }
+    }
+}
+
+/// Comparison of growth and crashes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BuildGrowth {
+    /// Ruling on growth and crashes.
+    pub ruling: ProofRuling,
+    /// Conclusion of the search; the old build is revision 0, the new one 1.
+    pub conclusion: RevisionConclusion,
+}
+
+impl BuildGrowth {
+    /// Returns true if a symptom was seen but not attributed to a build. Too few readings alone do not count.
+    fn is_in_doubt(&self) -> bool {
+        self.ruling == ProofRuling::Unknown
+            && !matches!(self.conclusion.outcome, RevisionOutcome::NeitherIll { .. })
+    }
+
+    /// Evaluates a search whose older end is the old build.
+    pub fn from_conclusion(conclusion: RevisionConclusion) -> Self {
+        let old_alone = conclusion.ill_is_newer == Some(false);
+        let ruling = match &conclusion.outcome {
+            // Only the old build has the symptom, seen once or judged twice: the new build is not worse.
+            RevisionOutcome::Found { .. } | RevisionOutcome::Interrupted if old_alone => ProofRuling::Better,
+            RevisionOutcome::Found { .. } | RevisionOutcome::EndFailed { newer: true, .. } => {
+                ProofRuling::Worse
+            }
+            // Both builds have the symptom, or neither: no change.
+            RevisionOutcome::BothIll | RevisionOutcome::NeitherIll { short: false, .. } => ProofRuling::Same,
+            _ => ProofRuling::Unknown,
+        };
+        Self { ruling, conclusion }
     }
 }
 

@@ -91,12 +91,8 @@ impl ModelTask {
                 Some(decision.held_back(RecycleHindrance::Reclaiming))
             }
             ReclaimDecision::Wait => {
-                let limit = if decision.action >= RecycleAction::DrainNow {
-                    policy.reclaim_limit_hard
-                } else {
-                    policy.reclaim_limit
-                };
-                live.timers.judgement = Some(clock::after_pause(now, limit));
+                live.timers.judgement =
+                    Some(clock::after_pause(now, policy.reclaim_limit_of(decision.action)));
                 Some(decision.held_back(RecycleHindrance::Reclaiming))
             }
             ReclaimDecision::Rest { seconds, bytes } => Some(RecycleDecision {
