@@ -7,7 +7,6 @@ use std::time::Duration;
 use http::Version;
 use warden_gateway::RequestRecord;
 
-/// Writes a request to llama-warden's log.
 pub(crate) fn log_request(record: &RequestRecord) {
     tracing::info!(
         target: "access",

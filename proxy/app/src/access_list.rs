@@ -6,13 +6,9 @@ use std::path::Path;
 use rustix::fs::getxattr;
 use rustix::io::Errno;
 
-/// The extended attribute with the access list.
 pub(crate) const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
 
 /// Returns the access list of a file, if it has one.
-///
-/// # Errors
-/// The file cannot be read.
 pub(crate) fn access_list(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // The kernel limits an extended attribute to 64 KiB.
     let mut list = vec![0; 64 << 10];

@@ -60,7 +60,6 @@ fn open_file(path: &Path) -> io::Result<File> {
     open_lines(path, FILE_MODE)
 }
 
-/// State of the log for `status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AccessLogView {
     pub(crate) path: PathBuf,
@@ -110,7 +109,6 @@ impl AccessLog {
         Self(None)
     }
 
-    /// Returns the number of lines that could not be written so far.
     pub(crate) fn lost(&self) -> u64 {
         self.0.as_ref().map_or(0, |own| own.writer.lost())
     }
@@ -128,19 +126,18 @@ impl AccessLog {
         match open_file(&own.path) {
             Ok(file) => *lock(&own.file.0) = file,
             Err(error) => {
-                tracing::error!(%error, path = %own.path.display(), "cannot reopen the access log; the old file stays in use");
+                tracing::error!(%error, path = %own.path.display(), "cannot reopen the access log; the old file \
+                    stays in use");
             }
         }
     }
 
-    /// Waits, within a limit, until all lines are written.
     pub(crate) fn flush(&self) {
         if let Some(own) = &self.0 {
             own.writer.flush(FLUSH_LIMIT);
         }
     }
 
-    /// Writes the line of an ended request.
     pub(crate) fn write(&self, record: &RequestRecord) {
         match &self.0 {
             None => access_line::log_request(record),

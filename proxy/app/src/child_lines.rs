@@ -34,7 +34,6 @@ where
     }
 }
 
-/// Writes only the message of an event.
 struct MessageVisitor<'a>(fmt::Result, Writer<'a>);
 
 impl Visit for MessageVisitor<'_> {

@@ -18,7 +18,6 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Mode of the file, which has names of models and output of llama-server, and is not readable by everybody.
 const FILE_MODE: u32 = 0o640;
 
-/// Returns the paths of the files in a state directory, oldest first.
 pub(crate) fn event_files(state: &Path) -> [PathBuf; 2] {
     line_files(&state.join(FILE_NAME))
 }

@@ -5,9 +5,9 @@
 //! | 0 | success |
 //! | 1 | failure: a build failed, a port is taken, no instance runs |
 //! | 2 | invalid configuration or usage |
-//! | 3 | a patch set is refused for a source, or not verified there; `diagnose` found a leak; `--against`: the new build is worse; a watched canary was worse |
+//! | 3 | a patch set is refused or not verified for a source; `diagnose` found a leak; a new build or canary is worse |
 //! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks as well |
-//! | 5 | `diagnose` had too few readings for a verdict, or a memory may leak; `--between` found no single commit; `--against` or a watched canary gave no verdict |
+//! | 5 | `diagnose` or a watched canary gave no verdict, or a memory may leak; `--between` found no single commit |
 //! | 130 | interrupted; `diagnose` has shown its results until then |
 
 use std::process::ExitCode;
@@ -22,7 +22,6 @@ use crate::out;
 pub(crate) const USAGE_CODE: u8 = 2;
 /// Exit code for a patch set that is refused.
 pub(crate) const REFUSED_CODE: u8 = 3;
-/// Exit code for a leak that was found.
 pub(crate) const LEAKS_CODE: u8 = 3;
 /// Exit code for a server that crashed under a workload.
 pub(crate) const CRASHES_CODE: u8 = 4;
@@ -33,10 +32,8 @@ pub(crate) const INTERRUPTED_CODE: u8 = 130;
 /// Exit code for every other error.
 pub(crate) const FAILURE_CODE: u8 = 1;
 
-/// Reasons why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
-    /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigProblems),
     /// Invalid usage.
@@ -47,13 +44,11 @@ pub(crate) enum CommandError {
     Failed {
         /// Sentence with the failed action and its object.
         message: String,
-        /// The remedy, if there is one.
         hint: Option<String>,
     },
     /// A patch set does not fit a source, or is not verified there.
     #[error("{message}")]
     Refused { message: String, hint: String },
-    /// The user interrupted the command.
     #[error("{message}")]
     Interrupted { message: String },
     /// The output has already reported everything; only the exit code is left.
@@ -106,7 +101,6 @@ impl CommandError {
         }
     }
 
-    /// Reports on standard error and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         for line in self.lines() {
             // Hide secrets: the text may quote the output of a server, or a part of the configuration.
@@ -143,7 +137,8 @@ impl From<ControlError> for CommandError {
 
 impl From<warden_builder::BuilderError> for CommandError {
     fn from(error: warden_builder::BuilderError) -> Self {
-        let (message, hint) = (error.to_string(), error.hint());
+        let message = error.to_string();
+        let hint = error.hint();
         match error.kind() {
             warden_builder::ErrorClass::Input => Self::usage(message, hint.unwrap_or_default()),
             warden_builder::ErrorClass::Refused => Self::Refused { message, hint: hint.unwrap_or_default() },

@@ -23,7 +23,6 @@ use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Socket of journald.
 const JOURNALD_SOCKET: &str = "/run/systemd/journal/socket";
 /// Separator of fields in a line. [`LINE_SEPARATOR`] stands for a line end within a value.
 const FIELD_SEPARATOR: char = '\u{1f}';
@@ -73,7 +72,6 @@ impl Write for JournalWriter {
     }
 }
 
-/// Encodes a line as a datagram of journald's protocol.
 fn make_datagram(line: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(line.len() + 64);
     let fields = || line.split(FIELD_SEPARATOR).filter_map(|field| field.split_once('='));
@@ -101,7 +99,6 @@ fn put_field(out: &mut Vec<u8>, name: &str, value: &str) {
     out.push(b'\n');
 }
 
-/// Returns priority and message of a line.
 fn plain_line(line: &str) -> (&str, String) {
     let value = |name: &str| {
         line.split(FIELD_SEPARATOR)
@@ -138,8 +135,9 @@ where
         let target = facts.target();
         write!(
             writer,
-            "PRIORITY={priority}{FIELD_SEPARATOR}SYSLOG_IDENTIFIER=llama-warden{FIELD_SEPARATOR}TARGET={target}{FIELD_SEPARATOR}"
+            "PRIORITY={priority}{FIELD_SEPARATOR}SYSLOG_IDENTIFIER=llama-warden{FIELD_SEPARATOR}"
         )?;
+        write!(writer, "TARGET={target}{FIELD_SEPARATOR}")?;
         writer.write_str(&fields.named)?;
         // The message must be understandable without the fields, so append them as text.
         write!(writer, "MESSAGE={target}:")?;

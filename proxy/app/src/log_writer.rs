@@ -34,7 +34,6 @@ const KEPT_BUFFER_BYTES: usize = 64 * 1024;
 #[derive(Clone)]
 pub(crate) struct LogWriter(Arc<LogWriterShared>);
 
-/// Report to the owner about failed writes.
 pub(crate) enum WriteTrouble<'a> {
     /// Lines cannot be written any more.
     Began(&'a io::Error),

@@ -28,12 +28,10 @@ pub(crate) fn flush() {
     }
 }
 
-/// Returns whether the log contains the lines of child processes.
 pub(crate) fn shows_children() -> bool {
     tracing::enabled!(target: "llama_server", tracing::Level::INFO)
 }
 
-/// Returns the number of lines lost from the log so far.
 pub(crate) fn lost_lines() -> u64 {
     WRITER.get().map_or(0, LogWriter::lost)
 }

@@ -17,7 +17,6 @@ pub(crate) fn print_line(text: &str) -> Result<(), CommandError> {
     print_text(&format!("{text}\n"))
 }
 
-/// Prints text of a result, and flushes the output.
 pub(crate) fn print_text(text: &str) -> Result<(), CommandError> {
     write_raw(&make_safe(text, io::stdout().is_terminal()))
 }
@@ -39,7 +38,10 @@ fn make_safe(text: &str, on_terminal: bool) -> Cow<'_, str> {
 /// Returns whether a character is unsafe on a terminal: control characters, and characters that change the
 /// text direction, with which a line can look like another.
 fn is_unsafe(letter: char) -> bool {
-    let turns = matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns = matches!(
+        letter,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
     turns || (letter.is_control() && !matches!(letter, '\n' | '\t'))
 }
 
@@ -83,7 +85,6 @@ pub(crate) fn error_text(text: &str) {
     drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
 }
 
-/// Returns whether standard error is a terminal.
 pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }

@@ -8,9 +8,6 @@ use std::os::unix::fs::PermissionsExt as _;
 use tempfile::TempDir;
 
 /// Creates a folder of mode 0700 whose name begins with `prefix`.
-///
-/// # Errors
-/// The temporary directory cannot be written to.
 pub(crate) fn private_folder(prefix: &str) -> io::Result<TempDir> {
     tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir()
 }

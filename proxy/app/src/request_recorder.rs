@@ -54,7 +54,8 @@ impl RecorderSet {
     /// a disk may hang.
     pub(crate) async fn open_while_serving(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
         const PATIENCE: Duration = Duration::from_secs(5);
-        let (missing, captures) = (self.missing_paths(resolved), self.captures.clone());
+        let missing = self.missing_paths(resolved);
+        let captures = self.captures.clone();
         if missing.is_empty() {
             return Ok(());
         }
@@ -74,7 +75,6 @@ impl RecorderSet {
         named.filter(|path| !self.files.contains_key(*path)).cloned().collect()
     }
 
-    /// Returns the latest requests of all files.
     pub(crate) fn captures(&self) -> CaptureStore {
         self.captures.clone()
     }
@@ -93,7 +93,8 @@ fn open_all(
     captures: &CaptureStore,
 ) -> Result<Vec<(PathBuf, Arc<RequestRecorder>)>, CommandError> {
     let numbers = &defaults().diagnose;
-    let (body, most) = (numbers.recording_body.0, numbers.recording_bytes.0);
+    let body = numbers.recording_body.0;
+    let most = numbers.recording_bytes.0;
     let body = usize::try_from(body).unwrap_or(usize::MAX);
     let mut opened = Vec::new();
     for path in paths {
@@ -112,7 +113,6 @@ fn open_all(
 /// A queued request: id, method, path and body.
 type QueuedRequest = (String, Method, String, Vec<Bytes>);
 
-/// Writes requests to one file.
 #[derive(Debug)]
 pub(crate) struct RequestRecorder {
     path: PathBuf,
@@ -175,7 +175,6 @@ impl BodyRecorder for RequestRecorder {
     }
 }
 
-/// The state of the writing thread.
 struct RecordWriter {
     file: File,
     bytes_left: u64,

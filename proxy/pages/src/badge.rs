@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 
-use crate::html::Html;
+use maud::{Markup, html};
 
 /// Meaning of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,31 +42,18 @@ impl BadgeTone {
             Self::Bad => "M6 0L12 6L6 12L0 6z",
         }
     }
-
-    /// Returns the shape without a word, for use next to a word.
-    pub fn shape(self) -> String {
-        let mut html = Html::new();
-        html.within(
-            "svg",
-            &[("class", &"shape"), ("viewBox", &"0 0 12 12"), ("aria-hidden", &"true")],
-            |svg| {
-                svg.shape(
-                    "path",
-                    &[("d", &self.path()), ("fill", &"currentColor"), ("fill-rule", &"evenodd")],
-                );
-            },
-        );
-        html.into_string()
-    }
 }
 
 /// Returns a badge with shape and word: `badge(BadgeTone::Bad, "failed")`.
-pub fn badge(tone: BadgeTone, word: impl Display) -> String {
-    let mut html = Html::new();
-    html.within("span", &[("class", &format_args!("badge {}", tone.class()))], |span| {
-        span.raw(&tone.shape()).text(word);
-    });
-    html.into_string()
+pub fn badge(tone: BadgeTone, word: impl Display) -> Markup {
+    html! {
+        span class={ "badge " (tone.class()) } {
+            svg class="shape" viewBox="0 0 12 12" aria-hidden="true" {
+                path d=(tone.path()) fill="currentColor" fill-rule="evenodd" {}
+            }
+            (word)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -77,7 +64,7 @@ mod tests {
     fn a_state_is_a_colour_a_shape_and_a_word() {
         let all = [BadgeTone::Good, BadgeTone::Busy, BadgeTone::Idle, BadgeTone::Warn, BadgeTone::Bad];
         for tone in all {
-            let text = badge(tone, "a<b");
+            let text = badge(tone, "a<b").into_string();
             assert!(text.contains(tone.class()) && text.contains("a&lt;b"), "{text}");
             assert!(crate::style::CSS.contains(&format!(".{}{{", tone.class())), "{tone:?} has no colour");
         }

@@ -1,11 +1,12 @@
 //! Shows the use of a budget as a bar and in words.
 
-use std::fmt::Display;
+use std::cmp::Ordering;
+use std::fmt::Write as _;
 
+use maud::{Markup, html};
 use warden_policies::ByteSize;
 use warden_policies::units::as_f64;
 
-use crate::html::Html;
 use crate::number::Px;
 
 /// Part of the memory held.
@@ -22,8 +23,7 @@ pub enum BarPart {
 }
 
 impl BarPart {
-    /// Returns the word for the part, shown next to the bar.
-    pub const fn word(self) -> &'static str {
+    const fn word(self) -> &'static str {
         match self {
             Self::Weights => "weights",
             Self::Cache => "KV and caches",
@@ -60,7 +60,7 @@ const HEIGHT: f64 = 12.0;
 
 impl UsageBar {
     /// Returns the bytes held, of all parts together.
-    pub fn held_bytes(&self) -> u64 {
+    fn held_bytes(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
@@ -71,33 +71,35 @@ impl UsageBar {
 
     /// Returns `12.3 GiB of 16.0 GiB`, and the hard budget if it differs.
     pub fn held_text(&self) -> String {
-        let held = ByteSize(self.held_bytes());
-        let whole =
-            self.soft_or_limit().map_or_else(String::new, |allowed| format!(" of {}", ByteSize(allowed)));
-        let hard = self.limit.filter(|limit| self.soft.is_some_and(|soft| soft != *limit));
-        let hard = hard.map_or_else(String::new, |hard| format!(" (hard {})", ByteSize(hard)));
-        format!("{held}{whole}{hard}")
+        let mut text = ByteSize(self.held_bytes()).to_string();
+        if let Some(allowed) = self.soft_or_limit() {
+            let _infallible = write!(text, " of {}", ByteSize(allowed));
+        }
+        if let (Some(soft), Some(hard)) = (self.soft, self.limit)
+            && soft != hard
+        {
+            let _infallible = write!(text, " (hard {})", ByteSize(hard));
+        }
+        text
     }
 
     /// Returns `12.3 GiB of 16.0 GiB: weights 8.0 GiB, growth 4.3 GiB`, for readers who do not see the bar.
-    pub fn describe(&self) -> String {
-        let whole = self.held_text();
-        let parts: Vec<String> = self
-            .nonempty_parts()
-            .map(|(held, bytes)| format!("{} {}", held.word(), ByteSize(bytes)))
-            .collect();
-        let parts = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
-        let free = self
-            .soft_or_limit()
-            .and_then(|limit| limit.checked_sub(self.held_bytes()))
-            .filter(|free| *free > 0);
-        let free = free.map_or_else(String::new, |free| format!(", free {}", ByteSize(free)));
-        let over = self
-            .soft_or_limit()
-            .and_then(|limit| self.held_bytes().checked_sub(limit))
-            .filter(|over| *over > 0);
-        let over = over.map_or_else(String::new, |over| format!(", {} too much", ByteSize(over)));
-        format!("{whole}{parts}{free}{over}")
+    fn describe(&self) -> String {
+        let mut text = self.held_text();
+        for (number, (part, bytes)) in self.nonempty_parts().enumerate() {
+            let before = if number == 0 { ":" } else { "," };
+            let _infallible = write!(text, "{before} {} {}", part.word(), ByteSize(bytes));
+        }
+        if let Some(limit) = self.soft_or_limit() {
+            let held = self.held_bytes();
+            let difference = ByteSize(limit.abs_diff(held));
+            let _infallible = match held.cmp(&limit) {
+                Ordering::Less => write!(text, ", free {difference}"),
+                Ordering::Equal => Ok(()),
+                Ordering::Greater => write!(text, ", {difference} too much"),
+            };
+        }
+        text
     }
 
     fn nonempty_parts(&self) -> impl Iterator<Item = (BarPart, u64)> {
@@ -106,55 +108,45 @@ impl UsageBar {
 
     /// Returns the bar without words. If more than the limit is held, the bar is longer, and a line in it
     /// marks the limit.
-    pub fn svg(&self) -> String {
-        let all = self.held_bytes().max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);
+    pub fn svg(&self) -> Markup {
+        let held = self.held_bytes();
+        let all = held.max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);
         let place = |bytes: u64| as_f64(bytes) / as_f64(all) * WIDTH;
-        let mut html = Html::new();
-        let view = format!("0 0 {WIDTH} {HEIGHT}");
-        html.within(
-            "svg",
-            &[("class", &"bar"), ("viewBox", &view), ("preserveAspectRatio", &"none"), ("role", &"img")],
-            |svg| {
-                svg.element("title", &[], format_args!("{}: {}", self.title, self.describe()));
-                let room: [(&'static str, &dyn Display); 5] =
-                    [("class", &"room"), ("x", &0), ("y", &0), ("width", &WIDTH), ("height", &HEIGHT)];
-                svg.shape("rect", &room);
-                let mut from = 0;
-                for (held, bytes) in self.nonempty_parts() {
-                    let (x, end) = (place(from), place(from.saturating_add(bytes)));
-                    from = from.saturating_add(bytes);
-                    let class = held.class();
-                    let (x, width) = (Px(x), Px(end - x));
-                    svg.shape(
-                        "rect",
-                        &[("class", &class), ("x", &x), ("y", &0), ("width", &width), ("height", &HEIGHT)],
-                    );
+        let mut end = 0_u64;
+        let parts: Vec<(&str, f64, f64)> = self
+            .nonempty_parts()
+            .map(|(part, bytes)| {
+                let start = end;
+                end = end.saturating_add(bytes);
+                (part.class(), place(start), place(end))
+            })
+            .collect();
+        let passed = self.limit.filter(|limit| *limit < held);
+        html! {
+            svg class="bar" viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } preserveAspectRatio="none" role="img" {
+                title { (self.title) ": " (self.describe()) }
+                rect class="room" x="0" y="0" width=(WIDTH) height=(HEIGHT) {}
+                @for (class, start, end) in parts {
+                    rect class=(class) x=(Px(start)) y="0" width=(Px(end - start)) height=(HEIGHT) {}
                     // A line between parts, so that they do not differ by colour only.
-                    vertical_line(svg, "edge", end);
+                    (vertical_line("edge", end))
                 }
-                if let Some(soft) = self.soft {
-                    vertical_line(svg, "soft", place(soft));
+                @if let Some(soft) = self.soft {
+                    (vertical_line("soft", place(soft)))
                 }
-                if let Some(limit) = self.limit.filter(|limit| *limit < self.held_bytes()) {
-                    vertical_line(svg, "over", place(limit));
+                @if let Some(limit) = passed {
+                    (vertical_line("over", place(limit)))
                 }
-            },
-        );
-        html.into_string()
-    }
-
-    /// Returns the bar with the words below it.
-    pub fn html(&self) -> String {
-        let mut html = Html::new();
-        html.raw(&self.svg());
-        html.element("span", &[("class", &"holds")], self.held_text());
-        html.into_string()
+            }
+        }
     }
 }
 
-fn vertical_line(svg: &mut Html, class: &str, x: f64) {
+fn vertical_line(class: &str, x: f64) -> Markup {
     let x = Px(x.clamp(0.0, WIDTH));
-    svg.shape("line", &[("class", &class), ("x1", &x), ("x2", &x), ("y1", &0), ("y2", &HEIGHT)]);
+    html! {
+        line class=(class) x1=(x) x2=(x) y1="0" y2=(HEIGHT) {}
+    }
 }
 
 #[cfg(test)]
@@ -173,13 +165,15 @@ mod tests {
         };
         let words = "12.0 GiB of 14.0 GiB (hard 16.0 GiB): weights 8.0 GiB, growth 4.0 GiB, free 2.0 GiB";
         assert_eq!(bar.describe(), words);
-        insta::assert_snapshot!(bar.html().replace("><", ">\n<"));
+        insta::assert_snapshot!(bar.svg().into_string().replace("><", ">\n<"));
+        assert_eq!(bar.held_text(), "12.0 GiB of 14.0 GiB (hard 16.0 GiB)");
         (bar.limit, bar.soft) = (Some(10 * GIB), None);
         assert_eq!(bar.describe(), "12.0 GiB of 10.0 GiB: weights 8.0 GiB, growth 4.0 GiB, 2.0 GiB too much");
-        assert!(bar.svg().contains("class=\"over\""));
+        assert!(bar.svg().into_string().contains("class=\"over\""));
         let empty = UsageBar { title: String::new(), parts: Vec::new(), limit: None, soft: None };
         assert_eq!(empty.describe(), "0 B");
         let huge = UsageBar { parts: vec![(BarPart::Other, u64::MAX), (BarPart::Other, u64::MAX)], ..empty };
-        assert!(!huge.svg().contains("NaN") && !huge.svg().contains("inf"));
+        let drawn = huge.svg().into_string();
+        assert!(!drawn.contains("NaN") && !drawn.contains("inf"));
     }
 }

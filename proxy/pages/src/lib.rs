@@ -2,18 +2,17 @@
 //! and the report of an experiment, which is a self-contained file.
 //!
 //! ```text
-//!  values ──> plot, bar, badge ──> Html ──> a fragment of a page
-//!             words                          style::CSS next to it, or inside of a file
+//!  values ──> plot, bar, badge ──> maud::Markup ──> a fragment of a page
+//!             words                                 style::CSS next to it, or inside of a file
 //! ```
 //!
 //! | module | content |
 //! |---|---|
-//! | [`html`] | escaped text, and elements that are always closed |
+//! | [`html`] | lists and heads of tables, and the last step of every page |
 //! | [`style`] | the one stylesheet: light, dark, print, phones; [`style::document`] puts it around a file |
 //! | [`mod@badge`] | a state as colour, shape and word |
 //! | [`bar`] | the use of a budget |
 //! | [`plot`] | readings over requests or time with the fitted law, budgets, declared caches, events and forecasts |
-//! | [`spark`] | a line without axes, for a row of a table |
 //! | [`mod@time`] | moments, for people and for a script that knows their time zone |
 //! | [`words`] | meaning of each verdict, in a sentence |
 //!
@@ -21,15 +20,12 @@
 //! font or network, and has no `style` attribute and no event handler, so it may be served under the
 //! strictest content policy.
 //!
-//! There is no template engine: the output consists of lists, tables and drawings of numbers, where
-//! unescaped text is the one dangerous mistake. [`html::Html`] escapes everything it is given, so
-//! forgetting cannot cause that mistake.
+//! Markup is written with `maud`, which escapes every value, so forgetting to escape is not possible.
 
 pub mod badge;
 pub mod bar;
 pub mod html;
 pub mod plot;
-pub mod spark;
 pub mod style;
 pub mod time;
 pub mod words;
@@ -37,4 +33,4 @@ pub mod words;
 mod number;
 
 pub use badge::{BadgeTone, badge};
-pub use html::{Html, escape};
+pub use html::{finish_page, table_head, term_list, text_list};

@@ -1,40 +1,38 @@
 //! The stylesheet of all pages, and the document around a self-contained file.
 //!
-//! The stylesheet is a single text, inlined into pages and into self-contained files. All
-//! colours are custom properties at its top, once for light and once for dark; a test reads them and checks
-//! their contrast with the background.
+//! All colours are custom properties at the top of the stylesheet, once for light and once for dark; a test
+//! reads them and checks their contrast with the background.
 
 use std::fmt::Display;
 
-use crate::html::Html;
+use maud::{Markup, PreEscaped, html};
+
+use crate::html::finish_page;
 
 /// Text of the stylesheet.
 pub const CSS: &str = include_str!("style.css");
 
-/// Returns a self-contained page: no script, no font, no network. `title` is text, `body` is the markup of
-/// `<main>`.
-pub fn document(title: impl Display, body: &Html) -> String {
-    let mut html = Html::new();
-    html.raw("<!doctype html>").within("html", &[("lang", &"en")], |html| {
-        html.within("head", &[], |head| {
-            head.void("meta", &[("charset", &"utf-8")]);
-            head.void("meta", &[("name", &"viewport"), ("content", &"width=device-width, initial-scale=1")]);
-            // With this policy, hostile markup could neither run nor load anything.
-            let policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
-            head.void("meta", &[("http-equiv", &"Content-Security-Policy"), ("content", &policy)]);
-            head.element("title", &[], title);
-            head.within("style", &[], |style| {
-                style.raw(CSS);
-            });
-        });
-        html.within("body", &[], |all| {
-            all.within("main", &[], |main| {
-                main.raw(body.as_str());
-            });
-        });
-    });
-    html.raw("\n");
-    html.into_string()
+/// Returns a self-contained page: no script, no font, no network. `body` is the markup of `<main>`.
+pub fn document(title: impl Display, body: &Markup) -> String {
+    // With this policy, hostile markup could neither run nor load anything.
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; \
+                  form-action 'none'";
+    finish_page(html! {
+        (PreEscaped("<!doctype html>"))
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta http-equiv="Content-Security-Policy" content=(policy);
+                title { (title) }
+                style { (PreEscaped(CSS)) }
+            }
+            body {
+                main { (body) }
+            }
+        }
+        "\n"
+    })
 }
 
 #[cfg(test)]
@@ -126,9 +124,7 @@ mod tests {
 
     #[test]
     fn a_document_needs_nothing_else_and_lets_nothing_run() {
-        let mut body = Html::new();
-        body.element("h1", &[], "a <b>");
-        let page = document("t</title><script>", &body);
+        let page = document("t</title><script>", &html! { h1 { "a <b>" } });
         for banned in ["<script", "http://", "https://", "src=", "@import", "url("] {
             assert!(!page.contains(banned), "{banned}");
         }

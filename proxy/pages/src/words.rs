@@ -62,6 +62,14 @@ pub const PLOT_TERMS: [(&str, &str); 5] = [
     ),
 ];
 
+/// Returns a text with a capital first letter.
+pub fn capitalize(text: &str) -> String {
+    let mut letters = text.chars();
+    letters
+        .next()
+        .map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

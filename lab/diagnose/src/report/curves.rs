@@ -2,8 +2,8 @@
 
 use warden_experiment::{FittedLine, GrowthEnd, LegEnd, LegReading, SeriesFinding};
 use warden_pages::plot::{
-    AreaKind, CurveKind, LinePlot, PlotArea, PlotCurve, PlotLaw, PlotLevel, PlotLimit, PlotLimitKind,
-    PlotMark, PlotMarkKind,
+    CurveKind, LinePlot, PlotArea, PlotCurve, PlotLaw, PlotLevel, PlotLimit, PlotLimitKind, PlotMark,
+    PlotMarkKind,
 };
 use warden_policies::recycle::MemoryBudget;
 use warden_policies::units::as_f64;
@@ -73,7 +73,6 @@ fn declared_area(leg: &LegReport, found: &SeriesFinding) -> Option<PlotArea> {
         PlotLevel::between(as_f64(reading.sample.work.requests), foot, foot + as_f64(reading.allowed))
     };
     (found.series == MemoryKind::Host).then(|| PlotArea {
-        kind: AreaKind::Declared,
         name: format!("declared, told to keep: up to {}", ByteSize(most)),
         stretches: vec![leg.readings.iter().map(level).collect()],
     })

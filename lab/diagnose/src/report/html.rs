@@ -1,8 +1,9 @@
 //! Renders the page: findings, table, explanations, a plot for each memory of each leg, and sections for a
 //! cure, the largest prompts and call sites where they were requested.
 
+use maud::{Markup, html};
 use warden_experiment::{LegFinding, SeriesFinding};
-use warden_pages::{Html, badge, style, words};
+use warden_pages::{badge, style, table_head, term_list, text_list, words};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::{ByteSize, phrases};
 
@@ -13,53 +14,55 @@ use super::{CureReport, DiagnoseReport, LegReport, UntriedSwitch};
 
 pub(super) fn report_page(report: &DiagnoseReport) -> String {
     let findings: Vec<&LegFinding> = report.legs.iter().map(|leg| &leg.finding).collect();
-    let mut html = Html::new();
-    html.element("h1", &[], "llama-warden diagnose");
     let outlook = OverallResult::from_report(report);
-    html.element("p", &[("class", &format_args!("lead {}", outlook.tone().class()))], outlook.sentence());
-    html.list(headline(report));
-    setup_facts(report, &mut html);
-    if !findings.is_empty() || !report.skipped.is_empty() {
-        html.element("h2", &[], "What was measured");
-        write_table(&mut html, &table_rows(&findings, &report.skipped));
-        html.list(report.notes());
-        verdict_meanings(&findings, &mut html);
-    }
-    for leg in &report.legs {
-        write_plots(report, leg, &mut html);
-    }
-    if let Some(cure) = &report.cure {
-        write_comparison(cure, &mut html);
-    }
-    for one in &report.survival {
-        html.element("h2", &[], format_args!("What stops the crash under {}", one.workload));
-        html.list(one.sentences());
-        write_table(&mut html, &one.rows());
-        html.list(one.explanations());
-        write_untried(&mut html, &one.left_out());
-    }
-    if let Some(between) = &report.between {
-        html.element("h2", &[], "Which revision");
-        html.list(between.sentences());
-        write_table(&mut html, &between.rows());
-        let said = between.answer_rows();
-        if said.len() > 1 {
-            html.element("h2", &[], "What the ends answer");
-            write_table(&mut html, &said);
+    let page = html! {
+        h1 { "llama-warden diagnose" }
+        p class={ "lead " (outlook.tone().class()) } { (outlook.sentence()) }
+        (text_list(headline(report)))
+        (setup_facts(report))
+        @if !findings.is_empty() || !report.skipped.is_empty() {
+            h2 { "What was measured" }
+            (table(&table_rows(&findings, &report.skipped)))
+            (text_list(report.notes()))
+            (verdict_meanings(&findings))
         }
-    }
-    if let Some(headroom) = &report.headroom {
-        html.element("h2", &[], "The largest prompts");
-        write_table(&mut html, &headroom.rows());
-        html.list(headroom.sentences());
-    }
-    if !report.attribution.is_empty() {
-        html.element("h2", &[], "Which call sites").element("pre", &[], report.attribution.join("\n"));
-    }
-    style::document("llama-warden diagnose", &html)
+        @for leg in &report.legs {
+            (leg_plots(report, leg))
+        }
+        @if let Some(cure) = &report.cure {
+            (comparison(cure))
+        }
+        @for one in &report.survival {
+            h2 { "What stops the crash under " (one.workload) }
+            (text_list(one.sentences()))
+            (table(&one.rows()))
+            (text_list(one.explanations()))
+            (untried_switches(&one.left_out()))
+        }
+        @if let Some(between) = &report.between {
+            @let said = between.answer_rows();
+            h2 { "Which revision" }
+            (text_list(between.sentences()))
+            (table(&between.rows()))
+            @if said.len() > 1 {
+                h2 { "What the ends answer" }
+                (table(&said))
+            }
+        }
+        @if let Some(headroom) = &report.headroom {
+            h2 { "The largest prompts" }
+            (table(&headroom.rows()))
+            (text_list(headroom.sentences()))
+        }
+        @if !report.attribution.is_empty() {
+            h2 { "Which call sites" }
+            pre { (report.attribution.join("\n")) }
+        }
+    };
+    style::document("llama-warden diagnose", &page)
 }
 
-fn setup_facts(report: &DiagnoseReport, html: &mut Html) {
+fn setup_facts(report: &DiagnoseReport) -> Markup {
     let about = &report.about;
     let own = [
         ("model", &about.model),
@@ -71,111 +74,111 @@ fn setup_facts(report: &DiagnoseReport, html: &mut Html) {
     let own = own.into_iter().map(|(name, value)| (name.to_owned(), value.clone()));
     let devices = report.devices.iter().map(|device| (format!("GPU {}", device.gpu.0), device.name.clone()));
     let command = [("command".to_owned(), about.command_line())];
-    html.terms(own.chain(under).chain(about.system.iter().cloned()).chain(devices).chain(command));
+    term_list(own.chain(under).chain(about.system.iter().cloned()).chain(devices).chain(command))
 }
 
-fn verdict_meanings(findings: &[&LegFinding], html: &mut Html) {
+fn verdict_meanings(findings: &[&LegFinding]) -> Markup {
     let all = || findings.iter().flat_map(|finding| &finding.series);
-    let found = words::ALL_VERDICTS
+    let found: Vec<GrowthVerdict> = words::ALL_VERDICTS
         .into_iter()
-        .filter(|verdict| all().any(|series| verdict_cell(series) == verdict.as_str()));
-    let found: Vec<GrowthVerdict> = found.collect();
-    if found.is_empty() {
-        return;
+        .filter(|verdict| all().any(|series| verdict_cell(series) == verdict.as_str()))
+        .collect();
+    let verdicts = found.iter().map(|verdict| (verdict.as_str(), words::explain_verdict(*verdict)));
+    let terms = words::PLOT_TERMS.into_iter().filter(|(word, _)| ["law", "declared"].contains(word));
+    html! {
+        @if !found.is_empty() {
+            h3 { "What the words mean" }
+            (term_list(verdicts.chain(terms)))
+        }
     }
-    html.element("h3", &[], "What the words mean");
-    let verdicts = found.into_iter().map(|verdict| (verdict.as_str(), words::explain_verdict(verdict)));
-    html.terms(
-        verdicts.chain(words::PLOT_TERMS.into_iter().filter(|(word, _)| ["law", "declared"].contains(word))),
-    );
 }
 
-fn write_comparison(cure: &CureReport, html: &mut Html) {
-    html.element("h2", &[], "With and without");
-    html.list(cure.sentences());
+fn comparison(cure: &CureReport) -> Markup {
     let rows = cure.rows();
-    if rows.len() > 1 {
-        write_table(html, &rows);
-        html.list(cure.explanations());
+    html! {
+        h2 { "With and without" }
+        (text_list(cure.sentences()))
+        @if rows.len() > 1 {
+            (table(&rows))
+            (text_list(cure.explanations()))
+        }
+        (untried_switches(&cure.left_out()))
     }
-    write_untried(html, &cure.left_out());
 }
 
-fn write_untried(html: &mut Html, left_out: &[UntriedSwitch]) {
-    if !left_out.is_empty() {
-        html.within("details", &[], |details| {
-            details.element("summary", &[], format_args!("Not tried: {}", left_out.len()));
-            details.list(left_out.iter().map(|one| format!("{}: {}", one.item, one.why)));
-        });
+fn untried_switches(left_out: &[UntriedSwitch]) -> Markup {
+    html! {
+        @if !left_out.is_empty() {
+            details {
+                summary { "Not tried: " (left_out.len()) }
+                (text_list(left_out.iter().map(|one| format!("{}: {}", one.item, one.why))))
+            }
+        }
     }
 }
 
 /// A table; the first row is the head.
-fn write_table(html: &mut Html, rows: &[Vec<String>]) {
-    let Some((head, body)) = rows.split_first() else { return };
-    html.within("div", &[("class", &"scroll"), ("tabindex", &0)], |scroll| {
-        scroll.within("table", &[], |table| {
-            table.within("thead", &[], |thead| {
-                thead.within("tr", &[], |row| {
-                    for title in head {
-                        row.element("th", &[("scope", &"col")], title);
-                    }
-                });
-            });
-            table.within("tbody", &[], |tbody| {
-                for row in body {
-                    tbody.within("tr", &[], |cells| {
-                        for (column, value) in row.iter().enumerate() {
-                            // The last cell of a short row spans the remaining columns.
-                            let last = column + 1 == row.len();
-                            let wide = if last { head.len().saturating_sub(column).max(1) } else { 1 };
-                            write_cell(cells, value, wide);
+fn table(rows: &[Vec<String>]) -> Markup {
+    let Some((head, body)) = rows.split_first() else { return Markup::default() };
+    html! {
+        div class="scroll" tabindex="0" {
+            table role="table" {
+                (table_head(head))
+                tbody role="rowgroup" {
+                    @for row in body {
+                        tr role="row" {
+                            @for (column, value) in row.iter().enumerate() {
+                                (cell(value, cell_width(head, row, column)))
+                            }
                         }
-                    });
+                    }
                 }
-            });
-        });
-    });
-}
-
-fn write_cell(row: &mut Html, value: &str, wide: usize) {
-    let known = words::ALL_VERDICTS.into_iter().find(|verdict| verdict.as_str() == value);
-    let says: warden_pages::html::HtmlAttributes<'_> =
-        if wide > 1 { &[("colspan", &wide), ("class", &"says")] } else { &[] };
-    row.within("td", says, |cell| {
-        match known {
-            Some(verdict) => cell.raw(&badge(words::verdict_tone(verdict), value)),
-            None => cell.text(value),
-        };
-    });
-}
-
-fn write_plots(report: &DiagnoseReport, leg: &LegReport, html: &mut Html) {
-    let finding = &leg.finding;
-    html.element("h2", &[], leg_name(finding));
-    html.element(
-        "p",
-        &[],
-        format_args!(
-            "{}; {} requests, {} images, {} prompt tokens evaluated, {} tokens generated",
-            finding.workload.description(),
-            finding.requests,
-            finding.work.images,
-            finding.work.prompt_tokens,
-            finding.work.output_tokens
-        ),
-    );
-    for found in &finding.series {
-        html.raw(&curves::memory_plot(report, leg, found).figure(&plot_caption(found)));
+            }
+        }
     }
 }
 
-fn plot_caption(found: &SeriesFinding) -> Html {
-    let mut words = Html::new();
-    words.text(format_args!("{}: ", words::memory_name(found.series)));
-    words.raw(&badge(words::verdict_tone(found.verdict), verdict_cell(found)));
-    let slope =
-        found.per_request.map_or_else(String::new, |slope| format!(", {}", phrases::slope_phrase(&slope)));
-    words.text(format_args!("{slope}, from {} to {}", ByteSize(found.first), ByteSize(found.last)));
-    words
+/// Number of columns of a cell: the last cell of a short row spans the remaining columns.
+fn cell_width(head: &[String], row: &[String], column: usize) -> usize {
+    if column + 1 == row.len() { head.len().saturating_sub(column).max(1) } else { 1 }
+}
+
+fn cell(value: &str, wide: usize) -> Markup {
+    let verdict = words::ALL_VERDICTS.into_iter().find(|verdict| verdict.as_str() == value);
+    let span = (wide > 1).then_some(wide);
+    html! {
+        td role="cell" colspan=[span] class=[span.map(|_| "says")] {
+            @if let Some(verdict) = verdict {
+                (badge(words::verdict_tone(verdict), value))
+            } @else {
+                (value)
+            }
+        }
+    }
+}
+
+fn leg_plots(report: &DiagnoseReport, leg: &LegReport) -> Markup {
+    let finding = &leg.finding;
+    html! {
+        h2 { (leg_name(finding)) }
+        p {
+            (finding.workload.description()) "; " (finding.requests) " requests, "
+            (finding.work.images) " images, " (finding.work.prompt_tokens) " prompt tokens evaluated, "
+            (finding.work.output_tokens) " tokens generated"
+        }
+        @for found in &finding.series {
+            (curves::memory_plot(report, leg, found).figure(Some(plot_caption(found))))
+        }
+    }
+}
+
+fn plot_caption(found: &SeriesFinding) -> Markup {
+    html! {
+        (words::memory_name(found.series)) ": "
+        (badge(words::verdict_tone(found.verdict), verdict_cell(found)))
+        @if let Some(slope) = &found.per_request {
+            ", " (phrases::slope_phrase(slope))
+        }
+        ", from " (ByteSize(found.first)) " to " (ByteSize(found.last))
+    }
 }

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream, StreamExt};
@@ -13,6 +14,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -25,21 +27,25 @@ use warden_supervisor::{ControlError, Fleet, FleetView, SharedSpec, StateView};
 
 use super::canary::CanarySettings;
 use super::families::to_plain_text;
+use super::leaving::LeaveControl;
+use super::memory_use::PlannedModels;
 use super::metrics::MetricsRegistry;
-use super::page::holds::PlannedModels;
 use super::page::hub::PageHub;
 use super::pool_metrics::PoolSnapshot;
 use super::route::{self, AdminRoute, ROUTE_LIST, RouteError};
+use super::upgrade_order::{OrderError, UpgradeOrders};
 use crate::access_log::{AccessLog, AccessLogView};
 use crate::advice::{self, AdvisedServers};
 use crate::captures::CaptureStore;
 use crate::config::show::DisplayedConfig;
 use crate::probe::facts;
 use crate::series::SeriesStore;
-use crate::serve::leaving::LeaveControl;
-use crate::serve::upgrade::order::{OrderError, UpgradeOrders};
 
 pub(crate) type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Media types of the two text formats of Prometheus.
+pub(crate) const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The answer to `GET /status`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -80,7 +86,6 @@ impl AdminStatus {
 
 pub(crate) type BinariesByModel = BTreeMap<String, Vec<PathBuf>>;
 
-/// Returns the program of each model's next process.
 pub(crate) fn next_binaries(models: &[SharedSpec]) -> BinariesByModel {
     let one = |model: &SharedSpec| (model.name.as_str().to_owned(), vec![model.command.binary.clone()]);
     models.iter().map(one).collect()
@@ -119,11 +124,8 @@ pub(crate) struct AdminConfig {
     pub(crate) binaries: BinariesByModel,
     /// Models for which the configuration names a certain build or program.
     pub(crate) bound: Vec<String>,
-    /// Settings for canaries.
     pub(crate) tries: CanarySettings,
-    /// Memory that was planned for each model.
     pub(crate) plans: PlannedModels,
-    /// The configuration in force, for display.
     pub(crate) configuration: Option<DisplayedConfig>,
 }
 
@@ -163,9 +165,7 @@ pub(crate) struct InstanceInfo {
     pub(crate) admin_socket: String,
     /// Start time, RFC 3339.
     pub(crate) started_at: String,
-    /// Path of the ledger.
     pub(crate) ledger: String,
-    /// Folder of the builds.
     #[serde(default)]
     pub(crate) data_dir: String,
     /// Anonymous memory of llama-warden in bytes (`RssAnon`), where it can be read.
@@ -178,8 +178,36 @@ pub(crate) struct InstanceInfo {
 pub(crate) struct DrainReport {
     /// Probes and load balancers are asked to send no more requests to this instance.
     pub(crate) draining: bool,
-    /// Requests in flight.
     pub(crate) in_flight: usize,
+}
+
+#[derive(Clone)]
+pub(crate) struct GatewayAccess {
+    /// Control of the gateway, with the usage of API keys.
+    pub(crate) control: GatewayControl,
+    pub(crate) gauges: Arc<GatewayGauges>,
+    /// Requests in flight, and the latest that ended.
+    pub(crate) requests: RequestRegistry,
+    /// Limit of open client connections.
+    pub(crate) max_connections: usize,
+}
+
+impl GatewayAccess {
+    fn is_draining(&self) -> bool {
+        self.gauges.draining.load(Ordering::Relaxed)
+    }
+
+    fn is_full(&self) -> bool {
+        self.gauges.connections.load(Ordering::Relaxed) >= self.max_connections
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct InstanceRecords {
+    pub(crate) access: AccessLog,
+    /// Latest requests of models whose requests are recorded.
+    pub(crate) captures: CaptureStore,
+    pub(crate) series: SeriesStore,
 }
 
 /// State from which admin answers are made. Cheap to clone.
@@ -189,30 +217,19 @@ pub(crate) struct AdminState {
     pub(crate) metrics: Arc<MetricsRegistry>,
     /// Budgets and commands of the configuration in force.
     pub(crate) config: watch::Receiver<AdminConfig>,
-    /// Gauges of the gateway.
-    pub(crate) gauges: Arc<GatewayGauges>,
-    /// Control of the gateway, with the usage of API keys.
-    pub(crate) gateway: GatewayControl,
-    pub(crate) access: AccessLog,
-    /// Requests in flight, and those that ended last.
-    pub(crate) requests: RequestRegistry,
+    pub(crate) gateway: GatewayAccess,
+    pub(crate) records: InstanceRecords,
     /// Name of the caller, for events and the ledger.
     pub(crate) caller: Arc<str>,
     pub(crate) instance: Arc<InstanceInfo>,
     /// State shared by all viewers of the page.
     pub(crate) page: Arc<PageHub>,
-    /// Latest requests of models whose requests are recorded.
-    pub(crate) captures: CaptureStore,
-    /// Recorded memory series.
-    pub(crate) series: SeriesStore,
     /// Sends orders to upgrade to another program.
     pub(crate) upgrades: UpgradeOrders,
     /// State of leaving a group of instances.
     pub(crate) leaving: Arc<LeaveControl>,
     /// Settings of `[probe]`.
     pub(crate) probe: Arc<Probe>,
-    /// Limit of open client connections of the gateway.
-    pub(crate) connections: usize,
     /// Ends streamed answers when cancelled.
     pub(crate) stop: CancellationToken,
 }
@@ -227,73 +244,7 @@ impl AdminState {
         headers: &HeaderMap,
     ) -> Response<AdminBody> {
         match route::parse_route(method, path, query) {
-            Ok(AdminRoute::Status) => json_response(StatusCode::OK, &self.status()),
-            Ok(AdminRoute::Metrics) => {
-                let text = self.metrics_text(true);
-                if wants_open_metrics(headers) {
-                    make_response(
-                        StatusCode::OK,
-                        "application/openmetrics-text; version=1.0.0; charset=utf-8",
-                        full_body(text),
-                    )
-                } else {
-                    make_response(
-                        StatusCode::OK,
-                        "text/plain; version=0.0.4; charset=utf-8",
-                        full_body(to_plain_text(&text)),
-                    )
-                }
-            }
-            Ok(AdminRoute::Events { follow }) => {
-                let tail = self.fleet.events();
-                stream_lines(tail.events, follow.then_some(tail.receiver), self.stop.clone(), redacted_line)
-            }
-            Ok(AdminRoute::Series(query)) => self.series(query.as_deref()).await,
-            Ok(AdminRoute::Logs { model, follow, reveal }) => match self.fleet.logs(&model) {
-                Some(tail) => {
-                    let line = if reveal { raw_line } else { redacted_line };
-                    stream_lines(tail.lines, follow.then_some(tail.receiver), self.stop.clone(), line)
-                }
-                None => self.unknown_model(&model),
-            },
-            Ok(AdminRoute::Restart(model)) => match self.fleet.restart_by(&model, None).await {
-                Ok(entries) => json_response(StatusCode::OK, &serde_json::json!({ "entries": entries })),
-                Err(error) => control_error(&error),
-            },
-            Ok(AdminRoute::Drain(model)) => match self.fleet.drain_by(&model, None).await {
-                Ok(()) => json_response(StatusCode::OK, &serde_json::json!({ "drained": model })),
-                Err(error) => control_error(&error),
-            },
-            Ok(AdminRoute::DrainInstance { undo }) => self.drain_instance(undo),
-            Ok(AdminRoute::Reclaim(model)) => match self.fleet.reclaim_by(&model, None).await {
-                Ok(entries) => json_response(StatusCode::OK, &serde_json::json!({ "entries": entries })),
-                Err(error) => control_error(&error),
-            },
-            Ok(AdminRoute::Pin(model, pinned)) => match self.fleet.pin(&model, pinned, &self.caller).await {
-                Ok(pin) => json_response(StatusCode::OK, &pin),
-                Err(error) => control_error(&error),
-            },
-            Ok(AdminRoute::Canary(model, order)) => self.canary(&model, order).await,
-            Ok(AdminRoute::Requests(filter)) => self.requests_answer(filter),
-            Ok(AdminRoute::Request(id)) => self.request_answer(&id),
-            Ok(AdminRoute::CancelRequest { id, number }) => self.cancel_answer(&id, number),
-            Ok(AdminRoute::Upgrade(Err(problem))) => error_response(StatusCode::BAD_REQUEST, &problem),
-            Ok(AdminRoute::Upgrade(Ok((to, wait)))) => {
-                match self.upgrades.send(to, wait, self.caller.clone()).await {
-                    Ok(upgraded) => json_response(StatusCode::OK, &upgraded),
-                    Err(OrderError::UnderWay) => {
-                        error_response(StatusCode::CONFLICT, "another upgrade is under way: wait for its end")
-                    }
-                    Err(OrderError::Failed(why)) => error_response(
-                        StatusCode::CONFLICT,
-                        &format!("no upgrade, everything continues as before: {why}"),
-                    ),
-                }
-            }
-            Ok(AdminRoute::Release(which)) => match self.fleet.release_requests(which.as_deref()) {
-                Ok(released) => json_response(StatusCode::OK, &serde_json::json!({ "released": released })),
-                Err(unknown) => error_response(StatusCode::NOT_FOUND, &unknown.to_string()),
-            },
+            Ok(route) => self.answer_route(route, headers).await,
             Err(RouteError::NotFound) => error_response(
                 StatusCode::NOT_FOUND,
                 &format!("there is no route {path}: the routes are {ROUTE_LIST}"),
@@ -305,25 +256,91 @@ impl AdminState {
         }
     }
 
+    async fn answer_route(&self, route: AdminRoute, headers: &HeaderMap) -> Response<AdminBody> {
+        match route {
+            AdminRoute::Status => json_response(StatusCode::OK, &self.status()),
+            AdminRoute::Metrics => self.metrics_answer(headers),
+            AdminRoute::Events { follow } => {
+                let tail = self.fleet.events();
+                stream_lines(tail.events, follow.then_some(tail.receiver), self.stop.clone(), redacted_line)
+            }
+            AdminRoute::Series(query) => self.series_answer(query.as_deref()).await,
+            AdminRoute::Logs { model, follow, reveal } => match self.fleet.logs(&model) {
+                Some(tail) => {
+                    let line = if reveal { raw_line } else { redacted_line };
+                    stream_lines(tail.lines, follow.then_some(tail.receiver), self.stop.clone(), line)
+                }
+                None => self.unknown_model(&model),
+            },
+            AdminRoute::Restart(model) => {
+                let entries = self.fleet.restart_by(&model, None).await;
+                control_response(entries.map(|entries| json!({ "entries": entries })))
+            }
+            AdminRoute::Drain(model) => {
+                let drained = self.fleet.drain_by(&model, None).await;
+                control_response(drained.map(|()| json!({ "drained": model })))
+            }
+            AdminRoute::DrainInstance { undo } => self.drain_instance(undo),
+            AdminRoute::Reclaim(model) => {
+                let entries = self.fleet.reclaim_by(&model, None).await;
+                control_response(entries.map(|entries| json!({ "entries": entries })))
+            }
+            AdminRoute::Pin(model, pinned) => {
+                control_response(self.fleet.pin(&model, pinned, &self.caller).await)
+            }
+            AdminRoute::Canary(model, order) => self.canary(&model, order).await,
+            AdminRoute::Requests(filter) => self.requests_answer(filter),
+            AdminRoute::Request(id) => self.request_answer(&id),
+            AdminRoute::CancelRequest { id, number } => self.cancel_answer(&id, number),
+            AdminRoute::Upgrade(Err(problem)) => error_response(StatusCode::BAD_REQUEST, &problem),
+            AdminRoute::Upgrade(Ok((to, wait))) => self.upgrade_answer(to, wait).await,
+            AdminRoute::Release(which) => match self.fleet.release_requests(which.as_deref()) {
+                Ok(released) => json_response(StatusCode::OK, &json!({ "released": released })),
+                Err(unknown) => error_response(StatusCode::NOT_FOUND, &unknown.to_string()),
+            },
+        }
+    }
+
+    fn metrics_answer(&self, headers: &HeaderMap) -> Response<AdminBody> {
+        let text = self.metrics_text(true);
+        let (kind, text) = if wants_open_metrics(headers) {
+            (OPEN_METRICS_TYPE, text)
+        } else {
+            (METRICS_TYPE, to_plain_text(&text))
+        };
+        make_response(StatusCode::OK, kind, full_body(text))
+    }
+
+    async fn upgrade_answer(&self, to: Option<PathBuf>, wait: Option<Duration>) -> Response<AdminBody> {
+        match self.upgrades.send(to, wait, self.caller.clone()).await {
+            Ok(upgraded) => json_response(StatusCode::OK, &upgraded),
+            Err(OrderError::UnderWay) => {
+                error_response(StatusCode::CONFLICT, "another upgrade is under way: wait for its end")
+            }
+            Err(OrderError::Failed(why)) => error_response(
+                StatusCode::CONFLICT,
+                &format!("no upgrade, everything continues as before: {why}"),
+            ),
+        }
+    }
+
     /// Returns all metrics in the `OpenMetrics` format. `of_keys`: includes the metrics of API keys, whose
     /// names may identify people. Without them, the metric for endpoint pickers is included.
     pub(crate) fn metrics_text(&self, of_keys: bool) -> String {
         let budgets = self.config.borrow().budgets.clone();
-        let keys = if of_keys { self.gateway.key_counts() } else { Vec::new() };
+        let keys = if of_keys { self.gateway.control.key_counts() } else { Vec::new() };
         let view = self.fleet.view();
         let facts = self.facts_from_view(&view);
-        let line = Some(agent::agent_answer(&facts, self.probe.horizon.as_secs_f64()));
-        let contexts = facts::context_use(&view, &self.requests.context_holdings());
         self.metrics.note_pool(PoolSnapshot {
+            line: Some(agent::agent_answer(&facts, self.probe.horizon.as_secs_f64())),
             facts,
-            contexts,
-            line,
+            contexts: facts::context_use(&view, &self.gateway.requests.context_holdings()),
             vllm: self.probe.vllm,
             pickers: !of_keys,
         });
-        self.metrics.set_lost_lines(self.access.lost(), crate::logging::lost_lines());
+        self.metrics.set_lost_lines(self.records.access.lost(), crate::logging::lost_lines());
         self.metrics.note_state(&self.fleet.state_writer().view());
-        self.metrics.text(&view, &budgets, &self.gauges, &keys, own_memory())
+        self.metrics.text(&view, &budgets, &self.gateway.gauges, &keys, own_memory())
     }
 
     /// Returns current facts for load balancers that spread requests over several instances.
@@ -332,9 +349,7 @@ impl AdminState {
     }
 
     fn facts_from_view(&self, view: &FleetView) -> InstanceFacts {
-        let draining = self.gauges.draining.load(Ordering::Relaxed);
-        let full = self.gauges.connections.load(Ordering::Relaxed) >= self.connections;
-        facts::pool_facts(view, draining, full)
+        facts::pool_facts(view, self.gateway.is_draining(), self.gateway.is_full())
     }
 
     /// Answers `POST /drain`: announces to probes and load balancers that this instance leaves, or, with
@@ -367,23 +382,20 @@ impl AdminState {
     /// Returns the status without the parts that require reading running processes.
     pub(crate) fn status_without_processes(&self) -> AdminStatus {
         let instance = InstanceInfo { memory_anon: own_memory(), ..(*self.instance).clone() };
-        let told = self.config.borrow().clone();
+        let config = self.config.borrow().clone();
         let fleet = (*self.fleet.view()).clone();
-        let advice = advice::advise_fleet(&told.servers, &fleet);
-        let advice =
-            advice.into_iter().map(|(model, all)| (model, all.iter().map(AdviceView::from).collect()));
-        let binaries = Some(told.binaries);
-        let access_log = self.access.view();
-        let shown =
-            told.servers.iter().map(|(model, server)| (model.clone(), server.displayed_mitigations.clone()));
+        let advice = advice::advise_fleet(&config.servers, &fleet).into_iter();
+        let servers = config.servers.iter().filter(|(_, server)| !server.displayed_mitigations.is_empty());
         AdminStatus {
             instance,
-            budgets: told.budgets,
-            advice: advice.collect(),
-            mitigations: shown.filter(|(_, shown)| !shown.is_empty()).collect(),
-            binaries,
-            bound: told.bound,
-            access_log,
+            budgets: config.budgets,
+            advice: advice.map(|(model, all)| (model, all.iter().map(AdviceView::from).collect())).collect(),
+            mitigations: servers
+                .map(|(model, server)| (model.clone(), server.displayed_mitigations.clone()))
+                .collect(),
+            binaries: Some(config.binaries),
+            bound: config.bound,
+            access_log: self.records.access.view(),
             state: self.fleet.state_writer().view(),
             fleet,
         }
@@ -401,14 +413,11 @@ impl AdminState {
 /// process.
 fn with_running_binaries(mut binaries: BinariesByModel, fleet: &FleetView) -> BinariesByModel {
     for model in fleet.models.iter().chain(&fleet.canaries) {
-        let running = model.backends.iter().filter_map(|backend| {
-            let program = std::fs::read_link(format!("/proc/{}/exe", backend.pid?)).ok()?;
-            Some(program)
-        });
         let all = binaries.entry(model.name.as_str().to_owned()).or_default();
-        for program in running {
-            if !all.contains(&program) {
-                all.push(program);
+        for pid in model.backends.iter().filter_map(|backend| backend.pid) {
+            match std::fs::read_link(format!("/proc/{pid}/exe")) {
+                Ok(program) if !all.contains(&program) => all.push(program),
+                _ => {}
             }
         }
     }
@@ -416,7 +425,7 @@ fn with_running_binaries(mut binaries: BinariesByModel, fleet: &FleetView) -> Bi
 }
 
 pub(crate) fn error_response(status: StatusCode, message: &str) -> Response<AdminBody> {
-    json_response(status, &serde_json::json!({ "error": message }))
+    json_response(status, &json!({ "error": message }))
 }
 
 /// Returns whether the client accepts `OpenMetrics`. Prometheus lists the formats that it reads; a client
@@ -432,7 +441,11 @@ fn own_memory() -> Option<u64> {
     warden_sensors::host_memory(std::process::id()).ok().map(|memory| memory.anon)
 }
 
-fn control_error(failure: &ControlError) -> Response<AdminBody> {
+fn control_response<T: Serialize>(outcome: Result<T, ControlError>) -> Response<AdminBody> {
+    let failure = match outcome {
+        Ok(value) => return json_response(StatusCode::OK, &value),
+        Err(failure) => failure,
+    };
     let status = match failure {
         ControlError::Unknown(_) => StatusCode::NOT_FOUND,
         ControlError::StartFailed { .. } => StatusCode::BAD_GATEWAY,
@@ -442,11 +455,11 @@ fn control_error(failure: &ControlError) -> Response<AdminBody> {
         | ControlError::Remote { .. } => StatusCode::CONFLICT,
         ControlError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let lines = match failure {
+    let lines = match &failure {
         ControlError::StartFailed { failure, .. } => failure.lines.clone(),
         _ => Vec::new(),
     };
-    json_response(status, &serde_json::json!({ "error": failure.to_string(), "lines": lines }))
+    json_response(status, &json!({ "error": failure.to_string(), "lines": lines }))
 }
 
 pub(super) fn json_response(status: StatusCode, value: &impl Serialize) -> Response<AdminBody> {
@@ -474,7 +487,6 @@ fn make_response(status: StatusCode, kind: &'static str, body: AdminBody) -> Res
     response
 }
 
-/// Function that serializes an item as one line.
 type LineEncoder<T> = fn(&T) -> Result<Frame<Bytes>, Infallible>;
 
 /// Streams JSON lines: the kept items, then new ones until the client leaves or `stop` is cancelled.
@@ -513,14 +525,13 @@ where
             // A client that reads too slowly gets the number of items that it missed, and delays no other
             // client.
             Err(RecvError::Lagged(missed)) => {
-                Some((raw_line(&serde_json::json!({ "missed": missed })), (receiver, stop)))
+                Some((raw_line(&json!({ "missed": missed })), (receiver, stop)))
             }
             Err(RecvError::Closed) => None,
         }
     })
 }
 
-/// Serializes an item as a JSON line with secrets hidden.
 fn redacted_line<T: Serialize>(item: &T) -> Result<Frame<Bytes>, Infallible> {
     match serde_json::to_value(item) {
         Ok(value) => raw_line(&secrets::redact_json(value)),

@@ -26,16 +26,20 @@ pub(crate) async fn admin() -> (AdminState, tempfile::TempDir) {
         config: watch::channel(AdminConfig::default()).1,
         leaving: Arc::new(LeaveControl::new(gauges.clone())),
         probe: Arc::new(warden_policies::defaults().probe.clone()),
-        connections: 8,
-        gauges,
-        gateway: GatewayControl::default(),
-        access: AccessLog::none(),
-        requests: RequestRegistry::default(),
+        gateway: GatewayAccess {
+            control: GatewayControl::default(),
+            gauges,
+            requests: RequestRegistry::default(),
+            max_connections: 8,
+        },
         caller: "a test".into(),
         instance: Arc::new(instance),
         page: Arc::default(),
-        captures: CaptureStore::default(),
-        series: SeriesStore::new(&warden_policies::defaults().series, &dir.path().join("state")),
+        records: InstanceRecords {
+            access: AccessLog::none(),
+            captures: CaptureStore::default(),
+            series: SeriesStore::new(&warden_policies::defaults().series, &dir.path().join("state")),
+        },
         upgrades: UpgradeOrders::default(),
         stop: CancellationToken::new(),
     };
@@ -92,7 +96,7 @@ async fn an_operator_sends_balancers_away_and_calls_them_back() {
     assert!(ask(&admin, Method::GET, "/metrics").await.1.contains("\nllama_warden_pool_draining 1\n"));
     assert_eq!(left(Some("undo=1")).await, (200, Some(said(false))));
     assert!(!admin.facts().draining);
-    admin.leaving.end(std::time::Duration::ZERO);
+    admin.leaving.end(Duration::ZERO);
     assert_eq!(left(Some("undo")).await.0, 409, "who ends does not come back");
     let (_, asked) = ask(&admin, Method::GET, "/events").await;
     assert!(asked.contains("\"drain\"") && asked.contains("\"stay\""), "{asked}");

@@ -11,12 +11,11 @@ use warden_supervisor::{CanaryError, CanarySpec};
 
 use super::answer::{AdminBody, AdminState, error_response, json_response};
 use super::query::QueryPairs;
-use super::route::TaskRequest;
+use super::route::CanaryOrder;
 use crate::config::machine::HostMachine;
 use crate::config::resolve::binary::{self, BinaryChoice};
 use crate::config::resolve::store;
 
-/// Parameters of a requested canary.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CanaryRequest {
     choice: BinaryChoice,
@@ -38,8 +37,10 @@ pub(crate) struct CanarySettings {
 
 impl Default for CanarySettings {
     fn default() -> Self {
-        let (child, numbers) = (defaults().child, defaults().canary);
-        let (data, cache) = (PathBuf::new(), PathBuf::new());
+        let child = defaults().child;
+        let numbers = defaults().canary;
+        let data = PathBuf::new();
+        let cache = PathBuf::new();
         Self { data, cache, version_timeout: child.version_timeout, numbers }
     }
 }
@@ -48,45 +49,18 @@ impl Default for CanarySettings {
 const QUERY_NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slower`";
 
 impl CanaryRequest {
-    /// Reads the query of a `POST`. The error says what is wrong.
     pub(crate) fn from_query(query: Option<&str>) -> Result<Self, String> {
         let mut given = QueryPairs::strict(query)?;
-        let mut take = |name: &str| given.take(name);
-        let choice = match (take("build"), take("binary")) {
-            (Some(id), None) if !id.is_empty() => BinaryChoice::Build(id),
-            (None, Some(path)) if path.starts_with('/') => BinaryChoice::Path(path.into()),
-            (None, Some(path)) => return Err(format!("`binary={path}` is no absolute path")),
-            _ => {
-                return Err(
-                    "name one llama-server: `build=ID` of `llama-warden builds list`, or `binary=PATH`"
-                        .to_owned(),
-                );
-            }
+        let request = Self {
+            choice: parse_choice(given.take("build"), given.take("binary"))?,
+            share: given.take("share").map(|text| parse_number("share", &text)).transpose()?,
+            requests: given.take("requests").map(|text| parse_count(&text)).transpose()?,
+            time: given.take("for").map(|text| parse_time(&text)).transpose()?,
+            slower: given.take("slower").map(|text| parse_number("slower", &text)).transpose()?,
         };
-        let number = |name: &str, text: Option<String>| {
-            let read = |text: String| match text.parse::<f64>() {
-                Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-                _ => Err(format!("`{name}={text}` is no number from 0 on")),
-            };
-            text.map(read).transpose()
-        };
-        let share = number("share", take("share"))?;
-        let whole = |text: String| {
-            text.parse()
-                .ok()
-                .filter(|count| *count > 0)
-                .ok_or(format!("`requests={text}` is no count from 1 on"))
-        };
-        let requests = take("requests").map(whole).transpose()?;
-        let duration = |text: String| {
-            let read = parse_duration(&text).ok().filter(|time| !time.is_zero());
-            read.ok_or(format!("`for={text}` is no time: write it like `90m` or `24h`"))
-        };
-        let time = take("for").map(duration).transpose()?;
-        let slower = number("slower", take("slower"))?;
         match given.unknown_name() {
             Some(name) => Err(format!("`{name}` says nothing here: the names are {QUERY_NAMES}")),
-            None => Ok(Self { choice, share, requests, time, slower }),
+            None => Ok(request),
         }
     }
 
@@ -105,14 +79,46 @@ impl CanaryRequest {
     }
 }
 
+fn parse_choice(build: Option<String>, binary: Option<String>) -> Result<BinaryChoice, String> {
+    match (build, binary) {
+        (Some(id), None) if !id.is_empty() => Ok(BinaryChoice::Build(id)),
+        (None, Some(path)) if path.starts_with('/') => Ok(BinaryChoice::Path(path.into())),
+        (None, Some(path)) => Err(format!("`binary={path}` is no absolute path")),
+        _ => {
+            Err("name one llama-server: `build=ID` of `llama-warden builds list`, or `binary=PATH`"
+                .to_owned())
+        }
+    }
+}
+
+fn parse_number(name: &str, text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        _ => Err(format!("`{name}={text}` is no number from 0 on")),
+    }
+}
+
+fn parse_count(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(format!("`requests={text}` is no count from 1 on")),
+    }
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    match parse_duration(text) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err(format!("`for={text}` is no time: write it like `90m` or `24h`")),
+    }
+}
+
 impl AdminState {
-    /// Shows, starts or ends the canary of a model.
-    pub(super) async fn canary(&self, model: &str, order: TaskRequest<CanaryRequest>) -> Response<AdminBody> {
+    pub(super) async fn canary(&self, model: &str, order: CanaryOrder) -> Response<AdminBody> {
         let done = match order {
-            TaskRequest::Show => self.fleet.canary_view(model),
-            TaskRequest::Stop => self.fleet.stop_canary(model).await,
-            TaskRequest::Start(Err(why)) => return error_response(StatusCode::BAD_REQUEST, &why),
-            TaskRequest::Start(Ok(wish)) => {
+            CanaryOrder::Show => self.fleet.canary_view(model),
+            CanaryOrder::Stop => self.fleet.stop_canary(model).await,
+            CanaryOrder::Start(Err(why)) => return error_response(StatusCode::BAD_REQUEST, &why),
+            CanaryOrder::Start(Ok(wish)) => {
                 // Check the model first, so that no program is run for an unknown one.
                 if let Err(unknown) = self.fleet.resolve(Some(model)) {
                     return error_response(StatusCode::NOT_FOUND, &unknown.to_string());

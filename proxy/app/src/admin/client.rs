@@ -79,12 +79,10 @@ fn choose_instance(found: &[LocatedInstance], address: Option<&str>) -> Result<A
 }
 
 impl AdminClient {
-    /// Creates a client of the instance at a socket that the operator named.
     pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket, owner: None }
     }
 
-    /// Creates a client of an instance that was found by its pointer file.
     pub(crate) fn from_located(found: &LocatedInstance) -> Self {
         Self { socket: PathBuf::from(&found.instance.admin_socket), owner: Some(found.owner) }
     }
@@ -131,10 +129,11 @@ impl AdminClient {
             Some(owner) => peer == owner || (peer == ROOT && own != ROOT),
             None if peer == own || peer == ROOT => true,
             // Root manages services of other users, whose sockets lie in folders that root has given to them.
-            None => {
-                let folder = self.socket.parent().filter(|_| own == ROOT);
-                folder.is_some_and(|folder| trusted_path::path_owner(folder).is_ok_and(|owner| owner == peer))
-            }
+            None if own == ROOT => self
+                .socket
+                .parent()
+                .is_some_and(|folder| trusted_path::path_owner(folder).is_ok_and(|owner| owner == peer)),
+            None => false,
         }
     }
 
@@ -145,7 +144,6 @@ impl AdminClient {
         timeout(limit, asking).await.ok()?.ok()
     }
 
-    /// Sends a request and reads the whole JSON answer.
     pub(crate) async fn json<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -165,7 +163,6 @@ impl AdminClient {
         serde_json::from_slice(&body).map_err(|problem| unreadable_answer(&problem))
     }
 
-    /// Sends a `GET` and reads the whole answer as text.
     pub(crate) async fn text(&self, segments: &[&str]) -> Result<String, CommandError> {
         let body = self.send(Method::GET, segments, &[]).await?.read_all().await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
@@ -242,7 +239,6 @@ impl ClientAnswer {
         body.map(http_body_util::Collected::to_bytes).map_err(|problem| unreadable_answer(&problem))
     }
 
-    /// Reads the error that the instance sent.
     async fn read_refusal(self, status: StatusCode) -> CommandError {
         let body = self.read_all().await.unwrap_or_default();
         let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();

@@ -27,9 +27,11 @@ families! {
     pub(super) struct EventMetrics () {
         restarts: Family<ReasonLabels, Counter>
             = "backend_restarts",
-            "Replacements of a backend. Budgets: `host_soft`, `host_hard`, `vram_soft`, `vram_hard`, `shared_host`, `shared_vram`; growth: \
-             `growth`; limits: `max_requests`, `max_age`; signs of illness: `wedged`, `compute_errors`, `slow_decode`, `device_fault`, \
-             `unresponsive`, `crashed`, `degraded`; no memory left: `memory_exhausted`, `admission`; people: `operator`, `configuration`.";
+            "Replacements of a backend. Budgets: `host_soft`, `host_hard`, `vram_soft`, `vram_hard`, \
+             `shared_host`, `shared_vram`; growth: `growth`; limits: `max_requests`, `max_age`; signs of \
+             illness: `wedged`, `compute_errors`, `slow_decode`, `device_fault`, `unresponsive`, `crashed`, \
+             `degraded`; no memory left: `memory_exhausted`, `admission`; people: `operator`, \
+             `configuration`.";
         gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(gap_histogram)]
             = "backend_restart_gap" in Unit::Seconds,
@@ -38,9 +40,10 @@ families! {
             = "requests_carried_over", "Requests that waited through a replacement and went to the next generation.";
         warm: Family<OutcomeLabels, Counter>
             = "warm_conversations",
-            "Conversations of processes that were replaced as planned, by their outcome in the next one ([warm](warm.md)): `carried` \
-             (by a slot file, and counted as cached), `evaluated` (again, before a client asked), `unproven` (restored, \
-             with no evidence of use), or why they start cold: `media`, `not_kept`, `time`, `refused`, `slots`.";
+            "Conversations of processes that were replaced as planned, by their outcome in the next one \
+             ([warm](warm.md)): `carried` (by a slot file, and counted as cached), `evaluated` (again, \
+             before a client asked), `unproven` (restored, with no evidence of use), or why they start cold: \
+             `media`, `not_kept`, `time`, `refused`, `slots`.";
         slot_files: Family<ModelLabel, Counter>
             = "slot_files" in Unit::Bytes, "Bytes of slots passed to the next process in files.";
         crashes: Family<ModelLabel, Counter> = "crashes", "Unexpected ends of a backend.";
@@ -49,9 +52,9 @@ families! {
             "Crash loops: a backend ended repeatedly and is still being restarted.";
         prompts_too_large: Family<ActionLabels, Counter>
             = "prompts_too_large",
-            "Prompts that do not fit into the memory that is left, where `policy.admission` is on, by what was done: `warn` (sent all the \
-             same), `wait`, `elsewhere` (sent to another process), `recycle` (a fresh process first), `refuse`. One that waits first and is \
-             then refused counts twice.";
+            "Prompts that do not fit into the memory that is left, where `policy.admission` is on, by what \
+             was done: `warn` (sent all the same), `wait`, `elsewhere` (sent to another process), `recycle` \
+             (a fresh process first), `refuse`. One that waits first and is then refused counts twice.";
         canary_verdicts: Family<VerdictLabels, Counter>
             = "canary_verdicts",
             "[Canaries](canary.md) that have ended: `undecided`, `better_or_equal`, `worse`. The processes \
@@ -75,7 +78,6 @@ impl EventMetrics {
         }
     }
 
-    /// Counts an event of the fleet.
     pub(super) fn count(&self, event: &FleetEvent) {
         let Some(model) = event.model.as_ref().map(|model| model.as_str().to_owned()) else { return };
         match &event.kind {

@@ -1,15 +1,13 @@
 //! Macros that declare metrics, so that name, unit, labels and meaning of a metric are written once.
 //!
 //! docs/metrics.md explains the terms. Its tables are generated from these declarations by a test in
-//! `metrics_page`; the first sentence of a meaning is the `# HELP` of the metric.
+//! `metrics_page_tests`; the first sentence of a meaning is the `# HELP` of the metric.
 
-#[cfg(test)]
+use std::hash::Hash;
+
 use prometheus_client::metrics::counter::Counter;
-#[cfg(test)]
-use prometheus_client::metrics::family::Family;
-#[cfg(test)]
+use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
-#[cfg(test)]
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
@@ -23,7 +21,7 @@ macro_rules! labels {
         $visible struct $name { $($visible $field: $type),* }
 
         #[cfg(test)]
-        impl super::families::LabelNames for $name {
+        impl super::metrics_page_tests::LabelNames for $name {
             const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
         }
     )*};
@@ -49,13 +47,21 @@ macro_rules! families {
 
         impl $name {
             pub(super) fn register(&self, registry: &mut prometheus_client::registry::Registry) {
-                $(super::families::add(registry, $metric, families!(@unit $($unit)?), $meaning, self.$field.clone());)*
+                use super::families::add;
+                $(add(registry, $metric, families!(@unit $($unit)?), $meaning, self.$field.clone());)*
             }
 
             /// The declared metrics, for the documentation.
             #[cfg(test)]
-            pub(super) fn rows() -> Vec<super::families::MetricRow> {
-                vec![$(super::families::MetricRow::of::<$type>($metric, families!(@unit $($unit)?), $meaning)),*]
+            pub(super) fn rows() -> Vec<super::metrics_page_tests::MetricRow> {
+                use super::metrics_page_tests::MetricRow;
+                vec![$(MetricRow::of::<$type>($metric, families!(@unit $($unit)?), $meaning)),*]
+            }
+        }
+
+        impl super::families::ClearGauges for $name {
+            fn clear_gauges(&self) {
+                $(super::families::ClearGauges::clear_gauges(&self.$field);)*
             }
         }
     };
@@ -63,62 +69,25 @@ macro_rules! families {
 
 pub(super) use {families, labels};
 
-/// Label names of a set of labels.
-#[cfg(test)]
-pub(super) trait LabelNames {
-    const NAMES: &'static [&'static str];
+/// Removes the lines of gauges with labels, so that values that became unknown have none.
+pub(super) trait ClearGauges {
+    fn clear_gauges(&self) {}
 }
 
-/// Kind and labels of a metric type.
-#[cfg(test)]
-pub(super) trait MetricShape {
-    /// Prometheus' word for the kind.
-    const KIND: &'static str;
-    const LABELS: &'static [&'static str] = &[];
-}
-
-#[cfg(test)]
-impl<N, A> MetricShape for Counter<N, A> {
-    const KIND: &'static str = "counter";
-}
-
-#[cfg(test)]
-impl<N, A> MetricShape for Gauge<N, A> {
-    const KIND: &'static str = "gauge";
-}
-
-#[cfg(test)]
-impl MetricShape for Histogram {
-    const KIND: &'static str = "histogram";
-}
-
-#[cfg(test)]
-impl<L: LabelNames, M: MetricShape, C> MetricShape for Family<L, M, C> {
-    const KIND: &'static str = M::KIND;
-    const LABELS: &'static [&'static str] = L::NAMES;
-}
-
-/// A metric as a row of the documentation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg(test)]
-pub(super) struct MetricRow {
-    pub(super) name: String,
-    pub(super) kind: &'static str,
-    pub(super) labels: &'static [&'static str],
-    pub(super) meaning: &'static str,
-}
-
-#[cfg(test)]
-impl MetricRow {
-    pub(super) fn of<M: MetricShape>(name: &str, unit: Option<Unit>, meaning: &'static str) -> Self {
-        let unit = unit.map(|unit| format!("_{}", unit.as_str())).unwrap_or_default();
-        let total = if M::KIND == "counter" { "_total" } else { "" };
-        // Metrics with another project's names keep the prefix of that project.
-        let prefix = if name.contains(':') { String::new() } else { format!("{PREFIX}_") };
-        let name = format!("{prefix}{name}{unit}{total}");
-        Self { name, kind: M::KIND, labels: M::LABELS, meaning }
+impl<L, N, A, C> ClearGauges for Family<L, Gauge<N, A>, C>
+where
+    L: Clone + Hash + Eq,
+    C: MetricConstructor<Gauge<N, A>>,
+{
+    fn clear_gauges(&self) {
+        self.clear();
     }
 }
+
+impl<L, N, A, C> ClearGauges for Family<L, Counter<N, A>, C> {}
+impl<L, C> ClearGauges for Family<L, Histogram, C> {}
+impl<N, A> ClearGauges for Counter<N, A> {}
+impl<N, A> ClearGauges for Gauge<N, A> {}
 
 /// Registers a metric. The library appends the unit to the name, and `_total` to the name of a counter.
 pub(super) fn add(

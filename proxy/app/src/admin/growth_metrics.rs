@@ -6,11 +6,12 @@ use std::sync::atomic::AtomicU64;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
-use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth};
+use warden_pages::words::ALL_VERDICTS;
+use warden_policies::growth::{GrowthBlame, SeriesGrowth};
 use warden_policies::sample::VramSource;
 use warden_supervisor::{BackendView, FleetView, PolicyView};
 
-use super::families::{families, labels};
+use super::families::{ClearGauges as _, families, labels};
 use super::metrics::to_gauge;
 
 labels! {
@@ -37,13 +38,13 @@ families! {
             "1 if VRAM is not known, so that its policy is off; `status` says why.";
         components: Family<ComponentLabels, Gauge>
             = "backend_memory_component" in Unit::Bytes,
-            "A memory of the newest process, split by what it is. `series` is `host`, `vram0`, `vram1`, …; `component` is `settled` \
-             (held once it had settled: weights, KV, buffers), `declared` (declared caches filled since) \
-             and `growth` (all \
-             above). Their sum is what was read.";
+            "A memory of the newest process, split by what it is. `series` is `host`, `vram0`, `vram1`, …; \
+             `component` is `settled` (held once it had settled: weights, KV, buffers), `declared` (declared \
+             caches filled since) and `growth` (all above). Their sum is what was read.";
         verdict: Family<VerdictLabels, Gauge>
             = "backend_growth_verdict",
-            "Verdict on a memory: 1 for one of `warming`, `steady`, `bounded`, `suspected`, `leaking`, 0 for the others.";
+            "Verdict on a memory: 1 for one of `warming`, `steady`, `bounded`, `suspected`, `leaking`, 0 for \
+             the others.";
         slope: Family<SeriesLabels, FractionGauge>
             = "backend_growth" in Unit::Other("bytes_per_request".to_owned()),
             "Growth for each request, once it is known.";
@@ -52,8 +53,8 @@ families! {
             "Growth a second, at the present rate of requests; times 3600 it is growth an hour.";
         blame: Family<BlameLabels, FractionGauge>
             = "backend_growth_blame" in Unit::Other("bytes_per_unit".to_owned()),
-            "Growth for each unit of work that is blamed for a leak: `request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`. No \
-             line while no unit is blamed.";
+            "Growth for each unit of work that is blamed for a leak: `request`, `prompt_token`, \
+             `output_token`, `image`, `audio`, `hour`. No line while no unit is blamed.";
         baseline: Family<SeriesLabels, Gauge>
             = "backend_growth_baseline" in Unit::Bytes, "Memory of the process when it had settled.";
         allowed: Family<SeriesLabels, Gauge>
@@ -63,7 +64,8 @@ families! {
             = "backend_allowance_used" in Unit::Bytes, "How much of the allowance is in use.";
         limit: Family<LimitLabels, Gauge>
             = "backend_forecast_limit" in Unit::Bytes,
-            "A limit to which growth is forecast. `limit` is the reason of a replacement at it: `host_soft`, `vram_hard`, …";
+            "A limit to which growth is forecast. `limit` is the reason of a replacement at it: `host_soft`, \
+             `vram_hard`, …";
         left_requests: Family<LimitLabels, FractionGauge>
             = "backend_forecast" in Unit::Other("requests".to_owned()), "Requests until the limit is reached.";
         left_seconds: Family<LimitLabels, FractionGauge>
@@ -75,8 +77,8 @@ families! {
             "The same, if it is as slow as they allow. No line where they allow that it does not grow.";
         action: Family<ActionLabels, Gauge>
             = "backend_policy_next",
-            "1 for what the policy does next: `observe`, `recycle_when_quiet`, `drain_now`, `kill_now`. `observe` \
-             with a reason is what it would do if it were not configured to observe.";
+            "1 for what the policy does next: `observe`, `recycle_when_quiet`, `drain_now`, `kill_now`. \
+             `observe` with a reason is what it would do if it were not configured to observe.";
         held: Family<ReplicaLabels, Gauge>
             = "backend_policy_held", "1 if this action is held back or waits; `status` says by what.";
         errors: Family<ReplicaLabels, Gauge>
@@ -94,7 +96,7 @@ families! {
 impl GrowthMetrics {
     /// Clears all gauges and sets them again, so that values that became unknown have no line.
     pub(super) fn read(&self, view: &FleetView) {
-        self.clear();
+        self.clear_gauges();
         for model in view.models.iter().chain(&view.canaries) {
             for (number, backend) in model.backends.iter().enumerate() {
                 // While one process replaces another, a replica has two processes. Growth is reported for
@@ -104,30 +106,6 @@ impl GrowthMetrics {
                 let is_newest = !later.any(|other| other.pid.is_some() && other.replica == backend.replica);
                 self.read_backend(model.name.as_str(), backend, is_newest);
             }
-        }
-    }
-
-    fn clear(&self) {
-        self.vram.clear();
-        self.vram_unknown.clear();
-        self.verdict.clear();
-        self.slope.clear();
-        self.speed.clear();
-        self.blame.clear();
-        self.components.clear();
-        for gauge in [&self.baseline, &self.allowed, &self.allowed_used] {
-            gauge.clear();
-        }
-        for gauge in [&self.left_requests, &self.left_seconds, &self.earliest, &self.latest] {
-            gauge.clear();
-        }
-        self.limit.clear();
-        self.action.clear();
-        for gauge in [&self.held, &self.errors] {
-            gauge.clear();
-        }
-        for gauge in [&self.stalled, &self.decode, &self.decode_baseline] {
-            gauge.clear();
         }
     }
 
@@ -208,13 +186,7 @@ impl GrowthMetrics {
     fn read_growth(&self, replica: &ReplicaLabels, growth: &SeriesGrowth, rate: Option<f64>) {
         let ReplicaLabels { model, replica } = replica.clone();
         let series = growth.series.to_string();
-        for verdict in [
-            GrowthVerdict::Warming,
-            GrowthVerdict::Steady,
-            GrowthVerdict::Bounded,
-            GrowthVerdict::Suspected,
-            GrowthVerdict::Leaking,
-        ] {
+        for verdict in ALL_VERDICTS {
             let labels = VerdictLabels {
                 model: model.clone(),
                 replica,
@@ -245,7 +217,8 @@ impl GrowthMetrics {
 
     fn read_next(&self, replica: &ReplicaLabels, next: &PolicyView) {
         let ReplicaLabels { model, replica: number } = replica.clone();
-        let (action, reason) = (next.decision.action.as_str(), next.decision.reason);
+        let action = next.decision.action.as_str();
+        let reason = next.decision.reason;
         let reason = reason.map_or("", warden_policies::Reason::as_str);
         self.action.get_or_create(&ActionLabels { model, replica: number, action, reason }).set(1);
         let held = next.held.is_some() || next.decision.why_not.is_some();

@@ -5,7 +5,9 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::Duration;
-use warden_policies::growth::{AllowanceFill, GrowthForecast, IntervalEstimate, WorkUnit as Work};
+use warden_policies::growth::{
+    AllowanceFill, GrowthForecast, GrowthVerdict, IntervalEstimate, WorkUnit as Work,
+};
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::recycle::RecycleHindrance;
 use warden_policies::sample::{HostMemory, VramReading};

@@ -58,7 +58,6 @@ impl InstanceDirs {
         Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: SharedPointers::default() }
     }
 
-    /// Duplicates the lock of the directories, for the successor.
     pub(crate) fn lock(&self) -> io::Result<OwnedFd> {
         self.runtime.duplicate_lock()
     }
@@ -88,7 +87,8 @@ impl InstanceDirs {
             Err(problem) if is_tolerable(&problem) => {
                 tracing::warn!(
                     folder = %dir.display(), %problem,
-                    "commands cannot find this instance: until its pointer file can be written, name the admin socket to them (`--admin-socket`)"
+                    "commands cannot find this instance: until its pointer file can be written, name the admin \
+                     socket to them (`--admin-socket`)"
                 );
                 again = Some(announce_later(self.pointers.clone(), dir, instance.clone()).boxed());
             }
@@ -125,12 +125,12 @@ fn write_state_pointer(dir: &Path, instance: &InstanceInfo) -> io::Result<Instan
     InstancePointer::write(dir, instance)
 }
 
-/// Retries writing a pointer file until it succeeds.
 async fn announce_later(pointers: SharedPointers, dir: PathBuf, instance: InstanceInfo) {
     const PAUSE: Duration = Duration::from_secs(5);
     loop {
         tokio::time::sleep(PAUSE).await;
-        let (to, own) = (dir.clone(), instance.clone());
+        let to = dir.clone();
+        let own = instance.clone();
         if let Ok(Ok(pointer)) = run_job(WorkKind::StateFiles, move || write_state_pointer(&to, &own)).await {
             tracing::info!(folder = %dir.display(), "the command line finds this instance from now on");
             lock(&pointers).push(pointer);
@@ -139,7 +139,6 @@ async fn announce_later(pointers: SharedPointers, dir: PathBuf, instance: Instan
     }
 }
 
-/// Creates the directory for sockets.
 pub(crate) fn private_dir(path: &Path) -> Result<PrivateDir, CommandError> {
     let hint = "choose another `paths.runtime_dir`";
     let made = PrivateDir::make(path).map_err(|problem| {
@@ -177,7 +176,6 @@ fn sort_instances(mut all: Vec<LocatedInstance>) -> Vec<LocatedInstance> {
     all
 }
 
-/// Returns the running instances known to a state directory.
 pub(crate) fn instances_in_state(state: &Path) -> Vec<LocatedInstance> {
     sort_instances(instances_in_folder(&state.join(STATE_POINTER_DIR)))
 }

@@ -22,8 +22,8 @@ families! {
         in_flight: Family<KeyLabel, Gauge> = "key_in_flight", "Requests of an API key under way.";
         rejected: Family<ReasonLabels, Counter>
             = "key_rejected",
-            "Requests of an API key that were refused: `rate`, `tokens`, `concurrency`, or `model`. Requests without a right key are among \
-             `request_outcomes` as `no_key` and `wrong_key`.";
+            "Requests of an API key that were refused: `rate`, `tokens`, `concurrency`, or `model`. Requests \
+             without a right key are among `request_outcomes` as `no_key` and `wrong_key`.";
         tokens: Family<KindLabels, Counter>
             = "key_tokens", "Tokens that an API key has used, `prompt` (evaluated) and `output`.";
     }

@@ -6,10 +6,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
 use warden_supervisor::{DeviceView, FleetView};
 
-#[cfg(test)]
-use super::families::LabelNames;
-use super::families::{families, labels};
+use super::families::{ClearGauges as _, families, labels};
 use super::metrics::to_gauge;
+#[cfg(test)]
+use super::metrics_page_tests::LabelNames;
 
 labels! {
     GpuLabels { gpu: u32 }
@@ -53,9 +53,7 @@ families! {
 impl MachineMetrics {
     /// Clears all gauges and sets them again, so that values that became unknown have no line.
     pub(super) fn read(&self, view: &FleetView) {
-        let gpus = [&self.gpu_total, &self.gpu_used, &self.gpu_free, &self.gpu_temperature, &self.gpu_xid];
-        gpus.into_iter().for_each(Family::clear);
-        [&self.host_total, &self.host_available].into_iter().for_each(Family::clear);
+        self.clear_gauges();
         if let Some(host) = view.host {
             self.host_total.get_or_create(&NoLabels).set(to_gauge(host.total));
             self.host_available.get_or_create(&NoLabels).set(to_gauge(host.available));

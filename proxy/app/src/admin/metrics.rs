@@ -35,9 +35,9 @@ use super::growth_metrics::GrowthMetrics;
 use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
 use super::model_metrics::ModelMetrics;
-use super::page::tally::RequestCounters;
-use super::pool_metrics::{PoolLabels, PoolMetrics, PoolSnapshot, VllmMetrics};
+use super::pool_metrics::{PoolExport, PoolSnapshot};
 use super::report_metrics::ReportMetrics;
+use super::request_counts::RequestCounters;
 use super::request_metrics::RequestMetrics;
 use crate::clock;
 use crate::otel::SpanOutcome;
@@ -64,10 +64,12 @@ families! {
         tls_not_after: Gauge
             = "tls_certificate_expiry_timestamp" in Unit::Seconds,
             "When the certificate in use ends, in seconds since 1970; 0 without TLS.";
-        held_bytes: Gauge = "held" in Unit::Bytes, "Bytes of request bodies, and of answers that their clients do not read, held in memory.";
+        held_bytes: Gauge = "held" in Unit::Bytes, "Bytes of request bodies, and of answers that their \
+            clients do not read, held in memory.";
         lost_access_lines: Counter
             = "access_log_lost_lines",
-            "Lines that are missing in the file of the access log (`log.access`): the disk was full, or did not keep up.";
+            "Lines that are missing in the file of the access log (`log.access`): the disk was full, or did \
+             not keep up.";
         lost_log_lines: Counter
             = "log_lost_lines", "Lines that are missing in the log of llama-warden, for the same reasons.";
         state_lost: Family<StateLabel, Counter>
@@ -80,14 +82,12 @@ families! {
             "Time that the disk of the state directory has not answered; 0 if it does.";
         spans: Family<OutcomeLabel, Counter>
             = "trace_spans",
-            "Spans of [traces](telemetry.md): `exported`, or dropped because too many waited (`queue_full`), because the collector could not be \
-             reached for too long (`undelivered`), or because it does not take them (`rejected`).";
+            "Spans of [traces](telemetry.md): `exported`, or dropped because too many waited (`queue_full`), \
+             because the collector could not be reached for too long (`undelivered`), or because it does not \
+             take them (`rejected`).";
         own_anon: Gauge = "memory_anon" in Unit::Bytes, "`RssAnon` of llama-warden itself.";
     }
 }
-
-/// Line that ends the `OpenMetrics` text.
-const END_LINE: &str = "# EOF\n";
 
 #[derive(Default)]
 pub(crate) struct MetricsRegistry {
@@ -100,21 +100,15 @@ pub(crate) struct MetricsRegistry {
     machine: MachineMetrics,
     keys: KeyMetrics,
     own: OwnMetrics,
-    pool: PoolMetrics,
-    vllm: VllmMetrics,
-    /// Metrics with vLLM's names, which have another prefix.
-    foreign: Registry,
-    /// Facts for the pool metrics, set before each scrape.
-    pool_facts: Mutex<PoolSnapshot>,
+    pool: PoolExport,
     /// Held during a scrape, because a scrape sets gauges in several steps.
     scrape: Mutex<()>,
 }
 
 impl MetricsRegistry {
     pub(crate) fn new() -> Self {
-        let (metrics, mut registry) = (Self::default(), Registry::with_prefix(PREFIX));
-        let mut foreign = Registry::default();
-        metrics.vllm.register(&mut foreign);
+        let mut metrics = Self::default();
+        let mut registry = Registry::with_prefix(PREFIX);
         metrics.pool.register(&mut registry);
         metrics.requests.register(&mut registry);
         metrics.models.register(&mut registry);
@@ -127,7 +121,7 @@ impl MetricsRegistry {
         let version = env!("CARGO_PKG_VERSION");
         metrics.own.build.get_or_create(&VersionLabel { version }).set(1);
         metrics.own.started.set(clock::now().as_second());
-        Self { registry, foreign, ..metrics }
+        Self { registry, ..metrics }
     }
 
     pub(crate) fn request_done(&self, record: &RequestRecord) {
@@ -139,7 +133,6 @@ impl MetricsRegistry {
         self.requests.tallies()
     }
 
-    /// Counts an event of the fleet.
     pub(crate) fn count_event(&self, event: &warden_supervisor::FleetEvent) {
         self.events.count(event);
     }
@@ -164,24 +157,21 @@ impl MetricsRegistry {
         self.own.state_silent.set(view.silent_seconds.unwrap_or_default() as i64);
     }
 
-    /// Returns the counters of answers to probes.
     pub(crate) fn probe_pace(&self) -> ProbePace {
-        self.pool.probe_pace()
+        self.pool.metrics.probe_pace()
     }
 
     /// Stores the current facts of this instance for the pool metrics.
     pub(crate) fn note_pool(&self, pool: PoolSnapshot) {
-        *lock(&self.pool_facts) = pool;
+        *lock(&self.pool.snapshot) = pool;
     }
 
-    /// Creates the counters of exported spans with the value 0.
     pub(crate) fn initialize_spans(&self) {
         for fate in SpanOutcome::ALL {
             self.count_spans(fate, 0);
         }
     }
 
-    /// Counts spans by outcome.
     pub(crate) fn count_spans(&self, fate: SpanOutcome, count: usize) {
         let labels = OutcomeLabel { outcome: fate.as_str() };
         self.own.spans.get_or_create(&labels).inc_by(count as u64);
@@ -192,12 +182,10 @@ impl MetricsRegistry {
         self.own.spans.get_or_create(&OutcomeLabel { outcome: fate.as_str() }).get()
     }
 
-    /// Counts new reports of patched servers in a changed view of the fleet.
     pub(crate) fn count_reports(&self, view: &FleetView) {
         self.reports.add_increases(view);
     }
 
-    /// Returns all metrics in the `OpenMetrics` format.
     pub(crate) fn text(
         &self,
         view: &FleetView,
@@ -215,17 +203,8 @@ impl MetricsRegistry {
         self.machine.read(view);
         self.keys.read(keys);
         self.own.read(gateway, own_anon);
-        let pool = lock(&self.pool_facts).clone();
-        let there = PoolLabels::from_pool(&pool, view, clock::now().as_second());
-        self.pool.read(&pool, &there);
         let mut text = String::new();
-        let mut encoded = Ok(());
-        if pool.vllm {
-            self.vllm.read(&pool, &there);
-            encoded = encode(&mut text, &self.foreign);
-            // The text may have only one `# EOF`, so remove the first.
-            text.truncate(text.len() - text.strip_suffix(END_LINE).map_or(0, |_| END_LINE.len()));
-        }
+        let encoded = self.pool.read(&mut text, view);
         match encoded.and_then(|()| encode(&mut text, &self.registry)) {
             Ok(()) => text,
             Err(error) => format!("# {error}\n"),

@@ -346,7 +346,7 @@ fn what_is_exported_is_what_is_declared_with_the_same_labels() {
             exported.get_mut(&last).unwrap().1.extend(names.filter(|name| *name != "le").map(str::to_owned));
         }
     }
-    let declared = crate::admin::metrics_page::declared().into_iter();
+    let declared = crate::admin::metrics_page_tests::declared().into_iter();
     let declared: BTreeMap<_, _> = declared
         .map(|(name, (kind, labels))| {
             (name, (kind.to_owned(), labels.into_iter().map(str::to_owned).collect()))

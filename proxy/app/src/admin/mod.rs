@@ -8,6 +8,9 @@
 //! | [`answer`] | answers of the routes |
 //! | [`server`] | the listeners |
 //! | [`metrics`] | Prometheus metrics |
+//! | [`mod@request_counts`] | counters of requests, for metrics and page |
+//! | [`memory_use`] | memory of processes, split by purpose; pure |
+//! | [`leaving`], [`upgrade_order`] | leaving a group of instances, orders to upgrade |
 //! | [`instance`] | directories of one instance, and the command line's search for it |
 //! | [`mod@pointer`] | pointer files, which name the socket of a running instance, and the checks of them |
 //! | [`requests`] | requests in flight and ended, and their cancellation |
@@ -24,18 +27,22 @@ pub(crate) mod families;
 pub(crate) mod growth_metrics;
 pub(crate) mod instance;
 mod key_metrics;
+pub(crate) mod leaving;
 mod machine_metrics;
+pub(crate) mod memory_use;
 pub(crate) mod metrics;
 #[cfg(test)]
-mod metrics_page;
+mod metrics_page_tests;
 mod model_metrics;
 pub(crate) mod page;
 mod pointer;
 pub(crate) mod pool_metrics;
 pub(crate) mod query;
 mod report_metrics;
+mod request_counts;
 mod request_metrics;
 pub(crate) mod requests;
 pub(crate) mod route;
 mod series;
 pub(crate) mod server;
+pub(crate) mod upgrade_order;

@@ -12,7 +12,7 @@ use warden_policies::{ByteSize, MemoryLimit};
 use warden_supervisor::{BackendView, CanaryState, FleetView, ModelState, ModelView};
 
 use super::answer::BudgetsByModel;
-use super::families::{families, labels};
+use super::families::{ClearGauges as _, families, labels};
 use super::metrics::{ModelLabel, to_gauge};
 
 const STATES: [ModelState; 6] = [
@@ -38,7 +38,8 @@ families! {
     pub(super) struct ModelMetrics () {
         state: Family<StateLabels, Gauge>
             = "model_state",
-            "The state of a model: 1 for one of `unloaded`, `loading`, `loaded`, `draining`, `backoff`, `failed`, 0 for the others.";
+            "The state of a model: 1 for one of `unloaded`, `loading`, `loaded`, `draining`, `backoff`, \
+             `failed`, 0 for the others.";
         in_flight: Family<ModelLabel, Gauge> = "in_flight", "Requests on a backend.";
         slots: Family<ReplicaLabels, Gauge>
             = "backend_slots", "Slots of the replica's processes that take requests, as they report them.";
@@ -56,7 +57,8 @@ families! {
         ready: Family<ReplicaLabels, Gauge> = "backend_ready", "1 if a process of the replica takes requests.";
         degraded: Family<ReplicaLabels, Gauge>
             = "backend_degraded",
-            "1 if a process of the replica started with much less memory on GPUs than its equals, as when its device was lost or full.";
+            "1 if a process of the replica started with much less memory on GPUs than its equals, as when \
+             its device was lost or full.";
         generation: Family<ReplicaLabels, Gauge> = "backend_generation", "Newest generation of the replica.";
         anon: Family<ReplicaLabels, Gauge>
             = "backend_memory_anon" in Unit::Bytes,
@@ -65,17 +67,21 @@ families! {
             = "backend_memory_swap" in Unit::Bytes, "`VmSwap` of the same processes. Budgets limit the sum of the two.";
         budget: Family<KindLabels, Gauge>
             = "backend_budget" in Unit::Bytes,
-            "Budget on the sum of the two, `soft` and `hard`, where one is configured as a size or as a share of the machine's memory.";
+            "Budget on the sum of the two, `soft` and `hard`, where one is configured as a size or as a \
+             share of the machine's memory.";
         vram_budget: Family<GpuKindLabels, Gauge>
             = "backend_vram_budget" in Unit::Bytes,
-            "Budget on VRAM of a process on each GPU, `soft` and `hard`, where one is configured as a size or as a share of the GPU's memory.";
+            "Budget on VRAM of a process on each GPU, `soft` and `hard`, where one is configured as a size \
+             or as a share of the GPU's memory.";
         reclaims: Family<ResultLabels, Counter>
             = "reclaims",
-            "Requests to a backend to give memory back ([operating](operating.md#a-leaking-model)): `done`, `partly`, `refused` (in use all \
-             the time), `failed` (CUDA), `too_soon`, `other_allocator`, `no_answer`, `nobody` (the build cannot do it).";
+            "Requests to a backend to give memory back ([operating](operating.md#a-leaking-model)): `done`, \
+             `partly`, `refused` (in use all the time), `failed` (CUDA), `too_soon`, `other_allocator`, \
+             `no_answer`, `nobody` (the build cannot do it).";
         reclaimed_bytes: Family<ComponentLabels, Counter>
             = "reclaimed" in Unit::Bytes,
-            "Memory that these freed, as counted by the backends: `graphs_host`, `graphs_device`, `pools`, `cublas`, `heap`.";
+            "Memory that these freed, as counted by the backends: `graphs_host`, `graphs_device`, `pools`, \
+             `cublas`, `heap`.";
         canary_requests: Family<ArmLabels, Gauge>
             = "canary_requests",
             "Requests since the running canary began: `canary`, and `base`, the model's own build.";
@@ -87,7 +93,7 @@ families! {
 impl ModelMetrics {
     /// Clears all gauges and sets them again at each scrape, so that a removed model has no line.
     pub(super) fn read(&self, view: &FleetView, budgets: &BudgetsByModel) {
-        self.clear();
+        self.clear_gauges();
         self.read_budgets(view, budgets);
         let tried = view.models.iter().filter_map(|model| model.canary.as_deref());
         for canary in tried.filter(|canary| canary.state == CanaryState::Running) {
@@ -103,16 +109,6 @@ impl ModelMetrics {
                 self.read_backend(model.name.as_str(), backend);
             }
         }
-    }
-
-    fn clear(&self) {
-        [&self.in_flight, &self.waiting, &self.depth].into_iter().for_each(Family::clear);
-        [&self.slots, &self.ready, &self.degraded, &self.generation].into_iter().for_each(Family::clear);
-        [&self.anon, &self.swap].into_iter().for_each(Family::clear);
-        [&self.known_requests, &self.budget].into_iter().for_each(Family::clear);
-        [&self.canary_requests, &self.canary_failures].into_iter().for_each(Family::clear);
-        self.state.clear();
-        self.vram_budget.clear();
     }
 
     /// Sets the configured budgets in bytes, except `auto`, which is computed for each process: see
@@ -180,7 +176,9 @@ impl ModelMetrics {
         let is_ready = backend.phase == BackendPhase::Ready;
         let ready = self.ready.get_or_create(&label);
         ready.set(ready.get().max(i64::from(is_ready)));
-        if let Some(slots) = backend.slots.filter(|_| is_ready) {
+        if let Some(slots) = backend.slots
+            && is_ready
+        {
             self.slots.get_or_create(&label).inc_by(i64::from(slots));
         }
         let degraded = self.degraded.get_or_create(&label);

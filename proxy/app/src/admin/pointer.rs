@@ -40,7 +40,6 @@ pub(crate) struct LocatedInstance {
     pub(crate) owner: u32,
 }
 
-/// An opened folder of pointer files.
 #[derive(Debug)]
 pub(super) struct PointerFolder {
     directory: File,
@@ -69,7 +68,6 @@ impl PointerFolder {
         user == self.own || user == ROOT || self.given_to == Some(user)
     }
 
-    /// Returns the running instances with a pointer file in this folder.
     pub(super) fn instances(&self) -> Vec<LocatedInstance> {
         let names = Dir::read_from(&self.directory).into_iter().flatten().flatten();
         let names = names.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
@@ -109,9 +107,7 @@ impl PointerFolder {
     }
 }
 
-/// Result of probing the path of a socket.
 enum SocketListener {
-    /// A process of this user listens.
     User(u32),
     /// A process listens, but its queue is full.
     Busy,
@@ -158,7 +154,6 @@ pub(super) struct InstancePointer {
 }
 
 impl InstancePointer {
-    /// Writes a pointer file into an existing folder.
     pub(super) fn write(folder: &Path, instance: &InstanceInfo) -> io::Result<Self> {
         let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
         flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;

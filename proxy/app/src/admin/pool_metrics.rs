@@ -3,21 +3,24 @@
 //! any llama-server.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
+use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Unit;
+use prometheus_client::registry::{Registry, Unit};
 use warden_policies::pool::agent::AgentAnswer;
 use warden_policies::pool::{BalancedModel, InstanceFacts, context_fill, readiness};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
 use super::families::{families, labels};
 use super::metrics::{ModelLabel, to_gauge};
+use crate::clock;
 use crate::probe::facts::ContextUse;
 use crate::probe::pace::ProbePace;
+use crate::sync::lock;
 
 /// Tokens per block, for an endpoint picker that counts blocks. llama-server has no blocks; a small number
 /// loses little by rounding.
@@ -28,7 +31,9 @@ labels! {
     AdapterLabels { max_lora: String, running_lora_adapters: String, waiting_lora_adapters: String }
 }
 
-/// A gauge of a fractional number.
+/// Line that ends the `OpenMetrics` text.
+const END_LINE: &str = "# EOF\n";
+
 pub(crate) type FloatGauge = Gauge<f64, AtomicU64>;
 
 families! {
@@ -38,38 +43,76 @@ families! {
         slots: Gauge = "pool_slots", "Slots of processes that take requests.";
         usage: FloatGauge
             = "pool_kv_usage",
-            "Share of the context of all slots that requests under way hold, 0 to 1, as far as it is known: tokens of prompts (counted, or a \
-             quarter of their bytes) and of answers so far. No llama-server is asked. Where slots share one context (`--kv-unified`, or \
-             no `--parallel`) it is counted once.";
+            "Share of the context of all slots that requests under way hold, 0 to 1, as far as it is known: \
+             tokens of prompts (counted, or a quarter of their bytes) and of answers so far. No llama-server \
+             is asked. Where slots share one context (`--kv-unified`, or no `--parallel`) it is counted \
+             once.";
         of_model: Family<ModelLabel, FloatGauge> = "kv_usage", "The same for one model.";
         cache: Family<CacheLabels, Gauge>
             = "pool_cache_info", "1; the context of all slots in blocks of 16 tokens, as pickers count them.";
         models: Family<AdapterLabels, Gauge>
             = "pool_models_info",
-            "Time of this report, in seconds since 1970; the models that are loaded and that are loading, by each of their names (but those with a comma). Only on the probe listener. The labels are \
-             those of vLLM's adapters, so that a picker prefers an instance that has the model.";
+            "Time of this report, in seconds since 1970; the models that are loaded and that are loading, by \
+             each of their names (but those with a comma). Only on the probe listener. The labels are those \
+             of vLLM's adapters, so that a picker prefers an instance that has the model.";
         ready: Gauge = "pool_ready", "1 if `/readyz` says 200.";
         draining: Gauge
-            = "pool_draining", "1 while it drains, after `llama-warden drain --all` or SIGTERM, and still serves new requests.";
+            = "pool_draining", "1 while it drains, after `llama-warden drain --all` or SIGTERM, and still \
+                                serves new requests.";
         answers: Counter = "probe_answers", "Answers to probes, and lines sent to `HAProxy`.";
         late: Counter
             = "probe_late_answers",
-            "Those that took a millisecond or more by llama-warden's clock: from accepting the connection to looking at it, and from the last byte \
-             of the question to the first of the answer. Metrics that had to be made are counted from then on.";
-        longest: FloatGauge = "probe_longest_answer" in Unit::Seconds, "The longest time of an answer to a probe since the start.";
+            "Those that took a millisecond or more by llama-warden's clock: from accepting the connection to \
+             looking at it, and from the last byte of the question to the first of the answer. Metrics that \
+             had to be made are counted from then on.";
+        longest: FloatGauge = "probe_longest_answer" in Unit::Seconds, "The longest time of an answer to a \
+            probe since the start.";
         weight: Gauge = "pool_weight", "Percent of its weight, as reported to `HAProxy`; 0 to get no requests.";
     }
 }
 
 families! {
     pub(super) struct VllmMetrics () {
-        waiting: Gauge = "vllm:num_requests_waiting", "As `llama_warden_pool_requests_waiting`. These only with `probe.vllm`.";
+        waiting: Gauge = "vllm:num_requests_waiting", "As `llama_warden_pool_requests_waiting`. These only \
+            with `probe.vllm`.";
         running: Gauge = "vllm:num_requests_running", "As `llama_warden_pool_requests_running`.";
         usage: FloatGauge = "vllm:kv_cache_usage_perc", "As `llama_warden_pool_kv_usage`.";
         cache: Family<CacheLabels, Gauge>
             = "vllm:cache_config_info", "As `llama_warden_pool_cache_info`.";
         adapters: Family<AdapterLabels, Gauge>
             = "vllm:lora_requests_info", "As `llama_warden_pool_models_info`.";
+    }
+}
+
+/// The pool metrics under our names and, if wanted, under vLLM's.
+#[derive(Default)]
+pub(super) struct PoolExport {
+    pub(super) metrics: PoolMetrics,
+    vllm: VllmMetrics,
+    /// Metrics with vLLM's names, which have another prefix.
+    foreign: Registry,
+    /// Set before each scrape.
+    pub(super) snapshot: Mutex<PoolSnapshot>,
+}
+
+impl PoolExport {
+    pub(super) fn register(&mut self, registry: &mut Registry) {
+        self.metrics.register(registry);
+        self.vllm.register(&mut self.foreign);
+    }
+
+    /// Sets the metrics, and writes those with vLLM's names.
+    pub(super) fn read(&self, text: &mut String, view: &FleetView) -> std::fmt::Result {
+        let pool = lock(&self.snapshot).clone();
+        let labels = PoolLabels::from_pool(&pool, view, clock::now().as_second());
+        self.metrics.read(&pool, &labels);
+        if pool.vllm {
+            self.vllm.read(&pool, &labels);
+            encode(text, &self.foreign)?;
+            // The text may have only one end, which the other metrics write.
+            text.truncate(text.strip_suffix(END_LINE).map_or(text.len(), str::len));
+        }
+        Ok(())
     }
 }
 
@@ -194,7 +237,7 @@ mod tests {
 
     fn text(registry: &Registry) -> String {
         let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        encode(&mut text, registry).unwrap();
         text
     }
 

@@ -17,7 +17,7 @@ use warden_sensors::CudaReport;
 use warden_sensors::report::{ContextCounts, ContextTotals};
 use warden_supervisor::FleetView;
 
-use super::families::{families, labels};
+use super::families::{ClearGauges as _, families, labels};
 use super::metrics::to_gauge;
 use crate::sync::lock;
 
@@ -38,7 +38,8 @@ families! {
         contexts: DeviceGauges = "backend_cuda_contexts", "CUDA contexts of a backend.";
         graphs: DeviceGauges = "backend_cuda_graphs", "Captured CUDA graphs that exist.";
         graph_bytes: Family<PlaceLabels, Gauge>
-            = "backend_cuda_graph" in Unit::Bytes, "Memory of the CUDA graphs that exist, estimated: `host` and `device`.";
+            = "backend_cuda_graph" in Unit::Bytes, "Memory of the CUDA graphs that exist, estimated: `host` \
+                and `device`.";
         pool: DeviceGauges = "backend_cuda_pool" in Unit::Bytes, "Device memory that the pools cache.";
         pool_peak: DeviceGauges
             = "backend_cuda_pool_peak" in Unit::Bytes, "The most device memory in pools since the process started.";
@@ -69,7 +70,6 @@ families! {
 /// Counts of the processes' reports that were already added.
 #[derive(Default)]
 struct CountedReports {
-    /// Number of the last view.
     number: u64,
     /// Last counts by process, then by device and number of the context.
     contexts: HashMap<GenerationId, HashMap<(i32, u32), ContextCounts>>,
@@ -115,7 +115,8 @@ impl ReportMetrics {
         }
         for context in &report.contexts {
             let labels = labels(context.device);
-            let (now, last) = (context.counts, known.entry((context.device, context.context)).or_default());
+            let now = context.counts;
+            let last = known.entry((context.device, context.context)).or_default();
             let add = |counter: &DeviceCounters, of: fn(&ContextCounts) -> u64| {
                 counter.get_or_create(&labels).inc_by(of(&now).saturating_sub(of(last)));
             };
@@ -134,12 +135,7 @@ impl ReportMetrics {
 
     /// Clears all gauges and sets them again, so that a removed model has no line.
     pub(super) fn read(&self, view: &FleetView) {
-        for gauge in
-            [&self.contexts, &self.graphs, &self.pool, &self.pool_peak, &self.handles, &self.workspace]
-        {
-            gauge.clear();
-        }
-        self.graph_bytes.clear();
+        self.clear_gauges();
         for (labels, held) in sum_reports(view) {
             let set = |gauge: &DeviceGauges, number: u64| {
                 gauge.get_or_create(&labels).set(to_gauge(number));

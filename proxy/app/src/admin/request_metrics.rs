@@ -15,7 +15,7 @@ use warden_policies::{ModelName, QuickMap};
 
 use super::families::{families, labels};
 use super::metrics::ModelLabel;
-use super::page::tally::RequestCounters;
+use super::request_counts::RequestCounters;
 
 /// Buckets in seconds, from the answer of a tokenizer to a generation of half an hour.
 const REQUEST_BUCKETS: [f64; 14] =
@@ -76,21 +76,24 @@ families! {
     ) {
         requests: Family<RequestLabels, Counter>
             = "requests",
-            "Requests that ended. `status` is 0 if the client disconnected before there was one. `model` is empty for requests that address none.";
+            "Requests that ended. `status` is 0 if the client disconnected before there was one. `model` is \
+             empty for requests that address none.";
         outcomes: Family<OutcomeLabels, Counter>
             = "request_outcomes",
-            "Requests by how they ended: `ok`, `client_gone`, `upstream_died`, `upstream_garbled` (its answer was not HTTP, or ambiguous), \
-             `upstream_stalled`, `timed_out`, `revoked`, `cancelled_by_operator`, or why a request was denied or rejected: `no_model`, `unknown_model`, `name` \
-             (`server.names`), `origin` (`server.cors`), `unknown_route` (no model named that could know it), `two_models`, \
-             `unreadable_body` (rules could not be applied), `body_too_large`, `buffers_full`, `queue_full` and others, each in the answer's \
-             own words.";
+            "Requests by how they ended: `ok`, `client_gone`, `upstream_died`, `upstream_garbled` (its \
+             answer was not HTTP, or ambiguous), `upstream_stalled`, `timed_out`, `revoked`, \
+             `cancelled_by_operator`, or why a request was denied or rejected: `no_model`, `unknown_model`, \
+             `name` (`server.names`), `origin` (`server.cors`), `unknown_route` (no model named that could \
+             know it), `two_models`, `unreadable_body` (rules could not be applied), `body_too_large`, \
+             `buffers_full`, `queue_full` and others, each in the answer's own words.";
         retries: Family<ModelLabel, Counter>
             = "request_retries",
-            "Further attempts to find a backend, each with proof that the last one executed nothing, or after it died (`requests_continued`).";
+            "Further attempts to find a backend, each with proof that the last one executed nothing, or \
+             after it died (`requests_continued`).";
         continued: Family<ModelLabel, Counter>
             = "requests_continued",
-            "Requests whose server had died or was stopped before their answer was whole, and that were executed once more or, as streams, \
-             for their rest.";
+            "Requests whose server had died or was stopped before their answer was whole, and that were \
+             executed once more or, as streams, for their rest.";
         request_seconds: Family<RouteLabels, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(request_histogram)]
             = "request" in Unit::Seconds, "From the request's head to the end of its answer.";
@@ -103,13 +106,16 @@ families! {
         first_token_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(request_histogram)]
             = "first_token" in Unit::Seconds,
-            "From the request's head to the first event of an answer that is generated as a stream. That is its first token: queue, a load \
-             and the prompt are in it. Answers that a server sends in one piece are not in it.";
+            "From the request's head to the first event of an answer that is generated as a stream. That is \
+             its first token: queue, a load and the prompt are in it. Answers that a server sends in one \
+             piece are not in it.";
         token_seconds: Family<ModelLabel, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(token_histogram)]
             = "output_token" in Unit::Seconds,
-            "Time for each further token of such an answer, its mean: from the first event to the end, by the tokens after the first.";
-        prompt_tokens: Family<ModelLabel, Counter> = "prompt_tokens", "Prompt tokens evaluated, as reported in answers.";
+            "Time for each further token of such an answer, its mean: from the first event to the end, by \
+             the tokens after the first.";
+        prompt_tokens: Family<ModelLabel, Counter> = "prompt_tokens", "Prompt tokens evaluated, as reported \
+            in answers.";
         output_tokens: Family<ModelLabel, Counter> = "output_tokens", "Tokens generated, as reported in answers.";
         images: Family<ModelLabel, Counter> = "images", "Images in requests.";
         audio: Family<ModelLabel, Counter> = "audio", "Recordings in requests.";
@@ -155,7 +161,6 @@ impl RequestMetrics {
         }
     }
 
-    /// Returns the request counts that the page shows, by model.
     pub(super) fn tallies(&self) -> BTreeMap<String, Arc<RequestCounters>> {
         self.tallies.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -176,7 +181,10 @@ impl RequestMetrics {
 
     /// Looks up the metrics for a combination of labels, which costs more than counting.
     fn look_up(&self, (model, route, status, outcome): &LabelTuple) -> RequestSeries {
-        let (text, route, status, outcome) = (model_text(model.as_ref()), *route, *status, *outcome);
+        let text = model_text(model.as_ref());
+        let route = *route;
+        let status = *status;
+        let outcome = *outcome;
         let label = ModelLabel { model: text.clone() };
         let labels = RouteLabels { model: text.clone(), route };
         let tally = || {

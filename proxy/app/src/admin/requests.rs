@@ -15,7 +15,6 @@ use super::answer::{AdminBody, AdminState, error_response, json_response};
 use super::query::QueryPairs;
 use crate::captures::CapturedRequest;
 
-/// Filter of the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestFilter {
     /// Name or alias of the model.
@@ -25,7 +24,6 @@ pub(crate) struct RequestFilter {
     pub(crate) limit: Option<usize>,
 }
 
-/// Filter by the state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StateFilter {
     InFlight,
@@ -75,7 +73,8 @@ impl RequestFilter {
     /// The error is a sentence: a name or value is unknown, and these are valid.
     pub(crate) fn from_query(query: Option<&str>) -> Result<Self, String> {
         let mut given = QueryPairs::strict(query)?;
-        let (model, limit) = (given.take("model"), parse_number("limit", given.take("limit"))?);
+        let model = given.take("model");
+        let limit = parse_number("limit", given.take("limit"))?;
         let state = given.take("state").map(|name| StateFilter::from_name(&name)).transpose()?;
         match given.unknown_name() {
             Some(other) => Err(format!("`{other}` is none of `model`, `state`, `limit`")),
@@ -127,11 +126,9 @@ pub(crate) fn with_fleet_state(mut requests: Vec<RequestView>, fleet: &FleetView
         if request.state == RequestState::Queued && model.state != ModelState::Loaded {
             request.state = RequestState::Loading;
         }
-        let generation = request.generation.filter(|_| request.is_in_flight());
-        request.replica = generation.and_then(|generation| {
-            let own = model.backends.iter().find(|backend| backend.generation == Some(generation));
-            own.map(|backend| backend.replica)
-        });
+        let mut backends = model.backends.iter();
+        let own = backends.find(|one| one.generation.is_some() && one.generation == request.generation);
+        request.replica = if request.is_in_flight() { own.map(|backend| backend.replica) } else { None };
     }
     requests
 }
@@ -171,24 +168,19 @@ pub(crate) fn timing_text(ms: Option<f64>, tokens: u64) -> String {
 }
 
 impl AdminState {
-    /// Lists the matching requests.
-    ///
-    /// # Errors
-    ///
-    /// The model is unknown.
     pub(crate) fn list_requests(&self, filter: &RequestFilter) -> Result<RequestList, String> {
         let resolved = filter.model.as_deref().map(|name| self.fleet.resolve(Some(name))).transpose();
         let model = resolved.map_err(|unknown| unknown.to_string())?;
-        let all = with_fleet_state(self.requests.list(), &self.fleet.view());
+        let all = with_fleet_state(self.gateway.requests.list(), &self.fleet.view());
         Ok(filter_requests(all, filter, model.as_ref().map(ModelName::as_str)))
     }
 
     /// Returns the requests with this id, and the recording of the latest. `None` if no such request is
     /// listed.
     pub(crate) fn find_request(&self, id: &str) -> Option<RequestDetail> {
-        let mut requests = with_fleet_state(self.requests.list(), &self.fleet.view());
+        let mut requests = with_fleet_state(self.gateway.requests.list(), &self.fleet.view());
         requests.retain(|one| one.id == id);
-        let recorded = self.captures.find(id);
+        let recorded = self.records.captures.find(id);
         (!requests.is_empty() || recorded.is_some()).then_some(RequestDetail { requests, recorded })
     }
 
@@ -202,12 +194,8 @@ impl AdminState {
     }
 
     /// Cancels a request and returns its state before.
-    ///
-    /// # Errors
-    ///
-    /// See [`CancelError`].
     pub(crate) fn cancel_request(&self, id: &str, number: Option<u64>) -> Result<CancelReport, CancelError> {
-        let CancelledRequest { request, was_cancelled: again } = self.requests.cancel(id, number)?;
+        let CancelledRequest { request, was_cancelled: again } = self.gateway.requests.cancel(id, number)?;
         let placed = with_fleet_state(vec![request.clone()], &self.fleet.view());
         let cancelled = placed.into_iter().next().unwrap_or(request);
         if !again {

@@ -45,7 +45,7 @@ pub(crate) enum AdminRoute {
     /// `POST /models/{name}/pin` (`true`: keep the model loaded) and `/unpin` (`false`).
     Pin(String, bool),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
-    Canary(String, TaskRequest<CanaryRequest>),
+    Canary(String, CanaryOrder),
     /// `GET /requests`
     Requests(Result<RequestFilter, String>),
     /// `GET /requests/{id}`
@@ -63,22 +63,21 @@ pub(crate) enum AdminRoute {
     Upgrade(Result<(Option<PathBuf>, Option<Duration>), String>),
 }
 
-/// A request about a background task of a model, such as a canary.
+/// A request about the canary of a model.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum TaskRequest<T> {
+pub(crate) enum CanaryOrder {
     /// `POST`
-    Start(Result<T, String>),
+    Start(Result<CanaryRequest, String>),
     /// `GET`
     Show,
     /// `DELETE`
     Stop,
 }
 
-impl<T> TaskRequest<T> {
-    /// Maps a method to the request; `wish` reads the settings of a task to start.
-    fn from_method(method: &Method, wish: impl FnOnce() -> Result<T, String>) -> Result<Self, RouteError> {
+impl CanaryOrder {
+    fn from_method(method: &Method, query: Option<&str>) -> Result<Self, RouteError> {
         match *method {
-            Method::POST => Ok(Self::Start(wish())),
+            Method::POST => Ok(Self::Start(CanaryRequest::from_query(query))),
             Method::DELETE => Ok(Self::Stop),
             Method::GET => Ok(Self::Show),
             _ => Err(RouteError::Method("GET, POST or DELETE")),
@@ -86,7 +85,6 @@ impl<T> TaskRequest<T> {
     }
 }
 
-/// Reasons why no route matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteError {
     NotFound,
@@ -100,17 +98,18 @@ pub(crate) const UPGRADE_PATH: &str = "/upgrade";
 /// Prefix of paths that release one model or one fingerprint.
 const RELEASE_PREFIX: &str = "/quarantine/release/";
 
-/// Prefix of the path of one request.
 const REQUEST_PREFIX: &str = "/requests/";
 
 /// List of the routes, sent in the answer to an unknown route.
-pub(crate) const ROUTE_LIST: &str = "GET /status, GET /metrics, GET /events[?follow=1], \
-                                 GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], GET /models/NAME/logs[?follow=1&reveal=1], \
-                                 POST /drain[?undo=1], POST /models/NAME/restart, POST /models/NAME/drain, POST /models/NAME/reclaim, \
-                                 POST /models/NAME/pin, POST /models/NAME/unpin, \
-                                 GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1], \
-                                 GET /requests[?model=NAME&state=STATE&limit=COUNT], GET /requests/ID, POST /requests/ID/cancel[?number=NUMBER], \
-                                 POST /quarantine/release[/MODEL or /FINGERPRINT], POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
+pub(crate) const ROUTE_LIST: &str = "\
+    GET /status, GET /metrics, GET /events[?follow=1], \
+    GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], \
+    GET /models/NAME/logs[?follow=1&reveal=1], POST /drain[?undo=1], POST /models/NAME/restart, \
+    POST /models/NAME/drain, POST /models/NAME/reclaim, POST /models/NAME/pin, POST /models/NAME/unpin, \
+    GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1], \
+    GET /requests[?model=NAME&state=STATE&limit=COUNT], GET /requests/ID, \
+    POST /requests/ID/cancel[?number=NUMBER], POST /quarantine/release[/MODEL or /FINGERPRINT], \
+    POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
 
 /// Parses a request. A model's name may contain slashes, plain or percent-encoded.
 pub(crate) fn parse_route(
@@ -120,7 +119,8 @@ pub(crate) fn parse_route(
 ) -> Result<AdminRoute, RouteError> {
     let switches = QueryPairs::lenient(query);
     let asks = |name: &str| switches.is_set(name);
-    let (follow, reveal) = (asks("follow"), asks("reveal"));
+    let follow = asks("follow");
+    let reveal = asks("reveal");
     let (route, wanted) = match path {
         "/status" => (AdminRoute::Status, "GET"),
         "/metrics" => (AdminRoute::Metrics, "GET"),
@@ -156,10 +156,7 @@ pub(crate) fn parse_route(
                 "pin" => (AdminRoute::Pin(model, true), "POST"),
                 "unpin" => (AdminRoute::Pin(model, false), "POST"),
                 "canary" => {
-                    return Ok(AdminRoute::Canary(
-                        model,
-                        TaskRequest::from_method(method, || CanaryRequest::from_query(query))?,
-                    ));
+                    return Ok(AdminRoute::Canary(model, CanaryOrder::from_method(method, query)?));
                 }
                 _ => return Err(RouteError::NotFound),
             }
@@ -168,7 +165,6 @@ pub(crate) fn parse_route(
     if method.as_str() == wanted { Ok(route) } else { Err(RouteError::Method(wanted)) }
 }
 
-/// Reads the program's path and the time limit.
 fn parse_upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duration>), String> {
     let mut given = QueryPairs::strict(query)?;
     let to = given.take("to").map(PathBuf::from);
@@ -181,7 +177,6 @@ fn parse_upgrade(query: Option<&str>) -> Result<(Option<PathBuf>, Option<Duratio
     }
 }
 
-/// Returns whether a request has headers that only browsers send.
 pub(crate) fn has_browser_headers(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
@@ -232,9 +227,9 @@ mod tests {
         );
         assert_eq!(get("/models/a/pin"), Err(RouteError::Method("POST")));
         let canary = |method: &Method| parse_route(method, "/models/org%2Fa/canary", Some("build=x"));
-        assert_eq!(canary(&Method::GET), Ok(AdminRoute::Canary("org/a".into(), TaskRequest::Show)));
-        assert_eq!(canary(&Method::DELETE), Ok(AdminRoute::Canary("org/a".into(), TaskRequest::Stop)));
-        let start = TaskRequest::Start(CanaryRequest::from_query(Some("build=x")));
+        assert_eq!(canary(&Method::GET), Ok(AdminRoute::Canary("org/a".into(), CanaryOrder::Show)));
+        assert_eq!(canary(&Method::DELETE), Ok(AdminRoute::Canary("org/a".into(), CanaryOrder::Stop)));
+        let start = CanaryOrder::Start(CanaryRequest::from_query(Some("build=x")));
         assert_eq!(canary(&Method::POST), Ok(AdminRoute::Canary("org/a".into(), start)));
         assert_eq!(canary(&Method::PUT), Err(RouteError::Method("GET, POST or DELETE")));
         assert_eq!(parse_route(&Method::POST, "/quarantine/release", None), Ok(AdminRoute::Release(None)));

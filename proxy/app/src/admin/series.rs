@@ -3,29 +3,37 @@
 use http::{Response, StatusCode};
 
 use super::answer::{AdminBody, AdminState, error_response, json_response};
-use crate::series::answer::{NoSeriesError, list_series, memory_of_model};
+use crate::series::answer::{MemoryData, NoSeriesError, list_series, memory_of_model};
 use crate::series::ask::SeriesQuery;
 
 impl AdminState {
-    pub(super) async fn series(&self, query: Option<&str>) -> Response<AdminBody> {
-        let ask = match SeriesQuery::from_query(query, self.series.policy()) {
+    pub(super) async fn series_answer(&self, query: Option<&str>) -> Response<AdminBody> {
+        let ask = match SeriesQuery::from_query(query, self.records.series.policy()) {
             Ok(ask) => ask,
             Err(wrong) => return error_response(StatusCode::BAD_REQUEST, &wrong),
         };
         let Some(model) = &ask.model else {
-            return match list_series(&self.series).await {
+            return match list_series(&self.records.series).await {
                 Ok(listed) => json_response(StatusCode::OK, &listed),
                 Err(failed) => error_response(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
             };
         };
-        // The query may name an alias.
-        let own = self.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
-        match memory_of_model(&self.series, &self.fleet.view(), &own, &ask).await {
+        match self.memory_data(model, &ask).await {
             Ok(data) => json_response(StatusCode::OK, &data),
             Err(unknown @ NoSeriesError::Unknown(_)) => {
                 error_response(StatusCode::NOT_FOUND, &unknown.to_string())
             }
             Err(failed) => error_response(StatusCode::SERVICE_UNAVAILABLE, &failed.to_string()),
         }
+    }
+
+    /// Returns the recorded memory of a model. `model` may be an alias.
+    pub(super) async fn memory_data(
+        &self,
+        model: &str,
+        ask: &SeriesQuery,
+    ) -> Result<MemoryData, NoSeriesError> {
+        let own = self.fleet.resolve(Some(model)).map_or_else(|_| model.to_owned(), |name| name.to_string());
+        memory_of_model(&self.records.series, &self.fleet.view(), &own, ask).await
     }
 }

@@ -68,7 +68,6 @@ pub(crate) fn inherit_listeners(
     Ok(AdminListeners::new(path, file, unix, tcp, pause))
 }
 
-/// Sockets that already listen.
 #[derive(Debug, Default)]
 pub(crate) struct GivenSockets {
     /// The Unix socket, and the path at which programs connect to it.
@@ -188,7 +187,8 @@ impl AdminListeners {
         pause: Duration,
     ) -> Self {
         let (pulse_sender, pulse_requests) = PulseSender::new();
-        let (handed_over, remade) = (CancellationToken::new(), RestoredSocket::default());
+        let handed_over = CancellationToken::new();
+        let remade = RestoredSocket::default();
         Self { path, file, pause, unix, remade, tcp, handed_over, pulse_sender, pulse_requests }
     }
 
@@ -245,7 +245,6 @@ impl AdminListeners {
         }
     }
 
-    /// Returns the path at which programs connect.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -263,7 +262,8 @@ impl AdminListeners {
             tracing::debug!(%problem, "the admin socket is still that of the program that made it");
         }
         let tasks = TaskTracker::new();
-        let (page, of_page) = (admin.page.clone(), admin.clone());
+        let page = admin.page.clone();
+        let of_page = admin.clone();
         tasks.spawn(async move { page.run(&of_page).await });
         let mut look = tokio::time::interval(SOCKET_CHECK_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -334,7 +334,10 @@ fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
             "requests from pages in a browser are refused: use a program; for browsers there is /page/";
         return Some(message.to_owned());
     }
-    let host = foreign_host(headers).filter(|_| over_tcp)?;
+    if !over_tcp {
+        return None;
+    }
+    let host = foreign_host(headers)?;
     Some(format!(
         "`{host}` is not an address of this machine's loopback, and a page in a browser could choose such a name: ask \
          for http://127.0.0.1:PORT here. A scrape from elsewhere goes to `probe.address`, which serves /metrics under \

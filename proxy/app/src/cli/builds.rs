@@ -1,13 +1,13 @@
 //! `llama-warden builds list|show|use|rm|gc`: manages the store of builds.
 
 use clap::Subcommand;
-use warden_builder::{BuildChoices, BuildId, BuildStore, GcKeep, GcPlan, Provenance};
-use warden_patches::PatchStatus;
+use warden_builder::{BuildId, BuildStore, GcKeep, GcPlan, Provenance};
 use warden_policies::ByteSize;
 
 use super::ConfigArgs;
 use super::builds_between;
 use super::builds_in_use::BuildsInUse;
+use crate::build_text::{build_cells, default_state};
 use crate::config::machine::HostMachine;
 use crate::config::resolve::dirs::WardenDirs;
 use crate::config::source::layers::LoadedConfig;
@@ -265,70 +265,22 @@ fn list(place: &BuildsContext, json: bool) -> Result<(), CommandError> {
     builds_between::describe_leftovers(&place.dirs.data).map_or(Ok(()), |line| out::print_line(&line))
 }
 
-/// Describes a build's role as the default: in use, rejected, or was in use.
-pub(crate) fn default_state(id: &BuildId, in_use: Option<&BuildId>, choices: &BuildChoices) -> &'static str {
-    if in_use == Some(id) {
-        "in use"
-    } else if choices.rejected(id).is_some() {
-        "rejected"
-    } else if choices.chosen.iter().any(|one| one.build == *id) {
-        "was in use"
-    } else {
-        ""
-    }
-}
-
 fn table(builds: &[Provenance], stands: impl Fn(&BuildId) -> &'static str) -> String {
     let head = ["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "VERIFIED", "SIZE", ""]
         .map(str::to_owned)
         .to_vec();
     let rows = builds.iter().map(|build| {
-        let mut row = row(build);
+        let mut row = build_cells(build);
         row.push(stands(&build.id).to_owned());
         row
     });
     out::format_table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
 }
 
-pub(crate) fn row(build: &Provenance) -> Vec<String> {
-    let recipe = &build.plan.recipe;
-    vec![
-        build.id.to_string(),
-        build.built_at.clone(),
-        build.plan.source.revision.to_string(),
-        recipe.backend.to_string(),
-        recipe.arch(),
-        fixes_label(build),
-        verification_label(build).to_owned(),
-        ByteSize(build.binary.size).to_string(),
-    ]
-}
-
-/// Says whether verification computed with quantised weights. Builds made before that check existed
-/// computed only f32.
-fn verification_label(build: &Provenance) -> &'static str {
-    if build.verified.computed.is_some() { "computed" } else { "not computed" }
-}
-
-/// Lists the fixes in a build. Marks sets that were verified only on the machine that built them, or not at
-/// all.
-fn fixes_label(build: &Provenance) -> String {
-    if build.fixes().is_empty() {
-        return "none".to_owned();
-    }
-    let applied = build.plan.patches.iter().filter(|set| set.is_applied());
-    let doubtful = applied.filter_map(|set| match set.status {
-        PatchStatus::LocallyVerified => Some(format!("{} locally verified", set.set)),
-        PatchStatus::Unverified => Some(format!("{} not verified", set.set)),
-        _ => None,
-    });
-    let doubtful: Vec<String> = doubtful.collect();
-    let told = if doubtful.is_empty() { String::new() } else { format!(" ({})", doubtful.join(", ")) };
-    format!("{}{told}", build.fixes().join(","))
-}
-
 #[cfg(test)]
 mod tests {
+    use warden_builder::BuildChoices;
+
     use super::*;
     use serde_json::json;
 

@@ -14,9 +14,9 @@ use crate::admin::answer::{AdminStatus, DrainReport};
 use crate::admin::client::{AdminClient, find_instance};
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
+use crate::event_text::describe_event;
 use crate::exit::CommandError;
 use crate::out;
-use crate::serve::describe_event;
 
 use super::status::status_table;
 

@@ -14,9 +14,9 @@ use warden_supervisor::{
 
 use super::ConfigArgs;
 use crate::config::machine::HostMachine;
+use crate::event_text::describe_event;
 use crate::events_file;
 use crate::exit::CommandError;
-use crate::serve::describe_event;
 use crate::{clock, out};
 
 #[derive(Debug, Args)]

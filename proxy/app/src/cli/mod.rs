@@ -24,7 +24,6 @@ mod control;
 mod diagnose;
 mod dropin;
 mod gpu;
-pub(crate) mod growth;
 mod history;
 mod import;
 mod keys;

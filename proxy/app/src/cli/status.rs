@@ -6,8 +6,9 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, RecycleAction};
 use warden_supervisor::{BackendView, ModelOutage, ModelView};
 
-use super::{gpu, growth};
+use super::gpu;
 use crate::admin::answer::{AdminStatus, ModelBudget};
+use crate::growth_text;
 use crate::out;
 
 const STATUS_COLUMNS: [&str; 11] =
@@ -60,7 +61,7 @@ pub(crate) fn status_table(status: &AdminStatus) -> String {
         text.extend([row, "\n"]);
         text.extend(lines.iter().map(|line| format!("  {line}\n")));
     }
-    let devices = growth::device_lines(&status.fleet.devices);
+    let devices = growth_text::device_lines(&status.fleet.devices);
     if !devices.is_empty() {
         text.push('\n');
         text.extend(devices.iter().map(|line| format!("{line}\n")));
@@ -138,12 +139,12 @@ fn model_rows(model: &ModelView, budget: ModelBudget) -> Vec<StatusRow> {
         .iter()
         .enumerate()
         .map(|(index, backend)| {
-            let mut lines = growth::process_lines(backend);
+            let mut lines = growth_text::process_lines(backend);
             // Add the whole note, unless another line contains it.
             if cut && index == 0 && !lines.iter().any(|line| line.contains(&whole)) {
                 lines.insert(0, whole.clone());
             }
-            lines.extend(growth::no_reclaim_note(backend, budget != ModelBudget::default()));
+            lines.extend(growth_text::no_reclaim_note(backend, budget != ModelBudget::default()));
             lines.extend(backend.report.as_ref().map(gpu::device_lines).unwrap_or_default());
             (status_row(model, budget, Some(backend), (index == 0).then_some(short.as_str())), lines)
         })
@@ -334,7 +335,9 @@ mod tests {
         let mut once = two[1].clone();
         once.reclaim.count = 1;
         assert!(
-            growth::process_lines(&once).iter().any(|line| line.contains("; requested once, at 2026-01"))
+            growth_text::process_lines(&once)
+                .iter()
+                .any(|line| line.contains("; requested once, at 2026-01"))
         );
         failed.outage = Some(ModelOutage {
             refusing: true,

@@ -11,9 +11,9 @@ use warden_policies::units::as_f64;
 
 use super::block_on;
 use super::control::InstanceArgs;
+use crate::admin::upgrade_order::UpgradeReport;
 use crate::exit::CommandError;
 use crate::out;
-use crate::serve::upgrade::order::UpgradeReport;
 
 /// Time on top of `--wait` for the other program's version check and start.
 const START_MARGIN: Duration = Duration::from_secs(60);

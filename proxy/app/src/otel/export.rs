@@ -21,7 +21,6 @@ pub(crate) struct SpanExporter {
     metrics: Arc<MetricsRegistry>,
     /// Attributes that name the service and the instance.
     resource: OtlpResource,
-    /// Spans gathered so far.
     batch: Vec<OtlpSpan>,
     /// Number of spans that are being sent.
     under_way: usize,
@@ -145,7 +144,9 @@ impl SpanExporter {
     /// Sends spans, with retries while they may help.
     async fn deliver(&mut self, spans: Vec<OtlpSpan>, stop: &CancellationToken) {
         let numbers = self.collector.numbers.clone();
-        let (count, body, since) = (spans.len(), self.encode(spans), Instant::now());
+        let count = spans.len();
+        let body = self.encode(spans);
+        let since = Instant::now();
         let mut pause = numbers.retry_pause;
         loop {
             if !self.wait_allowed(stop).await {

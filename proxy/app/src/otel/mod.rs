@@ -30,16 +30,12 @@ use self::proto::OtlpSpan;
 use crate::admin::metrics::MetricsRegistry;
 use crate::config::resolve::telemetry::TraceCollector;
 
-/// Outcome of spans, as a label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpanOutcome {
-    /// The collector has accepted the spans.
     Exported,
-    /// The queue was full.
     QueueFull,
     /// The collector could not be reached for too long.
     Undelivered,
-    /// The collector refused the spans.
     Rejected,
 }
 
@@ -64,14 +60,12 @@ pub(crate) struct RequestTracer {
 }
 
 impl RequestTracer {
-    /// Creates a tracer, and the exporter that sends its spans.
     pub(crate) fn new(collector: TraceCollector, metrics: Arc<MetricsRegistry>) -> (Self, SpanExporter) {
         metrics.initialize_spans();
         let (queue, waiting) = mpsc::channel(collector.numbers.queue.max(1));
         (Self { queue, metrics: metrics.clone() }, SpanExporter::new(collector, waiting, metrics))
     }
 
-    /// Queues the spans of an ended request.
     pub(crate) fn queue_spans(&self, record: &RequestRecord) {
         let Some(trace) = record.trace.as_deref().filter(|trace| trace.context.is_sampled()) else { return };
         match self.queue.try_reserve() {

@@ -26,7 +26,6 @@ pub(super) enum SpanSendError {
         /// Wait that the collector requested.
         after: Option<Duration>,
     },
-    /// No retry helps.
     Never(String),
 }
 
@@ -79,7 +78,6 @@ async fn exchange_once(
     }
 }
 
-/// Interprets an answer.
 fn interpret_answer(
     status: StatusCode,
     headers: &HeaderMap,

@@ -13,7 +13,6 @@ use super::proto::{AttributeValue, KeyValue, OtlpEvent, OtlpSpan, OtlpStatus, ST
 /// Value of `gen_ai.provider.name`.
 const PROVIDER: &str = "llama.cpp";
 
-/// A growing list of attributes.
 #[derive(Default)]
 struct SpanAttributes(Vec<KeyValue>);
 
@@ -29,7 +28,6 @@ impl SpanAttributes {
     }
 }
 
-/// Returns all spans of a request, the span of the request itself first.
 pub(crate) fn request_spans(record: &RequestRecord, trace: &GatewayTrace) -> Vec<OtlpSpan> {
     let mut spans = Vec::with_capacity(1 + trace.parts.len());
     spans.push(server_span(record, trace));

@@ -14,14 +14,12 @@ use warden_policies::pool::{InstanceFacts, UnreadyReason, readiness};
 
 use super::pace::{AnswerClock, ProbePace};
 
-/// Facts, and the time at which they were read.
 #[derive(Clone, Debug)]
 struct DatedFacts {
     at: Instant,
     facts: Arc<InstanceFacts>,
 }
 
-/// Rendered metrics.
 #[derive(Clone, Debug)]
 pub(super) struct MetricsText {
     /// Time before which no newer metrics are made.
@@ -122,10 +120,6 @@ impl ProbeBoard {
     }
 
     /// Checks that load balancers should send requests to this instance.
-    ///
-    /// # Errors
-    ///
-    /// The reason why not.
     pub(super) fn check_ready(&self) -> Result<(), UnreadyReason> {
         if self.is_draining() {
             return Err(UnreadyReason::Draining);

@@ -10,14 +10,12 @@ use hyper::body::Incoming;
 
 use super::board::ProbeBoard;
 use super::pace::AnswerClock;
+use crate::admin::answer::{METRICS_TYPE, OPEN_METRICS_TYPE, wants_open_metrics};
 
 type ProbeResponse = Response<Full<Bytes>>;
 
 const TEXT_TYPE: &str = "text/plain; charset=utf-8";
-const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Answers one request. The body of the request is not read.
 pub(super) async fn answer(
     board: &ProbeBoard,
     clock: &AnswerClock,
@@ -61,7 +59,7 @@ async fn route_response(
             Err(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, format!("{}: {why}\n", why.as_str())),
         },
         _ => match board.metrics(clock).await {
-            Some(text) if crate::admin::answer::wants_open_metrics(headers) => {
+            Some(text) if wants_open_metrics(headers) => {
                 make_response(StatusCode::OK, OPEN_METRICS_TYPE, text.open_metrics.clone())
             }
             Some(text) => make_response(StatusCode::OK, METRICS_TYPE, text.plain.clone()),

@@ -10,9 +10,9 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::board::{MetricsText, ProbeBoard};
+use super::watchdog::{LoopAnswers, run_watchdog};
 use crate::admin::answer::AdminState;
 use crate::admin::families::to_plain_text;
-use crate::serve::manager::{LoopAnswers, run_watchdog};
 
 /// Runs until `stop` is cancelled. If this task gets stuck, `/livez` fails.
 pub(crate) async fn keep_board(board: Arc<ProbeBoard>, admin: AdminState, stop: CancellationToken) {
@@ -66,7 +66,6 @@ async fn keep_metrics(board: &ProbeBoard, admin: &AdminState) {
     }
 }
 
-/// Returns the pause after work that took the time `took`.
 fn pause_after(board: &ProbeBoard, took: Duration, least: Duration) -> Duration {
     let share = board.numbers().share.max(0.001);
     least.max(took.div_f64(share))

@@ -32,7 +32,6 @@ const THREAD_NICE: i32 = -10;
 /// closed in favour of new ones.
 const EVENT_INTERVAL: u32 = 8;
 
-/// Bound sockets of the thread.
 #[derive(Debug, Default)]
 pub(crate) struct ProbeListeners {
     probe: Option<StdListener>,
@@ -60,7 +59,6 @@ impl ProbeListeners {
         Ok(Self { probe: of("probe.address", probe)?, agent: of("probe.agent", agent)? })
     }
 
-    /// Duplicates the sockets for the successor.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let both = [&self.probe, &self.agent].into_iter().flatten();
         both.map(|listener| listener.as_fd().try_clone_to_owned()).collect()
@@ -74,10 +72,6 @@ impl ProbeListeners {
     }
 
     /// Answers on a new thread until `stop` is cancelled.
-    ///
-    /// # Errors
-    ///
-    /// The thread cannot be created.
     pub(crate) fn serve(self, board: Arc<ProbeBoard>, stop: CancellationToken) -> Result<(), CommandError> {
         if self.probe.is_none() && self.agent.is_none() {
             return Ok(());
@@ -135,7 +129,6 @@ fn bind(key: &str, address: Option<SocketAddr>) -> Result<Option<StdListener>, C
     })
 }
 
-/// Protocol of a connection.
 #[derive(Clone, Copy)]
 enum ProbeProtocol {
     Probe,
@@ -161,7 +154,8 @@ async fn accept(
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (place, board) = (crowd.add_connection(), board.clone());
+                let place = crowd.add_connection();
+                let board = board.clone();
                 tasks.spawn(async move {
                     let gone = place.gone.clone();
                     tokio::select! {
@@ -183,7 +177,8 @@ async fn accept(
 
 async fn serve_connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<ProbeBoard>) {
     let numbers = board.numbers().clone();
-    let (clock, pace) = (AnswerClock::start(), board.pace().clone());
+    let clock = AnswerClock::start();
+    let pace = board.pace().clone();
     let stream = TimedStream { stream, clock: clock.clone(), pace, late: numbers.late };
     if let ProbeProtocol::Agent = kind {
         let told = tokio::time::timeout(numbers.head_timeout, write_agent_line(stream, &board)).await;
@@ -250,7 +245,8 @@ impl ConnectionLimit {
         let mut inside = lock(&self.connections);
         let (next, all) = &mut *inside;
         *next += 1;
-        let (number, gone) = (*next, CancellationToken::new());
+        let number = *next;
+        let gone = CancellationToken::new();
         all.push_back((number, gone.clone()));
         while all.len() > self.max_connections {
             if let Some((_, oldest)) = all.pop_front() {

@@ -15,6 +15,7 @@
 //! | [`http`] | the three routes |
 //! | [`listen`] | the thread, its listeners, and the limit of its connections |
 //! | [`pace`] | measures how long answers take, by the program's own clock |
+//! | [`watchdog`] | asks all event loops whether they respond |
 
 pub(crate) mod board;
 pub(crate) mod facts;
@@ -22,3 +23,4 @@ mod http;
 pub(crate) mod keeper;
 pub(crate) mod listen;
 pub(crate) mod pace;
+pub(crate) mod watchdog;

@@ -63,7 +63,6 @@ fn series_json(done: &ReplayResult, facts: &SeriesFacts, growth: &SeriesGrowth) 
     })
 }
 
-/// Returns the name of a verdict in a replay.
 pub(super) fn verdict_name(verdict: GrowthVerdict) -> String {
     format!("{verdict:?}")
 }

@@ -28,7 +28,6 @@ use warden_policies::{
 pub(crate) use json::replay_json;
 pub(crate) use text::replay_text;
 
-/// Settings of a replay, and facts about the machine.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplaySettings {
     /// Budgets, modes and limits of recycling.
@@ -46,7 +45,6 @@ pub(crate) struct ReplaySettings {
     pub(crate) starts_at: Option<u16>,
 }
 
-/// A decision of the policy.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplayDecision {
     pub(crate) request: u64,
@@ -59,33 +57,26 @@ pub(crate) struct ReplayDecision {
     pub(crate) bytes: Option<u64>,
 }
 
-/// Result of a replay.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplayResult {
-    /// Number of readings.
     pub(crate) readings: usize,
     /// Work done by the process up to the last reading.
     pub(crate) work: WorkDone,
     /// Time from the first reading to the last.
     pub(crate) lasted: Duration,
-    /// Changes of verdict.
     pub(crate) changes: Vec<VerdictChange>,
-    /// Replacements that were decided.
     pub(crate) actions: Vec<ReplayDecision>,
     /// Replacements that the policy would decide in another mode than `observe`.
     pub(crate) observed: Vec<ReplayDecision>,
-    /// Facts of each series at the end.
     pub(crate) series: Vec<SeriesFacts>,
 }
 
 impl ReplayResult {
-    /// Returns the detector's result for each series at the end.
     pub(crate) fn growth(&self) -> impl Iterator<Item = (&SeriesFacts, &SeriesGrowth)> {
         self.series.iter().filter_map(|facts| Some((facts, facts.growth.as_ref()?)))
     }
 }
 
-/// State of a replay.
 struct ReplayRun<'a> {
     settings: &'a ReplaySettings,
     monitor: GrowthMonitor,

@@ -3,38 +3,22 @@
 use serde::{Deserialize, Serialize};
 use warden_policies::growth::{AllowanceFill, GrowthLine, GrowthVerdict};
 use warden_policies::rollup::{ReadingBucket, RollupContext};
-use warden_policies::{MemoryKind, ModelName, Reason, phrases};
+use warden_policies::{MemoryKind, Reason, phrases};
 use warden_supervisor::{BackendView, FleetView};
 
 use super::ask::SeriesQuery;
-use super::key::SeriesKey;
 use super::marks::SeriesMark;
 use super::store::{FoundSeries, SeriesSpan, SeriesStore, SeriesStoreError, unix_seconds};
-use crate::cli::growth;
+use crate::growth_text;
 
-/// List of the recorded series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesList {
-    /// Current time, in seconds since 1970.
     pub(crate) now: u64,
     /// Text that says where the series are stored.
     pub(crate) place: String,
-    pub(crate) series: Vec<SeriesEntry>,
+    pub(crate) series: Vec<SeriesSpan>,
 }
 
-/// A recorded series: one kind of memory of one replica.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SeriesEntry {
-    pub(crate) model: ModelName,
-    pub(crate) replica: u32,
-    pub(crate) memory: MemoryKind,
-    /// Start of the record, in seconds since 1970.
-    pub(crate) from: u64,
-    /// Time of the last reading or write, in seconds since 1970.
-    pub(crate) to: u64,
-}
-
-/// Recorded memory of one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MemoryData {
     pub(crate) model: String,
@@ -49,7 +33,6 @@ pub(crate) struct MemoryData {
     pub(crate) place: String,
     /// The model's series, replica by replica.
     pub(crate) series: Vec<SeriesData>,
-    /// Actions and events within the range.
     pub(crate) marks: Vec<SeriesMark>,
 }
 
@@ -71,7 +54,6 @@ pub(crate) struct SeriesData {
 pub(crate) struct SeriesPoint {
     /// Start of the span.
     pub(crate) at: u64,
-    /// Number of readings.
     pub(crate) count: u64,
     pub(crate) min: u64,
     pub(crate) mean: u64,
@@ -88,10 +70,8 @@ pub(crate) struct SeriesPoint {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesStatus {
     pub(crate) generation: u64,
-    /// Bytes held.
     pub(crate) bytes: u64,
     pub(crate) verdict: GrowthVerdict,
-    /// The verdict in a sentence.
     pub(crate) means: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) law: Option<GrowthLine>,
@@ -114,20 +94,16 @@ pub(crate) struct SeriesStatus {
     pub(crate) soft: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hard: Option<u64>,
-    /// Forecasts, limit by limit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) forecasts: Vec<LimitForecast>,
-    /// The policy's next action, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) next: Option<String>,
 }
 
-/// Forecast of reaching a limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LimitForecast {
     /// Reason that the replacement at this limit would have.
     pub(crate) reason: Reason,
-    /// The limit in bytes.
     pub(crate) limit: u64,
     /// Earliest, likely and latest moment; absent without a known rate of requests, or beyond a thousand
     /// years.
@@ -137,11 +113,9 @@ pub(crate) struct LimitForecast {
     pub(crate) at: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) late: Option<u64>,
-    /// The forecast in words.
     pub(crate) words: String,
 }
 
-/// Reasons why there is no answer for a model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSeriesError {
     /// The model is unknown, and nothing is recorded of it.
@@ -151,27 +125,12 @@ pub(crate) enum NoSeriesError {
     Store(#[from] SeriesStoreError),
 }
 
-/// Lists the recorded series.
-///
-/// # Errors
-/// The disk does not answer.
 pub(crate) async fn list_series(store: &SeriesStore) -> Result<SeriesList, SeriesStoreError> {
-    let spans = store.spans().await?;
-    let one = |SeriesSpan { key, from, to }| {
-        let SeriesKey { model, replica, memory } = key;
-        SeriesEntry { model, replica, memory, from, to }
-    };
-    Ok(SeriesList {
-        now: unix_seconds(),
-        place: store.storage_place(),
-        series: spans.into_iter().map(one).collect(),
-    })
+    let series = store.spans().await?;
+    Ok(SeriesList { now: unix_seconds(), place: store.storage_place(), series })
 }
 
 /// Returns the recorded memory of a model, with its current values from `view`.
-///
-/// # Errors
-/// Nothing is recorded of the model, or the disk does not answer.
 pub(crate) async fn memory_of_model(
     store: &SeriesStore,
     view: &FleetView,
@@ -277,6 +236,6 @@ fn current_status(backend: &BackendView, memory: MemoryKind, now: u64) -> Option
         soft: budget.and_then(|budget| budget.soft),
         hard: budget.and_then(|budget| budget.hard),
         forecasts: forecasts.collect(),
-        next: backend.next.as_ref().filter(concerns).and_then(growth::next_action),
+        next: backend.next.as_ref().filter(concerns).and_then(growth_text::next_action),
     })
 }

@@ -11,7 +11,6 @@ pub(crate) const RANGES: [(&str, u64); 5] =
 /// Length of the shortest range, in seconds.
 const MIN_RANGE: u64 = 60;
 
-/// Span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeriesRange {
     /// The last so many seconds, under a name from [`RANGES`]. Always ends at the current time.
@@ -20,13 +19,11 @@ pub(crate) enum SeriesRange {
     Between(u64, u64),
 }
 
-/// A parsed query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SeriesQuery {
     /// Name of the model; `None` asks for the list of models.
     pub(crate) model: Option<String>,
     pub(crate) when: SeriesRange,
-    /// Most points to return.
     pub(crate) points: usize,
 }
 

@@ -39,7 +39,6 @@ pub(super) struct FileRecord {
 pub(super) struct SeriesFolder {
     pub(super) folder: PathBuf,
     tiers: Vec<RollupTier>,
-    /// Most files in the folder.
     max_files: usize,
     /// Lock file, locked while this value exists.
     _lock: File,
@@ -52,7 +51,6 @@ pub(super) struct SeriesFolder {
     limit_logged: bool,
 }
 
-/// Outcome of a write.
 #[derive(Debug)]
 pub(super) enum WriteOutcome {
     Done,
@@ -63,9 +61,6 @@ pub(super) enum WriteOutcome {
 impl SeriesFolder {
     /// Opens and locks the folder, and reads the heads of its files. `Ok(None)`: another instance holds the
     /// lock.
-    ///
-    /// # Errors
-    /// The folder cannot be created or read.
     pub(super) fn open(state: &Path, tiers: &[RollupTier], bytes: u64, now: u64) -> io::Result<Option<Self>> {
         let folder = state.join(SERIES_DIR);
         DirBuilder::new().recursive(true).mode(0o750).create(&folder)?;
@@ -117,7 +112,6 @@ impl SeriesFolder {
         Ok(())
     }
 
-    /// Returns all series with a file.
     pub(super) fn known(&self) -> &BTreeMap<SeriesKey, FileRecord> {
         &self.known
     }
@@ -233,8 +227,8 @@ impl SeriesFolder {
 
     fn too_many(&self, key: &SeriesKey) -> String {
         format!(
-            "memory readings of `{}` are kept in this process only, because {} files are written in {}, and there may be no more: it gets one \
-             as soon as another was not written for an hour",
+            "memory readings of `{}` are kept in this process only, because {} files are written in {}, and \
+             there may be no more: it gets one as soon as another was not written for an hour",
             key.model,
             self.known.len(),
             self.folder.display()
@@ -242,9 +236,6 @@ impl SeriesFolder {
     }
 
     /// Returns the buckets of one tier of a series; none if the series has no file.
-    ///
-    /// # Errors
-    /// The disk fails.
     pub(super) fn read(&mut self, key: &SeriesKey, tier: usize) -> io::Result<Vec<ReadingBucket>> {
         let opened = RingFile::open(&self.path(key), key, &self.tiers, true);
         match opened {

@@ -1,12 +1,9 @@
 //! Identity of a series, and the name of its file. Pure.
 
-use std::fmt::Write as _;
-
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::{MemoryKind, ModelName};
 
-/// Identifies a series: one kind of memory of one replica of a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct SeriesKey {
     pub(crate) model: ModelName,
@@ -14,7 +11,6 @@ pub(crate) struct SeriesKey {
     pub(crate) memory: MemoryKind,
 }
 
-/// Suffix of the files of series.
 pub(super) const FILE_SUFFIX: &str = ".series";
 
 /// Most letters of a model's name that appear in its file name.
@@ -29,12 +25,7 @@ impl SeriesKey {
         let whole = format!("{}\0{}\0{}", self.model, self.replica, self.memory);
         let hash = Sha256::digest(whole.as_bytes());
         // Begin with `m-`, so that the file is not hidden if the model's name begins with a dot.
-        let mut name = format!("m-{shown}-{}-{}-", self.replica, self.memory);
-        for byte in hash.iter().take(8) {
-            let _infallible = write!(name, "{byte:02x}");
-        }
-        name.push_str(FILE_SUFFIX);
-        name
+        format!("m-{shown}-{}-{}-{}{FILE_SUFFIX}", self.replica, self.memory, hex::encode(&hash[..8]))
     }
 }
 

@@ -34,7 +34,6 @@ impl LiveBuckets {
         Self { policy: *policy, tiers: tiers(policy).to_vec(), series: BTreeMap::new() }
     }
 
-    /// Adds a reading.
     pub(super) fn add_reading(&mut self, key: &SeriesKey, reading: &RollupReading) {
         let most = self.waiting_limit();
         if !self.series.contains_key(key) {
@@ -49,7 +48,6 @@ impl LiveBuckets {
         one.add_waiting(done, most);
     }
 
-    /// Returns the most waiting buckets that a series may have.
     fn waiting_limit(&self) -> usize {
         (self.policy.waiting / self.series.len().max(1)).clamp(MIN_WAITING, MAX_WAITING)
     }
@@ -68,7 +66,6 @@ impl LiveBuckets {
         }
     }
 
-    /// Returns the series with waiting buckets.
     pub(super) fn waiting_keys(&self) -> Vec<SeriesKey> {
         let waits = self.series.iter().filter(|(_, one)| !one.waiting.is_empty());
         waits.map(|(key, _)| key.clone()).collect()
@@ -102,7 +99,6 @@ impl LiveBuckets {
         self.series.retain(|_, one| !one.waiting.is_empty() || !quiet(one));
     }
 
-    /// Returns all series of a model, or of all models.
     pub(super) fn keys(&self, model: Option<&str>) -> Vec<SeriesKey> {
         let own = self.series.keys().filter(|key| model.is_none_or(|model| key.model.as_str() == model));
         own.cloned().collect()

@@ -5,35 +5,28 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 use warden_policies::rollup::SeriesPolicy;
-use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, GenerationId, MemoryKind, ModelName, secrets};
 use warden_supervisor::{EventKind, FleetEvent, LedgerEntry};
 
-use crate::serve::describe_event;
+use crate::event_text::{describe_event, memory_change};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", from = "String")]
 pub(crate) enum SeriesMarkKind {
-    /// The process was replaced by another.
     Replaced,
-    /// A replacement failed.
     Failed,
     /// The process was asked to give memory back.
     Reclaimed,
     /// The model was unloaded, because no requests came or another model needed its memory.
     Unloaded,
-    /// The process crashed.
     Crashed,
-    /// A canary began or ended.
     Canary,
-    /// The configuration of the model changed.
     Configured,
     /// A warning for the operator.
     Warned,
 }
 
 impl SeriesMarkKind {
-    /// All kinds.
     pub(crate) const ALL: [Self; 8] = [
         Self::Replaced,
         Self::Failed,
@@ -161,7 +154,6 @@ pub(super) fn marks_from_event(event: &FleetEvent, at: u64, most: usize) -> Vec<
     vec![one]
 }
 
-/// Describes a replacement with the ledger's reason.
 fn replacement_text(entry: &LedgerEntry) -> String {
     let evidence = &entry.evidence;
     let mut text =
@@ -171,13 +163,7 @@ fn replacement_text(entry: &LedgerEntry) -> String {
         let _infallible = write!(text, "; {failed}");
         return text;
     }
-    let vram = |all: &[warden_policies::VramReading], gpu| {
-        all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes)
-    };
-    let (before, after) = match evidence.series {
-        Some(MemoryKind::Vram(gpu)) => (vram(&entry.vram_before, gpu), vram(&entry.vram_after, gpu)),
-        _ => (entry.host_before.map(HostMemory::charged), entry.host_after.map(HostMemory::charged)),
-    };
+    let (before, after) = memory_change(entry);
     if let Some((before, after)) = before.zip(after) {
         let _infallible = write!(text, "; {} before, {} after", ByteSize(before), ByteSize(after));
     }

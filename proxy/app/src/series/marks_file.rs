@@ -23,13 +23,11 @@ const MAX_FILE_BYTES: u64 = 256 << 20;
 #[derive(Debug)]
 pub(super) struct MarksFile {
     path: PathBuf,
-    /// Number of lines in the file.
     lines: usize,
     ours: bool,
 }
 
 impl MarksFile {
-    /// Opens the file in a folder, and reads its marks.
     pub(super) fn open(folder: &Path) -> (Self, Vec<SeriesMark>) {
         let path = folder.join("marks.jsonl");
         let facts = fs::symlink_metadata(&path);
@@ -47,14 +45,15 @@ impl MarksFile {
     /// Returns the reason why the file is not used; `None` if it is used.
     pub(super) fn refusal(&self) -> Option<String> {
         (!self.ours).then(|| {
-            format!("actions on models are recorded in this process only, because {} is no file of llama-warden's", self.path.display())
+            format!(
+                "actions on models are recorded in this process only, because {} is no file of \
+                     llama-warden's",
+                self.path.display()
+            )
         })
     }
 
     /// Appends marks. `all`: the `kept` marks in memory, including the new ones.
-    ///
-    /// # Errors
-    /// The disk fails or is full.
     pub(super) fn write(
         &mut self,
         new: &[SeriesMark],

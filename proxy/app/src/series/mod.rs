@@ -33,4 +33,4 @@ mod ring;
 mod store;
 
 pub(crate) use recorder::record_fleet;
-pub(crate) use store::SeriesStore;
+pub(crate) use store::{SeriesSpan, SeriesStore};

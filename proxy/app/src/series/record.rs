@@ -1,7 +1,8 @@
 //! The format of a bucket in a file: fixed length, little-endian, with a checksum at the end. Pure.
 //!
 //! ```text
-//!  0 start u64 · 8 first u32 · 12 last u32 · 16 covered u32 · 20 count u32 · 24 generation u64     times in ms after the start
+//!  0 start u64 · 8 first u32 · 12 last u32 · 16 covered u32 · 20 count u32 · 24 generation u64
+//!    (first and last in ms after the start)
 //!  32 min u64 · 40 max u64 · 48 last u64 · 56 mean f64
 //!  64 law, its low and high end, kept from and to, soft, hard: seven u32 of KiB, 0 for none
 //!  92 verdict u8 · 93 tier u8 · 94 nothing · 100 check u32
@@ -13,7 +14,6 @@
 use warden_policies::growth::{GrowthLine, GrowthVerdict};
 use warden_policies::rollup::{ReadingBucket, RollupContext, RollupTier};
 
-/// Length of a record in bytes.
 pub(super) const RECORD_BYTES: usize = 104;
 
 const CHECKSUM_OFFSET: usize = RECORD_BYTES - 4;
@@ -31,7 +31,6 @@ const VERDICTS: [GrowthVerdict; 5] = [
     GrowthVerdict::Leaking,
 ];
 
-/// Encodes a bucket.
 pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
     let mut bytes = [0; RECORD_BYTES];
     let begin = bucket.start.saturating_mul(1000);
@@ -81,7 +80,10 @@ pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<Readi
     let line = |number: usize| Some(word(64 + 4 * number)?).map(|kib| (kib > 0).then(|| kib * KIB));
     let start = long(0)?;
     let begin = start.checked_mul(1000)?;
-    let (min, max, last, mean) = (long(32)?, long(40)?, long(48)?, f64::from_le_bytes(bytes_at(bytes, 56)?));
+    let min = long(32)?;
+    let max = long(40)?;
+    let last = long(48)?;
+    let mean = f64::from_le_bytes(bytes_at(bytes, 56)?);
     let count = word(20)?;
     if count == 0 || start % tier.seconds != 0 || !mean.is_finite() || min > max {
         return None;

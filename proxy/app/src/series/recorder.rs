@@ -40,7 +40,8 @@ pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: Cancell
     // Limit writes to one at a time, so that writes do not queue up while the disk hangs.
     let flushing = Arc::new(AtomicBool::new(false));
     // `look`: time at which a changed view is read next.
-    let (mut changed, mut look) = (true, Instant::now());
+    let mut changed = true;
+    let mut look = Instant::now();
     loop {
         tokio::select! {
             next = tail.receiver.recv() => match next {
@@ -83,7 +84,8 @@ fn start_write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBo
     if flushing.swap(true, Ordering::Relaxed) {
         return;
     }
-    let (store, done) = (store.clone(), Arc::clone(flushing));
+    let store = store.clone();
+    let done = Arc::clone(flushing);
     let given = state.write(StateKind::Series, 0, move || {
         // `flush` logs its failures itself, and keeps unwritten data.
         store.flush();
@@ -95,12 +97,10 @@ fn start_write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBo
     }
 }
 
-/// The last recorded reading of each replica.
 #[derive(Default)]
 struct RecordedReadings(BTreeMap<(ModelName, u32), (Option<GenerationId>, u64)>);
 
 impl RecordedReadings {
-    /// Returns the readings in this view that were not recorded before.
     fn take_new(&mut self, view: &FleetView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
         let mut readings = Vec::new();
         let mut next = BTreeMap::new();
@@ -134,7 +134,6 @@ fn recorded_backends(model: &ModelView) -> Vec<&BackendView> {
     shown.into_values().collect()
 }
 
-/// Returns the readings of all kinds of memory that are known.
 fn backend_readings(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(SeriesKey, RollupReading)> {
     let host = backend.host.map(|host| (MemoryKind::Host, host.charged()));
     let vram = backend.memory.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
@@ -152,10 +151,15 @@ fn reading_lines(backend: &BackendView, memory: MemoryKind) -> RollupContext {
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
     // Measured pools belong neither to the settled size nor to the allowance.
-    let measured = backend.memory.declared.iter().filter(|_| memory == MemoryKind::Host);
-    let measured = measured.filter_map(|declared| declared.now).fold(0, u64::saturating_add);
+    let measured = match memory {
+        MemoryKind::Host => {
+            backend.memory.declared.iter().filter_map(|declared| declared.now).fold(0, u64::saturating_add)
+        }
+        MemoryKind::Vram(_) => 0,
+    };
     let kept = growth.and_then(|growth| {
-        let (settled, room) = (growth.baseline?, growth.fill.allowed.saturating_add(measured));
+        let settled = growth.baseline?;
+        let room = growth.fill.allowed.saturating_add(measured);
         (room > 0).then(|| (settled, settled.saturating_add(room)))
     });
     RollupContext {

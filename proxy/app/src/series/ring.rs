@@ -29,14 +29,12 @@ const TEXT_OFFSET: usize = 20;
 /// Mode of the file, which has names of models, and is not readable by everybody.
 const FILE_MODE: u32 = 0o640;
 
-/// Content of a head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RingHead {
     #[serde(flatten)]
     pub(super) key: SeriesKey,
     /// Seconds and slots of each tier.
     tiers: Vec<(u64, u64)>,
-    /// Creation time, in seconds since 1970.
     pub(super) since: u64,
 }
 
@@ -56,7 +54,6 @@ pub(super) enum RingError {
     Io(#[from] io::Error),
 }
 
-/// Returns the length in bytes of a file with these tiers.
 pub(super) fn file_length(tiers: &[RollupTier]) -> u64 {
     tier_offset(tiers, tiers.len())
 }
@@ -75,9 +72,6 @@ pub(super) struct RingFile {
 
 impl RingFile {
     /// Opens the file of a series, for reading or also for writing.
-    ///
-    /// # Errors
-    /// The file is missing, cannot be read, or is not the file of this series.
     pub(super) fn open(
         path: &Path,
         key: &SeriesKey,
@@ -94,9 +88,6 @@ impl RingFile {
     }
 
     /// Creates the file of a series. The file appears with its head or not at all.
-    ///
-    /// # Errors
-    /// The file cannot be created, or the name is taken.
     pub(super) fn create(
         path: &Path,
         key: &SeriesKey,
@@ -106,11 +97,14 @@ impl RingFile {
         let widths = tiers.iter().map(|tier| (tier.seconds, tier.slots)).collect();
         let head = RingHead { key: key.clone(), tiers: widths, since: now };
         let text = serde_json::to_vec(&head).map_err(io::Error::from)?;
-        let size = u32::try_from(text.len()).ok().filter(|_| text.len() <= HEAD_BYTES - TEXT_OFFSET);
+        if text.len() > HEAD_BYTES - TEXT_OFFSET {
+            return Err(RingError::Long);
+        }
+        let size = u32::try_from(text.len()).map_err(|_| RingError::Long)?;
         let mut bytes = Vec::with_capacity(HEAD_BYTES);
         bytes.extend_from_slice(FILE_MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&size.ok_or(RingError::Long)?.to_le_bytes());
+        bytes.extend_from_slice(&size.to_le_bytes());
         bytes.extend_from_slice(&crc32(&text).to_le_bytes());
         bytes.extend_from_slice(&text);
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -127,9 +121,6 @@ impl RingFile {
     }
 
     /// Returns all buckets of a tier, in the order of time.
-    ///
-    /// # Errors
-    /// The disk fails.
     pub(super) fn read(&self, number: usize) -> io::Result<Vec<ReadingBucket>> {
         let Some(tier) = self.tiers.get(number).copied() else { return Ok(Vec::new()) };
         let slots = usize::try_from(tier.slots).unwrap_or(0);
@@ -166,10 +157,6 @@ impl RingFile {
     }
 }
 
-/// Reads the head of a file.
-///
-/// # Errors
-/// The file cannot be read, or is not a file of a series.
 pub(super) fn read_head(path: &Path) -> Result<RingHead, RingError> {
     parse_head(&open_options().open(path)?)
 }
@@ -190,7 +177,10 @@ fn parse_head(file: &File) -> Result<RingHead, RingError> {
     let read = read_up_to(file, &mut bytes, 0)?;
     let bytes = &bytes[..read];
     let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    let version = word(8).filter(|_| bytes.starts_with(FILE_MAGIC)).ok_or(RingError::Foreign)?;
+    if !bytes.starts_with(FILE_MAGIC) {
+        return Err(RingError::Foreign);
+    }
+    let version = word(8).ok_or(RingError::Foreign)?;
     if version != VERSION {
         return Err(RingError::Later(version));
     }

@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use warden_policies::rollup::{
@@ -57,7 +58,6 @@ struct StoreFiles {
     handed_over: bool,
 }
 
-/// Recorded buckets of one series.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct FoundSeries {
     pub(super) key: SeriesKey,
@@ -67,14 +67,15 @@ pub(super) struct FoundSeries {
 }
 
 /// A recorded series, and the span of its record in seconds since 1970.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SeriesSpan {
-    pub(super) key: SeriesKey,
-    pub(super) from: u64,
-    pub(super) to: u64,
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SeriesSpan {
+    #[serde(flatten)]
+    pub(crate) key: SeriesKey,
+    pub(crate) from: u64,
+    /// Time of the last reading or write.
+    pub(crate) to: u64,
 }
 
-/// Reasons why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SeriesStoreError {
     /// The disk does not answer, or too many queries are waiting.
@@ -121,12 +122,10 @@ impl SeriesStore {
         files.handed_over = true;
     }
 
-    /// Adds a reading.
     pub(super) fn add_reading(&self, key: &SeriesKey, reading: &RollupReading) {
         self.memory().live.add_reading(key, reading);
     }
 
-    /// Adds a mark.
     pub(super) fn add_mark(&self, mark: SeriesMark) {
         let kept = &mut *self.memory();
         if kept.marks.add(mark.clone(), &self.0.policy) && kept.unwritten.len() < self.0.policy.marks {
@@ -139,7 +138,6 @@ impl SeriesStore {
         self.memory().live.close();
     }
 
-    /// Returns a text that says where the series are stored.
     pub(super) fn storage_place(&self) -> String {
         self.memory().place.clone()
     }
@@ -166,7 +164,8 @@ impl SeriesStore {
             Ok(()) => {}
             Err(error) => {
                 if !std::mem::replace(&mut files.failing, true) {
-                    tracing::warn!(folder = %disk.folder.display(), %error, "memory readings cannot be written: they are kept in this process, while it has room; nothing else depends on them");
+                    tracing::warn!(folder = %disk.folder.display(), %error, "memory readings cannot be written: \
+                        they are kept in this process, while it has room; nothing else depends on them");
                 }
             }
         }
@@ -241,10 +240,6 @@ impl SeriesStore {
         false
     }
 
-    /// Returns all recorded series with their spans.
-    ///
-    /// # Errors
-    /// The disk does not answer.
     pub(super) async fn spans(&self) -> Result<Vec<SeriesSpan>, SeriesStoreError> {
         self.read(|store| {
             let files = store.files();
@@ -275,10 +270,6 @@ impl SeriesStore {
         .await
     }
 
-    /// Returns the recorded buckets in a range, for all series of a model.
-    ///
-    /// # Errors
-    /// The disk does not answer, or fails.
     pub(super) async fn find(
         &self,
         model: &str,
@@ -341,12 +332,10 @@ impl SeriesStore {
     }
 }
 
-/// Returns the current time in seconds since 1970.
 pub(super) fn unix_seconds() -> u64 {
     unix_millis() / 1000
 }
 
-/// Returns the current time in milliseconds since 1970.
 pub(super) fn unix_millis() -> u64 {
     u64::try_from(clock::now().as_millisecond()).unwrap_or(0)
 }

@@ -25,7 +25,8 @@ pub(crate) async fn watch_certificate(
         if let Some(left) = left.filter(|left| *left < warn) {
             if !told {
                 let days = left.as_secs() / 86_400;
-                tracing::warn!(target: "tls", days, "the certificate {} expires soon; is its renewal at work?", tls.files().cert.display());
+                tracing::warn!(target: "tls", days, "the certificate {} expires soon; is its renewal at \
+                                                     work?", tls.files().cert.display());
             }
             told = true;
         } else {

@@ -52,7 +52,8 @@ fn to_failure(failure: &StartFailure) -> CommandError {
     let lines = lines.iter().fold(String::new(), |all, line| all + "\n  | " + line);
     CommandError::hinted(
         format!("llama-server did not start: {}{lines}", failure.message),
-        "as a drop-in, llama-warden ends with a first start that fails, as llama-server does; with a configuration file it keeps trying",
+        "as a drop-in, llama-warden ends with a first start that fails, as llama-server does; with a \
+         configuration file it keeps trying",
     )
 }
 

@@ -12,24 +12,20 @@ use warden_supervisor::{PendingWork, WorkKind, run_job};
 use crate::config::model_files::ModelFileStamp;
 use crate::config::source::folder;
 
-/// All files of all folders.
 type FolderFiles = BTreeMap<PathBuf, ModelFileStamp>;
 
 /// Function that reads folders; returns `None` if they cannot be read.
 type FolderReader = Arc<dyn Fn(&[PathBuf]) -> Option<FolderFiles> + Send + Sync>;
 
-/// Watches folders.
 pub(super) struct FolderWatch {
     dirs: Vec<PathBuf>,
     look: FolderReader,
     every: Duration,
-    /// Time of the next read.
     next: Instant,
     /// A read in progress. While it hangs, no second read is started.
     looking: Option<PendingWork<Option<FolderFiles>>>,
     /// Files when they were last applied.
     applied: FolderFiles,
-    /// Files at the last read.
     last_read: FolderFiles,
 }
 
@@ -40,7 +36,8 @@ impl FolderWatch {
     }
 
     async fn with_reader(dirs: Vec<PathBuf>, every: Duration, look: FolderReader) -> Self {
-        let (next, nothing) = (Instant::now() + every, FolderFiles::new());
+        let next = Instant::now() + every;
+        let nothing = FolderFiles::new();
         let mut new =
             Self { dirs, look, every, next, looking: None, applied: nothing.clone(), last_read: nothing };
         new.applied = new.start_read().await.ok().flatten().unwrap_or_default();
@@ -72,11 +69,11 @@ impl FolderWatch {
 
     /// Starts a read on another thread. A disk may hang; then no change is reported.
     fn start_read(&self) -> PendingWork<Option<FolderFiles>> {
-        let (look, dirs) = (self.look.clone(), self.dirs.clone());
+        let look = self.look.clone();
+        let dirs = self.dirs.clone();
         run_job(WorkKind::ModelFiles, move || look(&dirs))
     }
 
-    /// Replaces the watched folders.
     pub(super) fn set_dirs(&mut self, dirs: &[PathBuf]) {
         if self.dirs != dirs {
             self.dirs = dirs.to_vec();

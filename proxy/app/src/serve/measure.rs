@@ -23,7 +23,6 @@ use crate::private_temp;
 /// Variables that hide GPUs: the tiny model needs no GPU, and the GPUs' memory may be full.
 const GPU_VISIBILITY_VARS: [&str; 3] =
     ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
-/// Prefixes of variables that set flags of a llama-server.
 const FLAG_VAR_PREFIXES: [&str; 2] = ["LLAMA_", "GGML_"];
 
 /// Programs to measure, and the models that run them.
@@ -69,7 +68,8 @@ impl MeasureJob {
         let measured = match self.measure_with(first).await {
             Ok(measured) if measured != ServerBehaviour::default() => measured,
             Ok(_) => {
-                tracing::info!(binary = %shown, "how it behaves cannot be measured: it did not start with the sample model");
+                tracing::info!(binary = %shown, "how it behaves cannot be measured: it did not start with the \
+                                                 sample model");
                 return;
             }
             Err(error) => {

@@ -12,6 +12,7 @@
 //! ```
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use warden_supervisor::nursery::{self, NurseryHandle, ProcessNursery};
 use warden_supervisor::{Succession, set_root, start_worker_threads};
 
 use crate::admin::server::PulseSender;
+use crate::admin::upgrade_order::UpgradeOrder;
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::needs;
@@ -31,11 +33,8 @@ use crate::exit::CommandError;
 use crate::{logging, out};
 
 mod certificate;
-mod describe;
 mod first_start;
 mod folders;
-pub(crate) mod leaving;
-mod live;
 pub(crate) mod manager;
 mod measure;
 mod observe;
@@ -46,7 +45,6 @@ mod server;
 mod signals;
 pub(crate) mod upgrade;
 
-pub(crate) use describe::describe_event;
 use folders::FolderWatch;
 pub(crate) use manager::ActivatedSockets;
 use manager::ServiceManager;
@@ -57,9 +55,8 @@ pub(crate) use signals::SignalHandlers;
 use signals::SignalRequest;
 use upgrade::new::PredecessorLink;
 use upgrade::old;
-use upgrade::order::UpgradeOrder;
 use upgrade::retired::RetiredProgram;
-use upgrade::talk::InstancePlace as Where;
+use upgrade::talk::InstancePlace;
 
 /// Sources of the configuration, read at the start and at every reload.
 #[derive(Clone, Debug)]
@@ -100,7 +97,8 @@ impl ConfigSource {
                 .as_ref()
                 .map_or(ConfigPlace::Nowhere, |path| ConfigPlace::whole_file(path));
             let problem = ConfigProblem::new(place, "no model is configured");
-            let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use `llama-warden serve -- -m file.gguf`";
+            let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use \
+                        `llama-warden serve -- -m file.gguf`";
             return Err(CommandError::Config(problem.with_hint(hint).into()));
         }
         let mut resolved = resolve_config(&loaded, machine, self.any_name)?;
@@ -210,92 +208,50 @@ async fn serve(
     logging::start_logging(&resolved.settings.log, resolved.fleet.any_name)?;
     raise_file_limit();
     log_warnings(&resolved.warnings);
-    let looks = resolved.settings.child.models_look;
-    let mut folders = FolderWatch::new(resolved.dirs.models.clone(), looks).await;
-    let deadline = resolved.settings.server.shutdown_deadline;
-    let mut renewing = UpdateSchedule::new(resolved.settings.update.every, &resolved.dirs.state, &plan);
+    let folders = FolderWatch::new(resolved.dirs.models.clone(), resolved.settings.child.models_look).await;
+    let renewing = UpdateSchedule::new(resolved.settings.update.every, &resolved.dirs.state, &plan);
     let drop_in = resolved.fleet.any_name;
-    let inheritance = match predecessor {
-        Some(predecessor) => Some(predecessor.receive_handover(Where::from_configuration(&resolved)).await?),
-        None => None,
-    };
-    let begun = inheritance.as_ref().map(|left| left.begun.clone());
+    let deadline = resolved.settings.server.shutdown_deadline;
     let graces = resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
     let longest = deadline
         .saturating_add(resolved.settings.probe.drain_delay)
         .saturating_add(graces.max().unwrap_or_default());
-    let mut server =
-        Box::pin(RunningInstance::start_after(resolved, machine, nursery, sockets, inheritance)).await?;
+    let mut server = Box::pin(start_instance(resolved, machine, nursery, sockets, predecessor)).await?;
     let views = server.fleet().subscribe();
-    if let (Some(predecessor), Some(begun)) = (predecessor, begun) {
-        let kept = predecessor.take_over(server.fleet(), &begun, server.check_answers()).await?;
-        server.take_ownership();
-        server.spawn_task(predecessor.clone().follow_requests(kept, server.fleet().clone()));
-        tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: this program serves from now on");
-    } else {
-        print_addresses(&server);
-    }
-    let (turns, mut asked_whether) = PulseSender::new();
+    let (turns, pulses) = PulseSender::new();
     server.attend_manager(&manager, turns);
     manager.report_ready().await;
+    let mut control = ControlLoop {
+        machine,
+        manager: &manager,
+        signals,
+        folders,
+        renewing,
+        reading: ConfigReader::new(&plan, machine),
+        pulses,
+        orders: server.orders(),
+    };
     let first = async {
         if drop_in { first_start::first_start_failure(views).await } else { std::future::pending().await }
     };
     tokio::pin!(first);
-    let mut orders = server.orders();
-    let mut reading = ConfigReader::new(&plan, machine);
     loop {
-        let order = tokio::select! {
-            problem = &mut first => {
+        let order = match control.next_event(&mut server, first.as_mut()).await {
+            ControlEvent::Order(order) => order,
+            ControlEvent::End => break,
+            ControlEvent::StartFailed(problem) => {
                 server.stop(Duration::ZERO).await;
                 return Err(problem);
             }
-            asked = signals.next() => match asked {
-                SignalRequest::End => break,
-                SignalRequest::Reload => {
-                    start_reload(&mut reading, &manager, &server).await;
-                    continue;
-                }
-                SignalRequest::Upgrade => {
-                    let (reply, _nobody) = oneshot::channel();
-                    UpgradeOrder { to: None, wait: None, caller: "a signal (USR2)".into(), reply }
-                }
-            },
-            () = renewing.run_due() => continue,
-            () = folders.wait_changed() => {
-                tracing::info!("models in a folder were added or removed: the configuration is read again");
-                start_reload(&mut reading, &manager, &server).await;
-                continue;
-            }
-            read = reading.read() => {
-                match read {
-                    ReadResult::Done(read) => {
-                        Box::pin(apply_configuration(*read, machine, &mut server)).await;
-                        folders.set_dirs(server.folders());
-                        renewing.set(server.update_interval());
-                    }
-                    ReadResult::Late(time) => {
-                        tracing::error!(
-                            "reading the configuration again takes longer than {time:?}: does a disk hang? The old configuration stays in force until the new one is read"
-                        );
-                        manager.report_ready().await;
-                    }
-                }
-                if !reading.is_under_way() {
-                    manager.report_ready().await;
-                }
-                continue;
-            }
-            never = answer_pulses(&mut asked_whether) => match never {},
-            problem = server.wait_gateway_failure() => return Err(problem),
-            Some(order) = next_order(orders.as_mut()) => order,
+            ControlEvent::GatewayFailed(problem) => return Err(problem),
         };
         let upgraded = tokio::select! {
-            upgraded = run_upgrade(&server, order, &mut signals) => upgraded,
-            never = answer_pulses(&mut asked_whether) => match never {},
+            upgraded = run_upgrade(&server, order, &mut control.signals) => upgraded,
+            never = answer_pulses(&mut control.pulses) => match never {},
         };
         match upgraded {
             Ok(retired) => {
+                let ControlLoop { mut signals, mut renewing, reading, .. } = control;
                 renewing.ask_to_end();
                 drop(reading);
                 return Box::pin(retired.run_to_end(server, deadline, &mut signals)).await;
@@ -304,18 +260,136 @@ async fn serve(
             Err(old::UpgradeError::Ends) => break,
         }
     }
-    renewing.ask_to_end();
-    drop(reading);
-    let in_flight = server.in_flight();
-    tokio::select! {
-        done = Box::pin(stop_server(server, deadline, &mut signals, manager.report_stopping(in_flight, longest))) => done?,
-        never = answer_pulses(&mut asked_whether) => match never {},
+    Box::pin(control.stop(server, deadline, longest)).await
+}
+
+async fn start_instance(
+    resolved: ResolvedConfig,
+    machine: &HostMachine,
+    nursery: NurseryHandle,
+    sockets: ActivatedSockets,
+    predecessor: Option<&PredecessorLink>,
+) -> Result<RunningInstance, CommandError> {
+    let Some(predecessor) = predecessor else {
+        let server = Box::pin(RunningInstance::start(resolved, machine, nursery, sockets)).await?;
+        print_addresses(&server);
+        return Ok(server);
+    };
+    let inheritance = predecessor.receive_handover(InstancePlace::from_configuration(&resolved)).await?;
+    let begun = inheritance.begun.clone();
+    let mut server =
+        Box::pin(RunningInstance::start_after(resolved, machine, nursery, sockets, Some(inheritance)))
+            .await?;
+    let kept = predecessor.take_over(server.fleet(), &begun, server.check_answers()).await?;
+    server.take_ownership();
+    server.spawn_task(predecessor.clone().follow_requests(kept, server.fleet().clone()));
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "upgrade: this program serves from now on");
+    Ok(server)
+}
+
+enum ControlEvent {
+    /// An order to upgrade to another program.
+    Order(UpgradeOrder),
+    End,
+    /// The first start in drop-in mode failed.
+    StartFailed(CommandError),
+    GatewayFailed(CommandError),
+}
+
+/// Handles signals, orders and changed files while the program serves.
+struct ControlLoop<'a> {
+    machine: &'a HostMachine,
+    manager: &'a ServiceManager,
+    signals: SignalHandlers,
+    folders: FolderWatch,
+    renewing: UpdateSchedule,
+    reading: ConfigReader,
+    /// Questions whether this loop is responsive.
+    pulses: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
+    orders: Option<mpsc::Receiver<UpgradeOrder>>,
+}
+
+impl ControlLoop<'_> {
+    /// Reloads whenever that is requested, until something else happens.
+    async fn next_event(
+        &mut self,
+        server: &mut RunningInstance,
+        mut first: Pin<&mut impl Future<Output = CommandError>>,
+    ) -> ControlEvent {
+        loop {
+            tokio::select! {
+                problem = first.as_mut() => return ControlEvent::StartFailed(problem),
+                asked = self.signals.next() => match asked {
+                    SignalRequest::End => return ControlEvent::End,
+                    SignalRequest::Reload => self.start_reload(server).await,
+                    SignalRequest::Upgrade => {
+                        let (reply, _nobody) = oneshot::channel();
+                        let caller = "a signal (USR2)".into();
+                        return ControlEvent::Order(UpgradeOrder { to: None, wait: None, caller, reply });
+                    }
+                },
+                () = self.renewing.run_due() => {}
+                () = self.folders.wait_changed() => {
+                    tracing::info!(
+                        "models in a folder were added or removed: the configuration is read again"
+                    );
+                    self.start_reload(server).await;
+                }
+                read = self.reading.read() => self.finish_reload(read, server).await,
+                never = answer_pulses(&mut self.pulses) => match never {},
+                problem = server.wait_gateway_failure() => return ControlEvent::GatewayFailed(problem),
+                Some(order) = next_order(self.orders.as_mut()) => return ControlEvent::Order(order),
+            }
+        }
     }
-    tokio::select! {
-        () = renewing.wait_ended() => {}
-        () = signals.wait_end() => {}
+
+    /// Starts to read the configuration. Log files are reopened at once.
+    async fn start_reload(&mut self, server: &RunningInstance) {
+        self.manager.report_reloading().await;
+        self.reading.request_read(server.reopen_logs());
     }
-    Ok(())
+
+    async fn finish_reload(&mut self, read: ReadResult, server: &mut RunningInstance) {
+        match read {
+            ReadResult::Done(read) => {
+                Box::pin(apply_configuration(*read, self.machine, server)).await;
+                self.folders.set_dirs(server.folders());
+                self.renewing.set(server.update_interval());
+            }
+            ReadResult::Late(time) => {
+                tracing::error!(
+                    "reading the configuration again takes longer than {time:?}: does a disk hang? The old \
+                     configuration stays in force until the new one is read"
+                );
+                self.manager.report_ready().await;
+            }
+        }
+        if !self.reading.is_under_way() {
+            self.manager.report_ready().await;
+        }
+    }
+
+    /// Stops the instance, and waits for a running update. `longest`: time limit of the drain.
+    async fn stop(
+        self,
+        server: RunningInstance,
+        deadline: Duration,
+        longest: Duration,
+    ) -> Result<(), CommandError> {
+        let Self { manager, mut signals, mut renewing, reading, mut pulses, .. } = self;
+        renewing.ask_to_end();
+        drop(reading);
+        let telling = manager.report_stopping(server.in_flight(), longest);
+        tokio::select! {
+            done = Box::pin(stop_server(server, deadline, &mut signals, telling)) => done?,
+            never = answer_pulses(&mut pulses) => match never {},
+        }
+        tokio::select! {
+            () = renewing.wait_ended() => {}
+            () = signals.wait_end() => {}
+        }
+        Ok(())
+    }
 }
 
 async fn next_order(orders: Option<&mut mpsc::Receiver<UpgradeOrder>>) -> Option<UpgradeOrder> {
@@ -325,22 +399,17 @@ async fn next_order(orders: Option<&mut mpsc::Receiver<UpgradeOrder>>) -> Option
     }
 }
 
-/// Prints the addresses for clients and operators.
 fn print_addresses(server: &RunningInstance) {
-    // Ignore errors: standard output may be closed, which is no reason not to serve.
-    for address in std::iter::once(server.address()).chain(server.other_addresses().iter().copied()) {
-        drop(out::print_line(&format!("listening on {}://{address}", server.scheme())));
-    }
-    drop(out::print_line(&format!("admin socket {}", server.admin_socket().display())));
-    if let Some(address) = server.admin_address() {
-        drop(out::print_line(&format!("admin address http://{address}")));
-    }
-    for (what, address) in
-        [("probe address http://", server.probes().0), ("agent address ", server.probes().1)]
-    {
-        if let Some(address) = address {
-            drop(out::print_line(&format!("{what}{address}")));
-        }
+    let addresses = server.addresses();
+    let scheme = server.scheme();
+    let public = addresses.public.iter().map(|address| format!("listening on {scheme}://{address}"));
+    let socket = format!("admin socket {}", addresses.admin_socket.display());
+    let admin = addresses.admin.map(|address| format!("admin address http://{address}"));
+    let probe = addresses.probe.map(|address| format!("probe address http://{address}"));
+    let agent = addresses.agent.map(|address| format!("agent address {address}"));
+    for line in public.chain([socket]).chain(admin).chain(probe).chain(agent) {
+        // Ignore errors: standard output may be closed, which is no reason not to serve.
+        drop(out::print_line(&line));
     }
 }
 
@@ -367,6 +436,10 @@ async fn run_upgrade(
     Err(stays)
 }
 
+fn second_signal_error() -> CommandError {
+    CommandError::failed("ended at once by a second signal")
+}
+
 async fn stop_server(
     server: RunningInstance,
     deadline: Duration,
@@ -380,7 +453,7 @@ async fn stop_server(
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             problem = server.wait_gateway_failure() => return Err(problem),
-            () = signals.wait_end() => return Err(CommandError::failed("ended at once by a second signal")),
+            () = signals.wait_end() => return Err(second_signal_error()),
             () = &mut telling => return Ok(()),
         }
     }
@@ -394,7 +467,7 @@ async fn stop_server(
             tracing::info!("stopped");
             Ok(())
         }
-        () = signals.wait_end() => Err(CommandError::failed("ended at once by a second signal")),
+        () = signals.wait_end() => Err(second_signal_error()),
         // Never resolves; it ends with the other branches.
         () = telling => Ok(()),
     }
@@ -409,13 +482,6 @@ async fn answer_pulses(asked: &mut mpsc::UnboundedReceiver<oneshot::Sender<()>>)
     std::future::pending().await
 }
 
-/// Starts to read the configuration. Log files are reopened at once.
-async fn start_reload(reading: &mut ConfigReader, manager: &ServiceManager, server: &RunningInstance) {
-    manager.report_reloading().await;
-    reading.request_read(server.reopen_logs());
-}
-
-/// Applies the configuration that was read, if it is valid.
 async fn apply_configuration(
     read: Result<ResolvedConfig, CommandError>,
     machine: &HostMachine,

@@ -12,16 +12,15 @@ use warden_policies::growth::GrowthVerdict;
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{EventKind, Fleet, FleetEvent};
 
-use super::describe::describe_event;
 use crate::access_log::AccessLog;
 use crate::admin::answer::AdminConfig;
 use crate::admin::metrics::MetricsRegistry;
 use crate::advice::{self, AdvisedServers};
+use crate::event_text::describe_event;
 use crate::events_file::EventsFile;
 use crate::logging;
 use crate::otel::RequestTracer;
 
-/// Receives the gateway's records.
 pub(crate) struct RequestObserver {
     pub(crate) metrics: Arc<MetricsRegistry>,
     pub(crate) access: AccessLog,
@@ -51,7 +50,8 @@ pub(crate) async fn log_events(
     file: EventsFile,
     stop: CancellationToken,
 ) {
-    let (file, tail) = (Arc::new(file), fleet.events());
+    let file = Arc::new(file);
+    let tail = fleet.events();
     let mut receiver = tail.receiver;
     let mut views = fleet.subscribe();
     let mut advised = LoggedAdvice::default();
@@ -80,7 +80,8 @@ pub(crate) async fn log_events(
         match next {
             Ok(event) => see(&event),
             Err(RecvError::Lagged(missed)) => {
-                tracing::warn!(target: "event", missed, "events came faster than they could be counted; some are missing in the metrics");
+                tracing::warn!(target: "event", missed, "events came faster than they could be counted; some are \
+                                                         missing in the metrics");
             }
             Err(RecvError::Closed) => return,
         }
@@ -93,9 +94,8 @@ pub(crate) async fn log_events(
 struct LoggedAdvice(BTreeMap<ModelName, Vec<String>>);
 
 impl LoggedAdvice {
-    /// Returns the advice that was not logged before.
     fn take_new(&mut self, event: &FleetEvent, advice: Vec<LeakAdvice>) -> Vec<LeakAdvice> {
-        let Some(model) = event.model.as_ref().filter(|_| !advice.is_empty()) else { return Vec::new() };
+        let Some(model) = &event.model else { return Vec::new() };
         let said = self.0.entry(model.clone()).or_default();
         let sentences: Vec<String> = advice.iter().map(LeakAdvice::sentence).collect();
         if sentences.iter().all(|sentence| said.contains(sentence)) {

@@ -38,7 +38,6 @@ struct ReadInProgress {
     late_reported: bool,
 }
 
-/// Result of a read.
 pub(super) enum ReadResult {
     Done(Box<Result<ResolvedConfig, CommandError>>),
     /// The read is still in progress after this time.
@@ -47,7 +46,9 @@ pub(super) enum ReadResult {
 
 impl ConfigReader {
     pub(super) fn new(plan: &ConfigSource, machine: &HostMachine) -> Self {
-        let (plan, machine, cancel) = (plan.clone(), machine.clone(), CancellationToken::new());
+        let plan = plan.clone();
+        let machine = machine.clone();
+        let cancel = CancellationToken::new();
         Self { plan, machine, under_way: None, read_again: false, cancel, patience: SLOW_READ_LIMIT }
     }
 
@@ -63,7 +64,9 @@ impl ConfigReader {
     }
 
     fn start(&mut self, logs: Option<oneshot::Receiver<()>>) {
-        let (plan, machine, ends) = (self.plan.clone(), self.machine.clone(), self.cancel.clone());
+        let plan = self.plan.clone();
+        let machine = self.machine.clone();
+        let ends = self.cancel.clone();
         let reads = async move {
             let read = plan.resolve(&machine).await;
             if let Some(logs) = logs {
@@ -78,7 +81,6 @@ impl ConfigReader {
         self.under_way = Some(ReadInProgress { task, since: Instant::now(), late_reported: false });
     }
 
-    /// Returns whether a read is in progress.
     pub(super) fn is_under_way(&self) -> bool {
         self.under_way.is_some()
     }

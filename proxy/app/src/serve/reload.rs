@@ -1,12 +1,42 @@
-//! Finds changes of the configuration that need a restart of llama-warden. Pure.
+//! What a reload changes in the gateway, and what needs a restart of llama-warden. Pure.
+
+use std::fmt::Debug;
+
+use warden_gateway::{ApiKeys, CorsConfig, LiveConfig};
 
 use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::dirs::WardenDirs;
+use crate::request_recorder::RecorderSet;
+
+pub(crate) fn gateway_config(resolved: &ResolvedConfig, recorders: &RecorderSet) -> LiveConfig {
+    // Leave out models without rules: every request searches this list, so it should be short.
+    let models = resolved.fleet.models.iter().zip(&resolved.models);
+    let ruled = models.filter(|(_, model)| !model.rules.is_empty());
+    let models = ruled.map(|(spec, model)| (spec.name.clone(), model.rules.clone()));
+    let remotes = resolved.fleet.remotes.iter().zip(&resolved.gateway.remotes);
+    let remotes = remotes.map(|(remote, rules)| (remote.name.clone(), rules.clone()));
+    let models = models.chain(remotes).collect();
+    let server = &resolved.settings.server;
+    let cors = CorsConfig {
+        origins: server.cors.clone(),
+        max_age: server.cors_max_age,
+        with_keys: resolved.gateway.keys.is_some(),
+    };
+    let recorders = recorders.by_model(resolved);
+    LiveConfig {
+        models,
+        keys: resolved.gateway.keys.clone().map(ApiKeys::new),
+        cors,
+        by_name: resolved.gateway.by_name.clone(),
+        names: resolved.gateway.names.clone(),
+        recorders,
+    }
+}
 
 /// Returns the changed sections that take effect only after a restart.
 pub(crate) fn needs_restart(old: &ResolvedConfig, new: &ResolvedConfig) -> Vec<&'static str> {
     // These types come from the defaults and have no `PartialEq`; their debug text contains all values.
-    let differs = |a: &dyn std::fmt::Debug, b: &dyn std::fmt::Debug| format!("{a:?}") != format!("{b:?}");
+    let differs = |a: &dyn Debug, b: &dyn Debug| format!("{a:?}") != format!("{b:?}");
     let mut sections = Vec::new();
     let mut note = |section, differs| {
         if differs {

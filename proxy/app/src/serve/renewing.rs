@@ -12,7 +12,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::ConfigSource;
 use crate::cli::update::{last_run, scheduled_command};
 
-/// Schedules and runs updates.
 pub(super) struct UpdateSchedule {
     /// Interval of updates; zero: never.
     every: Duration,
@@ -22,7 +21,6 @@ pub(super) struct UpdateSchedule {
     running: Option<RunningUpdate>,
 }
 
-/// A running update.
 struct RunningUpdate {
     child: Child,
     /// The update process continues while this is open; closing it asks the process to end.
@@ -123,7 +121,6 @@ const UPDATE_END_LIMIT: Duration = Duration::from_secs(10);
 const MIN_FIRST_DELAY: Duration = Duration::from_secs(60);
 
 impl RunningUpdate {
-    /// Logs the output of the update until it has ended.
     async fn wait_logging(&mut self) {
         loop {
             tokio::select! {

@@ -29,7 +29,6 @@ const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 /// Limit between the end of a terminal and the HUP that its shell sends to its jobs.
 const TERMINAL_END_WINDOW: Duration = Duration::from_secs(5);
 
-/// Meaning of a signal.
 pub(crate) enum SignalRequest {
     End,
     Reload,
@@ -37,7 +36,6 @@ pub(crate) enum SignalRequest {
     Upgrade,
 }
 
-/// The handled signals.
 pub(crate) struct SignalHandlers {
     term: Signal,
     int: Signal,
@@ -69,7 +67,6 @@ impl SignalHandlers {
         })
     }
 
-    /// Waits for TERM or INT.
     pub(crate) async fn wait_end(&mut self) {
         loop {
             tokio::select! {
@@ -96,7 +93,6 @@ impl SignalHandlers {
         }
     }
 
-    /// Waits for the next request.
     pub(crate) async fn next(&mut self) -> SignalRequest {
         loop {
             let asked = tokio::select! {

@@ -1,7 +1,7 @@
 //! Computes round numbers along an axis: steps of 1, 2 or 5 times a power of ten of a unit, and on a clock
 //! whole minutes, hours or days.
 
-use super::{HorizontalQuantity, VerticalQuantity};
+use super::HorizontalQuantity;
 use crate::number::group_digits;
 use crate::time::UtcMoment;
 
@@ -30,18 +30,14 @@ const CLOCK_STEPS: [f64; 18] = [
 const DAY: f64 = 86_400.0;
 
 impl AxisTicks {
-    /// Returns the ticks of the vertical axis, whose first and last number are its ends.
-    pub(super) fn vertical(low: f64, high: f64, up: VerticalQuantity) -> Self {
-        let (unit, name) = match up {
-            VerticalQuantity::Bytes => byte_unit(low, high),
-            VerticalQuantity::Count | VerticalQuantity::PerSecond(_) => (1.0, ""),
-            VerticalQuantity::Seconds if high < 1.0 => (1e-3, " ms"),
-            VerticalQuantity::Seconds => (1.0, " s"),
-        };
-        // Bytes and counts have no fractions.
-        let whole = up == VerticalQuantity::Count || name == " B";
-        let step = round_up((high - low) / unit / (MAX_PARTS - 1.0)).max(if whole { 1.0 } else { 0.0 });
-        let (first, last) = ((low / unit / step).floor(), (high / unit / step).ceil());
+    /// Returns the ticks of the vertical axis, in bytes; the first and the last number are its ends.
+    pub(super) fn vertical(low: f64, high: f64) -> Self {
+        let (unit, name) = byte_unit(low, high);
+        // Bytes have no fractions.
+        let smallest = if name == " B" { 1.0 } else { 0.0 };
+        let step = round_up((high - low) / unit / (MAX_PARTS - 1.0)).max(smallest);
+        let first = (low / unit / step).floor();
+        let last = (high / unit / step).ceil();
         let digits = decimals(step);
         let all = whole_numbers(first, last.max(first + 1.0)).map(|place| {
             let value = place * step;
@@ -118,12 +114,12 @@ fn decimals(step: f64) -> usize {
 
 /// Returns the label of a moment: the date at midnight, otherwise the time.
 fn clock_label(unix: f64, step: f64) -> String {
-    #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and Moment takes any number")]
+    #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and `UtcMoment` takes any number")]
     let moment = UtcMoment::from_unix(unix.round() as i64);
-    if step >= DAY || (moment.hour, moment.minute, moment.second) == (0, 0, 0) {
+    if step >= DAY || moment.is_midnight() {
         moment.date()
     } else if step < 60.0 {
-        format!("{}:{:02}", moment.clock(), moment.second)
+        moment.clock_with_seconds()
     } else {
         moment.clock()
     }
@@ -156,7 +152,7 @@ mod tests {
             ),
             (0.0, 800.0, "0 B, 200 B, 400 B, 600 B, 800 B"),
         ] {
-            let ticks = AxisTicks::vertical(low, high, VerticalQuantity::Bytes);
+            let ticks = AxisTicks::vertical(low, high);
             assert!(ticks.first() <= low && ticks.last() >= high, "{ticks:?}");
             assert_eq!(labels(&ticks).join(", "), found);
         }
@@ -164,7 +160,7 @@ mod tests {
         let mut low: f64 = 1.0;
         while low < 1e15 {
             for factor in [1.0003, 1.017, 1.4, 3.7, 250.0] {
-                let ticks = AxisTicks::vertical(low, low * factor, VerticalQuantity::Bytes);
+                let ticks = AxisTicks::vertical(low, low * factor);
                 let count = ticks.all.len();
                 assert!((2..=8).contains(&count), "{low} {factor} {:?}", labels(&ticks));
                 let (below, above) = (low * (1.0 + 1e-9), low * factor * (1.0 - 1e-9));
@@ -175,24 +171,6 @@ mod tests {
             }
             low *= 1.7;
         }
-    }
-
-    #[test]
-    fn other_numbers_have_their_unit() {
-        assert_eq!(
-            labels(&AxisTicks::vertical(0.0, 0.42, VerticalQuantity::Seconds)),
-            ["0 ms", "100 ms", "200 ms", "300 ms", "400 ms", "500 ms"]
-        );
-        assert_eq!(
-            labels(&AxisTicks::vertical(0.0, 3.1, VerticalQuantity::Seconds)),
-            ["0 s", "1 s", "2 s", "3 s", "4 s"]
-        );
-        assert_eq!(labels(&AxisTicks::vertical(0.0, 2.0, VerticalQuantity::Count)), ["0", "1", "2"]);
-        assert_eq!(
-            labels(&AxisTicks::vertical(0.0, 0.9, VerticalQuantity::PerSecond("tokens"))),
-            ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
-        );
-        assert_eq!(labels(&AxisTicks::vertical(5.0, 5.0, VerticalQuantity::Count)).len(), 2);
     }
 
     #[test]

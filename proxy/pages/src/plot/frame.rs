@@ -1,7 +1,8 @@
 //! Maps values to coordinates of the drawing.
 
 use super::axis::AxisTicks;
-use super::{LinePlot, PlotLevel, PlotLimit, VerticalQuantity, is_drawable, reduce_points};
+use super::thin::{MAX_POINTS, reduce_points};
+use super::{LinePlot, PlotLevel, PlotLimit, is_drawable};
 
 /// Width of the drawing, in its own units.
 pub(super) const WIDTH: f64 = 760.0;
@@ -16,8 +17,6 @@ pub(super) const BOTTOM: f64 = 36.0;
 /// Range in bytes below which readings count as constant. They are then drawn as a line in the middle, not
 /// as noise over the whole height.
 const CONSTANT_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
-/// Range below which other quantities count as constant, as a share of their value.
-const CONSTANT_SHARE: f64 = 0.1;
 /// Multiple of the highest reading above which a limit would flatten the readings; such a limit is only
 /// described, not drawn.
 const FAR_LIMIT_FACTOR: f64 = 2.0;
@@ -58,12 +57,7 @@ impl PlotFrame {
         let around = around.chain(plot.areas.iter().flat_map(|area| area.stretches.iter().flatten()));
         let around: Vec<&PlotLevel> = around.filter(|level| level.is_known() && inside(level)).collect();
         let (low, read) = min_max(levels().flat_map(|level| [level.low, level.high]))?;
-        let still = if plot.vertical == VerticalQuantity::Bytes {
-            CONSTANT_BYTES
-        } else {
-            read.abs() * CONSTANT_SHARE
-        };
-        let reach = (read - low).max(still) * (MAX_AREA_FACTOR - 1.0);
+        let reach = (read - low).max(CONSTANT_BYTES) * (MAX_AREA_FACTOR - 1.0);
         let most = around.iter().map(|level| level.high).fold(read, f64::max).min(read + reach);
         let low = around.iter().map(|level| level.low).fold(low, f64::min).max(low - reach);
         let near = plot
@@ -71,13 +65,13 @@ impl PlotFrame {
             .iter()
             .filter(|limit| is_drawable(limit.at) && limit.at <= most.max(0.0) * FAR_LIMIT_FACTOR);
         let high = near.map(|limit| limit.at).fold(most, f64::max);
-        let room = (still - (high - low)).max(0.0) / 2.0;
+        let room = (CONSTANT_BYTES - (high - low)).max(0.0) / 2.0;
         // No quantity in a plot is negative.
         let bottom = if low >= 0.0 { (low - room).max(0.0) } else { low - room };
         Some(Self {
             from,
             to,
-            up: AxisTicks::vertical(bottom, (high + room).max(bottom + still), plot.vertical),
+            up: AxisTicks::vertical(bottom, (high + room).max(bottom + CONSTANT_BYTES)),
             across: AxisTicks::horizontal(from, to, plot.horizontal),
             curves,
         })
@@ -106,7 +100,7 @@ fn cut_to_span(stretches: &[Vec<PlotLevel>], from: f64, to: f64) -> Vec<Vec<Plot
         stretch.get(begin..end).map(<[PlotLevel]>::to_vec).unwrap_or_default()
     };
     let cut: Vec<Vec<PlotLevel>> = stretches.iter().map(within).collect();
-    reduce_points(&cut, super::MAX_POINTS)
+    reduce_points(&cut, MAX_POINTS)
 }
 
 /// Returns the right end of a plot of these readings, which is somewhat farther if there is a forecast.

@@ -11,8 +11,6 @@ pub enum PlotMarkKind {
     Reclaim,
     /// A model was unloaded for another one.
     Eviction,
-    /// A model was loaded.
-    Load,
     /// A canary was tried.
     Canary,
     /// A process crashed.
@@ -31,7 +29,6 @@ impl PlotMarkKind {
             Self::Replacement => "replacement",
             Self::Reclaim => "reclaim",
             Self::Eviction => "eviction",
-            Self::Load => "load",
             Self::Canary => "canary",
             Self::Crash => "crash",
             Self::Configuration => "configuration",
@@ -46,7 +43,6 @@ impl PlotMarkKind {
             Self::Replacement => "M-6 -5H6L0 6z",
             Self::Reclaim => "M0 -6L6 0L0 6L-6 0z",
             Self::Eviction => "M-5 -5H5V5H-5z",
-            Self::Load => "M-6 5H6L0 -6z",
             Self::Canary => "M0 -6L2 -2H6L3 1.5L4 6L0 3.5L-4 6L-3 1.5L-6 -2H-2z",
             Self::Crash => "M-6 -4L-4 -6L0 -2L4 -6L6 -4L2 0L6 4L4 6L0 2L-4 6L-6 4L-2 0z",
             Self::Configuration => "M-2 -6H2V-2H6V2H2V6H-2V2H-6V-2H-2z",

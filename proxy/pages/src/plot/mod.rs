@@ -33,8 +33,9 @@ mod frame;
 mod mark;
 mod thin;
 
+use maud::Markup;
+
 pub use mark::{PlotMark, PlotMarkKind};
-pub use thin::{MAX_POINTS, reduce_points};
 
 /// A value at a position of the horizontal axis, with its range.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,20 +81,6 @@ pub enum HorizontalQuantity {
     Time,
 }
 
-/// Quantity of the vertical axis.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum VerticalQuantity {
-    /// Bytes.
-    #[default]
-    Bytes,
-    /// A count: whole numbers.
-    Count,
-    /// Seconds.
-    Seconds,
-    /// A rate per second of the named unit: `tokens`, `requests`.
-    PerSecond(&'static str),
-}
-
 /// Style of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CurveKind {
@@ -101,8 +88,6 @@ pub enum CurveKind {
     Readings,
     /// Readings without declared caches: a dashed line.
     WithoutKept,
-    /// A curve for comparison: dots.
-    Other,
 }
 
 /// Readings as a curve.
@@ -134,8 +119,6 @@ pub enum PlotLimitKind {
     Soft,
     /// A hard budget.
     Hard,
-    /// The total of the machine or the GPU.
-    Total,
 }
 
 /// A limit.
@@ -143,7 +126,7 @@ pub enum PlotLimitKind {
 pub struct PlotLimit {
     /// Kind of the limit.
     pub kind: PlotLimitKind,
-    /// The limit in the unit of the vertical axis.
+    /// The limit in bytes.
     pub at: f64,
     /// The range in which it applied; `None` for the whole plot.
     pub range: Option<(f64, f64)>,
@@ -156,22 +139,9 @@ impl PlotLimit {
     }
 }
 
-/// Kind of an area.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AreaKind {
-    /// Declared caches.
-    Declared,
-    /// Measured caches.
-    Kept,
-    /// The model's weights.
-    Weights,
-}
-
-/// Memory with a known purpose.
+/// Memory that declared caches may fill.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotArea {
-    /// Kind of the area.
-    pub kind: AreaKind,
     /// Name of the area in the legend.
     pub name: String,
     /// Areas from `low` to `high`, in stretches like those of a curve.
@@ -196,17 +166,15 @@ pub struct LinePlot {
     pub title: String,
     /// Quantity of the horizontal axis.
     pub horizontal: HorizontalQuantity,
-    /// Quantity of the vertical axis.
-    pub vertical: VerticalQuantity,
     /// Range of the horizontal axis; `None`: the range of the readings, extended for a forecast.
     pub span: Option<(f64, f64)>,
     /// The readings.
     pub curves: Vec<PlotCurve>,
     /// The detector's lines; one for each process.
     pub laws: Vec<PlotLaw>,
-    /// Budgets and totals.
+    /// Budgets.
     pub limits: Vec<PlotLimit>,
-    /// Memory with a known purpose.
+    /// Declared caches.
     pub areas: Vec<PlotArea>,
     /// The forecast.
     pub forecast: Option<PlotForecast>,
@@ -215,14 +183,9 @@ pub struct LinePlot {
 }
 
 impl LinePlot {
-    /// Returns the drawing; empty if there is no reading in its range.
-    pub fn svg(&self) -> String {
-        frame::PlotFrame::from_plot(self).map(|frame| draw::draw_svg(self, &frame)).unwrap_or_default()
-    }
-
-    /// Returns the drawing with a caption (markup), a legend and a list of events. If there is no reading
-    /// in the range, the text says so.
-    pub fn figure(&self, caption: &crate::Html) -> String {
+    /// Returns the drawing with a legend and a list of events, or a sentence if there is no reading in the
+    /// range.
+    pub fn figure(&self, caption: Option<Markup>) -> Markup {
         describe::plot_figure(self, caption)
     }
 }

@@ -5,12 +5,12 @@ use super::PlotLevel;
 use warden_policies::units::{as_f64, truncate_to_u64};
 
 /// Most points drawn of one curve, more than a screen can show.
-pub const MAX_POINTS: usize = 1000;
+pub(super) const MAX_POINTS: usize = 1000;
 
 /// Reduces stretches of readings to at most `most` points together. Each point is the last reading of its
 /// place, with the minimum and maximum of all of them as its range. So nothing is invented and no extreme
 /// is lost. A gap narrower than a place is dropped, and so are values that are no numbers.
-pub fn reduce_points(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotLevel>> {
+pub(super) fn reduce_points(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotLevel>> {
     let all = || stretches.iter().flatten().filter(|level| level.is_known());
     let most = most.max(1);
     if all().count() <= most {
@@ -31,21 +31,21 @@ pub fn reduce_points(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotL
     for (number, stretch) in stretches.iter().enumerate() {
         for level in stretch.iter().filter(|level| level.is_known()) {
             let here = place(level.x);
-            let known = before.is_some_and(|(place, _)| place >= here);
-            let goes_on = before.is_some_and(|(_, of)| of == number);
-            match thinned.last_mut().and_then(|points| points.last_mut()).filter(|_| known) {
-                Some(point) => {
-                    *point = PlotLevel {
-                        x: level.x.max(point.x),
-                        low: point.low.min(level.low),
-                        value: level.value,
-                        high: point.high.max(level.high),
-                    };
+            let same_place = before.is_some_and(|(place, _)| place >= here);
+            let same_stretch = before.is_some_and(|(_, of)| of == number);
+            match thinned.last_mut() {
+                Some(points) if same_place => {
+                    if let Some(point) = points.last_mut() {
+                        *point = PlotLevel {
+                            x: level.x.max(point.x),
+                            low: point.low.min(level.low),
+                            value: level.value,
+                            high: point.high.max(level.high),
+                        };
+                    }
                 }
-                None => match thinned.last_mut().filter(|_| goes_on) {
-                    Some(points) => points.push(*level),
-                    None => thinned.push(vec![*level]),
-                },
+                Some(points) if same_stretch => points.push(*level),
+                _ => thinned.push(vec![*level]),
             }
             before = Some((before.map_or(here, |(place, _)| place.max(here)), number));
         }

@@ -46,7 +46,6 @@ impl PageAction {
     }
 }
 
-/// A parsed form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ActionForm {
     pub(crate) action: PageAction,
@@ -55,7 +54,6 @@ pub(crate) struct ActionForm {
     pub(crate) back: String,
 }
 
-/// Reasons to refuse a form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FormError {
     #[error(transparent)]
@@ -69,9 +67,6 @@ pub(crate) enum FormError {
 }
 
 /// Reads a form. `is_ours` checks whether a token is the one that this instance put into its forms.
-///
-/// # Errors
-/// The token is missing or wrong, or the action or model is unknown.
 pub(crate) fn parse_action(
     form: &QueryPairs,
     is_ours: impl FnOnce(&str) -> bool,
@@ -80,13 +75,13 @@ pub(crate) fn parse_action(
         return Err(PageRefusal::Token.into());
     }
     let asked = form.get("do").unwrap_or_default();
-    let unknown = |asked: &str| FormError::Unknown(asked.chars().take(100).collect());
-    let (word, model) = asked.split_once(' ').unwrap_or((asked, ""));
-    let Some(action) = PageAction::from_word(word).filter(|_| !model.is_empty()) else {
-        return Err(unknown(asked));
-    };
-    let here = form.get("back").filter(|back| is_page_address(back));
-    Ok(ActionForm { action, model: model.to_owned(), back: here.unwrap_or("/page/").to_owned() })
+    let back = form.get("back").filter(|back| is_page_address(back)).unwrap_or("/page/").to_owned();
+    match asked.split_once(' ').map(|(word, model)| (PageAction::from_word(word), model)) {
+        Some((Some(action), model)) if !model.is_empty() => {
+            Ok(ActionForm { action, model: model.to_owned(), back })
+        }
+        _ => Err(FormError::Unknown(asked.chars().take(100).collect())),
+    }
 }
 
 /// Returns the name of the caller, for events and the ledger.
@@ -95,9 +90,6 @@ pub(crate) fn caller_name(peer: Option<IpAddr>) -> String {
 }
 
 /// Starts an action. Returns the number of the notice that shows its outcome.
-///
-/// # Errors
-/// Too many actions are running.
 pub(crate) fn start_action(admin: &AdminState, order: ActionForm, who: String) -> Result<u64, FormError> {
     let desk = &admin.page;
     if desk.work.len() >= MAX_CONCURRENT_ACTIONS {
@@ -118,9 +110,6 @@ pub(crate) fn start_action(admin: &AdminState, order: ActionForm, who: String) -
 }
 
 /// Cancels a request. This only notifies the task that serves the request; the task then answers the client.
-///
-/// # Errors
-/// The token is missing or wrong, or the form names no request.
 pub(crate) fn cancel_request(
     admin: &AdminState,
     form: &QueryPairs,

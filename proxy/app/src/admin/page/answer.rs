@@ -26,7 +26,8 @@ static PAGE_CSP: LazyLock<String> = LazyLock::new(|| {
 });
 /// Content security policy of a report: only its inline style. The report file may have been changed by
 /// somebody, so no script in it runs, and it is isolated from the page's origin.
-const REPORT_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'; base-uri 'none'";
+const REPORT_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors \
+                          'none'; base-uri 'none'";
 
 /// Header that separates the page from the window that opened it; a browser then starts another process.
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
@@ -34,7 +35,6 @@ const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-p
 /// Least size in bytes of an answer that is compressed.
 const MIN_COMPRESSED_BYTES: usize = 1024;
 
-/// Content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageContent {
     Page,

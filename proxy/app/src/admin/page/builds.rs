@@ -3,24 +3,23 @@
 
 use std::path::Path;
 
+use maud::{Markup, html};
 use warden_builder::{BuildChoices, BuildId, BuildStore, Provenance};
-use warden_pages::{BadgeTone, Html, badge};
+use warden_pages::{BadgeTone, badge, table_head, term_list, text_list};
 use warden_policies::ByteSize;
-use warden_supervisor::{CanaryState, CanaryView};
+use warden_supervisor::{CanaryState, CanaryView, ModelView};
 
 use super::hub::PageSnapshot;
-use super::part::{moment_element, write_link};
-use crate::admin::query::address_with_query;
-use crate::cli::builds::{default_state, row};
+use super::part::{model_link, moment_element};
+use crate::build_text::{build_cells, default_state};
+use crate::event_text::canary_traffic;
 
-/// Content of the store of builds.
 #[derive(Debug, Default)]
 pub(crate) struct StoredBuilds {
     pub(crate) builds: Vec<Provenance>,
     pub(crate) damaged: Vec<String>,
     pub(crate) in_use: Option<BuildId>,
     pub(crate) choices: BuildChoices,
-    /// Error if the store could not be read.
     pub(crate) error: Option<String>,
 }
 
@@ -43,152 +42,141 @@ impl StoredBuilds {
     }
 }
 
-/// Returns the content of the page's `<main>` element.
-pub(crate) fn builds_view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) -> Html {
-    let mut html = Html::new();
-    html.element("h1", &[], "Builds");
-    write_models(&mut html, picture, data);
-    let tried = picture.status.fleet.models.iter().filter_map(|model| model.canary.as_deref());
-    let mut tried = tried.peekable();
-    if tried.peek().is_some() {
-        html.element("h2", &[], "Canaries");
-        tried.for_each(|one| write_canary(&mut html, one));
-    }
-    html.element("h2", &[], "In the store");
-    if let Some(trouble) = &shelf.error {
-        html.element("p", &[("class", &"bad")], format_args!("The store cannot be read: {trouble}"));
-    }
-    html.list(shelf.damaged.iter().map(|damaged| format!("cannot be used: {damaged}")));
-    if shelf.builds.is_empty() {
-        html.within("p", &[], |p| {
-            p.text("There is none in ").element("code", &[], data.join("builds").display());
-            p.text(". ").element("code", &[], "llama-warden build").text(" makes one.");
-        });
-        return html;
-    }
-    let titles = ["Build", "Made", "llama.cpp", "On", "For", "Fixes", "Verified", "Size", "Stands"];
-    html.within("table", &[("class", &"builds"), ("id", &"rows")], |table| {
-        table.element("caption", &[("class", &"unseen")], "Builds in the store, the latest first");
-        write_head(table, &titles);
-        table.within("tbody", &[], |body| {
-            for build in &shelf.builds {
-                body.within("tr", &[("id", &format_args!("b-{}", build.id)), ("class", &"row")], |tr| {
-                    let cells = row(build);
-                    for (title, text) in titles.iter().zip(&cells) {
-                        tr.within("td", &[("data-title", title), ("class", &"says")], |td| match *title {
-                            "Build" => {
-                                td.element("code", &[], text);
-                            }
-                            "Made" => {
-                                td.raw(&moment_element(text));
-                            }
-                            _ => {
-                                td.text(text);
-                            }
-                        });
+/// Titles of the columns of [`build_cells`], and of the state.
+const TITLES: [&str; 9] = ["Build", "Made", "llama.cpp", "On", "For", "Fixes", "Verified", "Size", "Stands"];
+
+pub(crate) fn builds_view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &Path) -> Markup {
+    let models = &picture.status.fleet.models;
+    let canaries: Vec<&CanaryView> = models.iter().filter_map(|model| model.canary.as_deref()).collect();
+    html! {
+        h1 { "Builds" }
+        (builds_in_use(picture, data))
+        @if !canaries.is_empty() {
+            h2 { "Canaries" }
+            @for canary in canaries {
+                (canary_section(canary))
+            }
+        }
+        h2 { "In the store" }
+        @if let Some(trouble) = &shelf.error {
+            p class="bad" { "The store cannot be read: " (trouble) }
+        }
+        (text_list(shelf.damaged.iter().map(|damaged| format!("cannot be used: {damaged}"))))
+        @if shelf.builds.is_empty() {
+            p {
+                "There is none in " code { (data.join("builds").display()) }
+                ". " code { "llama-warden build" } " makes one."
+            }
+        } @else {
+            table role="table" class="builds" id="rows" {
+                caption class="unseen" { "Builds in the store, the latest first" }
+                (table_head(TITLES))
+                tbody role="rowgroup" {
+                    @for build in &shelf.builds {
+                        (build_row(build, shelf))
                     }
-                    tr.within("td", &[("data-title", &"Stands"), ("class", &"says")], |td| {
-                        let word = default_state(&build.id, shelf.in_use.as_ref(), &shelf.choices);
-                        match word {
-                            "in use" => {
-                                td.raw(&badge(BadgeTone::Good, word));
-                            }
-                            "rejected" => {
-                                td.raw(&badge(BadgeTone::Bad, word));
-                            }
-                            word => {
-                                td.text(word);
-                            }
-                        }
-                        let chosen = shelf.choices.chosen.iter().rev().find(|one| one.build == build.id);
-                        if let Some(why) = shelf.choices.rejected(&build.id).or(chosen) {
-                            td.element("div", &[("class", &"quiet small")], &why.why);
-                        }
-                        write_checks(td, build);
-                    });
-                });
+                }
             }
-        });
-    });
-    html
+        }
+    }
 }
 
-fn write_head(table: &mut Html, titles: &[&str]) {
-    table.within("thead", &[], |head| {
-        head.within("tr", &[], |row| {
-            for title in titles {
-                row.element("th", &[("scope", &"col")], title);
+fn build_row(build: &Provenance, shelf: &StoredBuilds) -> Markup {
+    let state = default_state(&build.id, shelf.in_use.as_ref(), &shelf.choices);
+    let chosen = shelf.choices.chosen.iter().rev().find(|one| one.build == build.id);
+    html! {
+        tr role="row" id={ "b-" (build.id) } class="row" {
+            @for (title, text) in TITLES.iter().zip(build_cells(build)) {
+                td role="cell" data-title=(title) class="says" {
+                    @match *title {
+                        "Build" => { code { (text) } }
+                        "Made" => { (moment_element(&text)) }
+                        _ => { (text) }
+                    }
+                }
             }
-        });
-    });
+            td role="cell" data-title="Stands" class="says" {
+                @match state {
+                    "in use" => { (badge(BadgeTone::Good, state)) }
+                    "rejected" => { (badge(BadgeTone::Bad, state)) }
+                    _ => { (state) }
+                }
+                @if let Some(why) = shelf.choices.rejected(&build.id).or(chosen) {
+                    div class="quiet small" { (why.why) }
+                }
+                (passed_checks(build))
+            }
+        }
+    }
 }
 
-/// Lists the builds and mitigations of each model.
-fn write_models(html: &mut Html, picture: &PageSnapshot, data: &Path) {
+fn builds_in_use(picture: &PageSnapshot, data: &Path) -> Markup {
     let store = BuildStore::new(data);
+    let own = picture.status.fleet.models.iter().filter(|model| model.remote.is_none());
+    html! {
+        h2 { "In use" }
+        table role="table" class="in-use" {
+            caption class="unseen" { "Build of each model" }
+            (table_head(["Model", "Runs", "Next process", "Mitigations"]))
+            tbody role="rowgroup" {
+                @for model in own {
+                    (model_row(picture, model, &store))
+                }
+            }
+        }
+    }
+}
+
+fn model_row(picture: &PageSnapshot, model: &ModelView, store: &BuildStore) -> Markup {
     let told = |path: &Path| match store.find_by_file(path) {
         Some(id) => format!("build {id}"),
         None => path.display().to_string(),
     };
     let status = &picture.status;
-    html.element("h2", &[], "In use");
-    html.within("table", &[("class", &"in-use")], |table| {
-        table.element("caption", &[("class", &"unseen")], "Build of each model");
-        write_head(table, &["Model", "Runs", "Next process", "Mitigations"]);
-        table.within("tbody", &[], |body| {
-            for model in status.fleet.models.iter().filter(|model| model.remote.is_none()) {
-                let name = model.name.as_str();
-                body.within("tr", &[], |tr| {
-                    tr.within("th", &[("scope", &"row")], |th| {
-                        write_link(th, &address_with_query("/page/memory", &[("model", name)]), name);
-                    });
-                    let mut runs: Vec<String> = model
-                        .backends
-                        .iter()
-                        .filter(|backend| backend.pid.is_some())
-                        .filter_map(|backend| backend.program.as_deref())
-                        .map(told)
-                        .collect();
-                    runs.dedup();
-                    tr.within("td", &[("data-title", &"Runs"), ("class", &"says")], |td| {
-                        td.text(if runs.is_empty() { "nothing".to_owned() } else { runs.join(", ") });
-                    });
-                    tr.within("td", &[("data-title", &"Next process"), ("class", &"says")], |td| {
-                        let next = status.next_binary(name).map(told).unwrap_or_default();
-                        if runs == [next.clone()] {
-                            td.element("span", &[("class", &"quiet")], "the same");
-                        } else {
-                            td.text(next);
-                        }
-                        if status.bound.iter().any(|bound| bound == name) {
-                            td.element("div", &[("class", &"quiet small")], "bound by the configuration");
-                        }
-                    });
-                    let mitigations = status.mitigations.get(name).map(|all| all.join(", "));
-                    tr.within("td", &[("data-title", &"Mitigations"), ("class", &"says")], |td| {
-                        td.text(mitigations.unwrap_or_else(|| "none configured".to_owned()));
-                    });
-                });
+    let name = model.name.as_str();
+    let running = model.backends.iter().filter(|backend| backend.pid.is_some());
+    let mut runs: Vec<String> = running.filter_map(|backend| backend.program.as_deref()).map(told).collect();
+    runs.dedup();
+    let next = status.next_binary(name).map(told).unwrap_or_default();
+    let mitigations = status.mitigations.get(name).map(|all| all.join(", "));
+    html! {
+        tr role="row" {
+            th role="rowheader" scope="row" { (model_link("/page/memory", name)) }
+            td role="cell" data-title="Runs" class="says" {
+                @if runs.is_empty() { "nothing" } @else { (runs.join(", ")) }
             }
-        });
-    });
-}
-
-/// Lists the checks that a build passed.
-fn write_checks(td: &mut Html, build: &Provenance) {
-    let verified = &build.verified;
-    if verified.checks.is_empty() {
-        return;
+            td role="cell" data-title="Next process" class="says" {
+                @if runs == [next.clone()] {
+                    span class="quiet" { "the same" }
+                } @else {
+                    (next)
+                }
+                @if status.bound.iter().any(|bound| bound == name) {
+                    div class="quiet small" { "bound by the configuration" }
+                }
+            }
+            td role="cell" data-title="Mitigations" class="says" {
+                (mitigations.unwrap_or_else(|| "none configured".to_owned()))
+            }
+        }
     }
-    td.within("details", &[("id", &format_args!("p-{}", build.id))], |more| {
-        more.element("summary", &[], format_args!("{} checks passed", verified.checks.len()));
-        more.list(verified.checks.iter().map(|check| format!("{} ({:.1} s)", check.name, check.seconds)));
-        more.list(verified.devices.iter().map(|device| format!("on {device}")));
-        more.element("p", &[], format_args!("{}, {}", ByteSize(build.binary.size), build.host.name));
-    });
 }
 
-fn write_canary(html: &mut Html, canary: &CanaryView) {
+fn passed_checks(build: &Provenance) -> Markup {
+    let verified = &build.verified;
+    html! {
+        @if !verified.checks.is_empty() {
+            details id={ "p-" (build.id) } {
+                summary { (verified.checks.len()) " checks passed" }
+                (text_list(verified.checks.iter().map(|check| format!("{} ({:.1} s)", check.name, check.seconds))))
+                (text_list(verified.devices.iter().map(|device| format!("on {device}"))))
+                p { (ByteSize(build.binary.size)) ", " (build.host.name) }
+            }
+        }
+    }
+}
+
+fn canary_section(canary: &CanaryView) -> Markup {
     let verdict = canary.verdict.as_str();
     let tone = match (canary.state, verdict) {
         (CanaryState::Starting | CanaryState::Running, _) => BadgeTone::Busy,
@@ -196,27 +184,23 @@ fn write_canary(html: &mut Html, canary: &CanaryView) {
         (CanaryState::Ended, "better_or_equal") => BadgeTone::Good,
         (CanaryState::Ended, _) => BadgeTone::Idle,
     };
-    html.within("h3", &[], |h3| {
-        h3.text(format_args!("{}: ", canary.model)).raw(&badge(tone, verdict.replace('_', " ")));
-    });
-    let what = canary.share.map_or_else(
-        || "copies of requests; its answers are discarded".to_owned(),
-        |share| format!("{:.0} % of conversations", share * 100.0),
-    );
-    html.terms([
-        ("state", canary.state.as_str().to_owned()),
-        ("program", canary.binary.display().to_string()),
-        ("build", canary.build.clone().unwrap_or_default()),
-        ("gets", what),
-        ("its requests", canary.report.canary.requests.to_string()),
-        ("of the model's own build", canary.report.base.requests.to_string()),
-        ("words", canary.verdict.words().join("\n")),
-    ]);
-    html.within("p", &[("class", &"quiet")], |p| {
-        p.text("Began ").raw(&moment_element(&canary.began_at));
-        if let Some(ended) = &canary.ended_at {
-            p.text(", ended ").raw(&moment_element(ended));
+    html! {
+        h3 { (canary.model) ": " (badge(tone, verdict.replace('_', " "))) }
+        (term_list([
+            ("state", canary.state.as_str().to_owned()),
+            ("program", canary.binary.display().to_string()),
+            ("build", canary.build.clone().unwrap_or_default()),
+            ("gets", canary_traffic(canary.share)),
+            ("its requests", canary.report.canary.requests.to_string()),
+            ("of the model's own build", canary.report.base.requests.to_string()),
+            ("words", canary.verdict.words().join("\n")),
+        ]))
+        p class="quiet" {
+            "Began " (moment_element(&canary.began_at))
+            @if let Some(ended) = &canary.ended_at {
+                ", ended " (moment_element(ended))
+            }
+            "."
         }
-        p.text(".");
-    });
+    }
 }

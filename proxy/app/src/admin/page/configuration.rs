@@ -1,114 +1,97 @@
 //! The view *Configuration*: the values in force with their sources and without secrets, as printed by
 //! `config show`.
 
-use warden_pages::Html;
+use maud::{Markup, html};
 
-use super::part::write_link;
-use super::search::has_words;
+use super::part::{has_words, page_link, search_field};
 
 /// Most sections shown at a time: enough for some fifty models and all sections that belong to no model.
 const MAX_SECTIONS: usize = 200;
 
-/// Returns the search form.
-pub(crate) fn search_form(words: &str) -> Html {
-    let mut html = Html::new();
-    html.within(
-        "form",
-        &[("method", &"get"), ("action", &"/page/configuration"), ("class", &"filter"), ("role", &"search")],
-        |form| {
-            form.element("label", &[("for", &"filter")], "Words");
-            form.void(
-                "input",
-                &[
-                    ("id", &"filter"),
-                    ("name", &"q"),
-                    ("type", &"search"),
-                    ("value", &words),
-                    ("autocomplete", &"off"),
-                    ("placeholder", &"key, value or file"),
-                ],
-            );
-            form.element("button", &[], "Show");
-        },
-    );
-    html
+pub(crate) fn search_form(words: &str) -> Markup {
+    html! {
+        form method="get" action="/page/configuration" class="filter" role="search" {
+            label for="filter" { "Words" }
+            (search_field(words, Some("key, value or file")))
+            button { "Show" }
+        }
+    }
 }
 
 /// Returns the view. `text`: the output of `config show`, without secrets; `pending`: sections that have
 /// changed since the start and need a restart to take effect.
-pub(crate) fn configuration_view(text: Option<&str>, pending: &[&str], words: &str) -> Html {
-    let mut html = Html::new();
-    html.element("h1", &[], "Configuration");
-    html.within("p", &[], |p| {
-        p.text("The values in force, each with its source. Secrets are left out. ");
-        p.text("Change them in the file, then apply them with ").element("code", &[], "SIGHUP").text(".");
-    });
-    if !pending.is_empty() {
-        let all: Vec<String> = pending.iter().map(|section| format!("[{section}]")).collect();
-        html.element(
-            "p",
-            &[("class", &"warn")],
-            format_args!(
-                "Changed in the file, and in force after the next start of llama-warden: {}.",
-                all.join(", ")
-            ),
-        );
+pub(crate) fn configuration_view(text: Option<&str>, pending: &[&str], words: &str) -> Markup {
+    let pending: Vec<String> = pending.iter().map(|section| format!("[{section}]")).collect();
+    html! {
+        h1 { "Configuration" }
+        p {
+            "The values in force, each with its source. Secrets are left out. "
+            "Change them in the file, then apply them with " code { "SIGHUP" } "."
+        }
+        @if !pending.is_empty() {
+            p class="warn" {
+                "Changed in the file, and in force after the next start of llama-warden: "
+                (pending.join(", ")) "."
+            }
+        }
+        @if let Some(text) = text {
+            (section_list(text, words))
+        } @else {
+            p { "This instance does not keep it." }
+        }
     }
-    let Some(text) = text else {
-        html.element("p", &[], "This instance does not keep it.");
-        return html;
-    };
-    let mut found = 0;
-    for (title, lines) in parse_sections(text) {
-        let whole = has_words(words, title);
-        let lines: Vec<&str> = lines.into_iter().filter(|line| whole || has_words(words, line)).collect();
-        if lines.is_empty() {
-            continue;
+}
+
+fn section_list(text: &str, words: &str) -> Markup {
+    let mut found = Vec::new();
+    for (title, mut lines) in parse_sections(text) {
+        if !has_words(words, title) {
+            lines.retain(|line| has_words(words, line));
         }
-        found += 1;
-        if found > MAX_SECTIONS {
-            continue;
+        if !lines.is_empty() {
+            found.push((title, lines));
         }
-        html.within("section", &[], |section| {
-            section.within("h2", &[], |h2| {
-                h2.element("code", &[], title);
-            });
-            section.within("table", &[("class", &"settings")], |table| {
-                table.element("caption", &[("class", &"unseen")], format_args!("Settings of {title}"));
-                table.within("thead", &[("class", &"unseen")], |head| {
-                    head.within("tr", &[], |row| {
-                        row.element("th", &[("scope", &"col")], "Setting");
-                        row.element("th", &[("scope", &"col")], "From");
-                    });
-                });
-                table.within("tbody", &[], |body| {
-                    for line in lines {
-                        let (setting, place) = split_source(line);
-                        body.within("tr", &[], |row| {
-                            row.within("td", &[("class", &"says")], |td| {
-                                td.element("code", &[], setting);
-                            });
-                            row.element("td", &[("class", &"quiet")], place);
-                        });
+    }
+    html! {
+        @for (title, lines) in found.iter().take(MAX_SECTIONS) {
+            section {
+                h2 { code { (title) } }
+                (settings_table(title, lines))
+            }
+        }
+        @if found.len() > MAX_SECTIONS {
+            p {
+                (found.len() - MAX_SECTIONS)
+                " sections more are not shown: find those of a model by its name, above."
+            }
+        }
+        @if found.is_empty() {
+            p { "No setting has these words." }
+            p { (page_link("/page/configuration", "Show all")) }
+        }
+    }
+}
+
+fn settings_table(title: &str, lines: &[&str]) -> Markup {
+    html! {
+        table role="table" class="settings" {
+            caption class="unseen" { "Settings of " (title) }
+            thead role="rowgroup" class="unseen" {
+                tr role="row" {
+                    th role="columnheader" scope="col" { "Setting" }
+                    th role="columnheader" scope="col" { "From" }
+                }
+            }
+            tbody role="rowgroup" {
+                @for (setting, place) in lines.iter().map(|line| split_source(line)) {
+                    tr role="row" {
+                        td role="cell" class="says" { code { (setting) } }
+                        td role="cell" class="quiet" { (place) }
                     }
-                });
-            });
-        });
+                }
+            }
+        }
     }
-    if found > MAX_SECTIONS {
-        let more = found - MAX_SECTIONS;
-        html.element(
-            "p",
-            &[],
-            format_args!("{more} sections more are not shown: find those of a model by its name, above."),
-        );
-    }
-    if found == 0 {
-        html.element("p", &[], "No setting has these words.").within("p", &[], |p| {
-            write_link(p, "/page/configuration", "Show all");
-        });
-    }
-    html
 }
 
 /// Splits the text into sections with their lines. Text before the first section is meant for terminals and
@@ -140,7 +123,7 @@ mod tests {
     #[test]
     fn each_setting_stands_beside_its_place_and_words_find_both() {
         let rows = |words: &str| {
-            configuration_view(Some(TEXT), &[], words).as_str().matches("class=\"says\"").count()
+            configuration_view(Some(TEXT), &[], words).into_string().matches("class=\"says\"").count()
         };
         assert_eq!(
             (rows(""), rows("w.toml"), rows("port"), rows("[server]"), rows("nothing")),

@@ -1,8 +1,8 @@
 //! Converts the recorded series of one kind of memory into a plot. Pure.
 
 use warden_pages::plot::{
-    AreaKind, CurveKind, HorizontalQuantity, LinePlot, PlotArea, PlotCurve, PlotForecast, PlotLaw, PlotLevel,
-    PlotLimit, PlotLimitKind, PlotMark, PlotMarkKind, VerticalQuantity,
+    CurveKind, HorizontalQuantity, LinePlot, PlotArea, PlotCurve, PlotForecast, PlotLaw, PlotLevel,
+    PlotLimit, PlotLimitKind, PlotMark, PlotMarkKind,
 };
 use warden_policies::ByteSize;
 use warden_policies::units::as_f64;
@@ -20,94 +20,88 @@ const MAX_LIMITS: usize = 3;
 /// Bytes in a KiB; budgets are recorded in whole KiB.
 const KIB: u64 = 1024;
 
-/// Returns the plot of one kind of memory.
 pub(super) fn series_plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePlot {
-    let place = |point: &SeriesPoint| {
-        // Place a point at the middle of its time span, but not in the future.
-        let middle = point.at.saturating_add(series.seconds / 2);
-        as_f64(middle.min(data.now.max(point.at)))
-    };
-    let stretches: Vec<&[SeriesPoint]> = split_stretches(series);
-    let levels = |of: &dyn Fn(&SeriesPoint) -> Option<PlotLevel>| -> Vec<Vec<PlotLevel>> {
-        let all = stretches.iter().flat_map(|stretch| {
-            stretch
-                .split(|point| of(point).is_none())
-                .map(|part| part.iter().filter_map(of).collect::<Vec<_>>())
-        });
-        all.filter(|levels| !levels.is_empty()).collect()
-    };
-    let readings = levels(&|point| {
-        Some(PlotLevel {
-            x: place(point),
-            low: as_f64(point.min),
-            value: as_f64(point.mean),
-            high: as_f64(point.max),
-        })
-    });
     let top = plot_top(series);
-    let declared = levels(&|point| {
+    let declared = series_levels(data, series, |x, point| {
         let (from, to) = point.lines.kept?;
-        Some(PlotLevel::between(place(point), as_f64(from.min(top)), as_f64(to.min(top))))
+        Some(PlotLevel::between(x, as_f64(from.min(top)), as_f64(to.min(top))))
     });
-    let laws = levels(&|point| {
-        let law = point.lines.law?;
-        Some(PlotLevel {
-            x: place(point),
-            low: as_f64(law.low),
-            value: as_f64(law.level),
-            high: as_f64(law.high),
-        })
-    });
-    let coming = next_limit(series, data);
-    let last = laws.len();
+    let mut areas = Vec::new();
+    if !declared.is_empty() {
+        areas.push(PlotArea { name: declared_name(series, top), stretches: declared });
+    }
+    let mut limits = constant_limits(series, PlotLimitKind::Soft, |point| point.lines.soft);
+    limits.extend(constant_limits(series, PlotLimitKind::Hard, |point| point.lines.hard));
+    let own_marks = data.marks.iter().filter(|mark| mark.replica.is_none_or(|own| own == series.replica));
     LinePlot {
         title: format!("{what} of {}", data.model),
         horizontal: HorizontalQuantity::Time,
-        vertical: VerticalQuantity::Bytes,
         span: Some(plot_range(data)),
         curves: vec![PlotCurve {
             kind: CurveKind::Readings,
             name: reading_description(series),
-            stretches: readings,
+            stretches: series_levels(data, series, |x, point| {
+                Some(PlotLevel {
+                    x,
+                    low: as_f64(point.min),
+                    value: as_f64(point.mean),
+                    high: as_f64(point.max),
+                })
+            }),
         }],
-        // The detector's lines of former processes are drawn, too, but the legend names only the last line.
-        laws: laws
-            .into_iter()
-            .zip(1..)
-            .map(|(levels, number)| PlotLaw {
-                name: if number == last { law_name(series, data) } else { String::new() },
-                levels,
-            })
-            .collect(),
-        limits: [
-            (PlotLimitKind::Soft, soft_limit as fn(&SeriesPoint) -> Option<u64>),
-            (PlotLimitKind::Hard, hard_limit),
-        ]
-        .into_iter()
-        .flat_map(|(kind, of)| constant_limits(series, kind, of))
-        .collect(),
-        areas: (!declared.is_empty())
-            .then(|| PlotArea {
-                kind: AreaKind::Declared,
-                name: declared_name(series, top),
-                stretches: declared,
-            })
-            .into_iter()
-            .collect(),
-        forecast: coming,
-        marks: data
-            .marks
-            .iter()
-            .filter(|mark| mark.replica.is_none_or(|replica| replica == series.replica))
-            .map(plot_mark)
-            .collect(),
+        laws: detector_lines(data, series),
+        limits,
+        areas,
+        forecast: next_limit(series, data),
+        marks: own_marks.map(plot_mark).collect(),
     }
+}
+
+/// Returns the levels that `level` makes of points, in stretches without a gap. A point is placed at the
+/// middle of its time span, but not in the future.
+fn series_levels(
+    data: &MemoryData,
+    series: &SeriesData,
+    level: impl Fn(f64, &SeriesPoint) -> Option<PlotLevel>,
+) -> Vec<Vec<PlotLevel>> {
+    let place = |point: &SeriesPoint| {
+        let middle = point.at.saturating_add(series.seconds / 2);
+        as_f64(middle.min(data.now.max(point.at)))
+    };
+    let mut all = Vec::new();
+    for stretch in split_stretches(series) {
+        let mut levels = Vec::new();
+        for point in stretch {
+            match level(place(point), point) {
+                Some(level) => levels.push(level),
+                None => all.push(std::mem::take(&mut levels)),
+            }
+        }
+        all.push(levels);
+    }
+    all.retain(|levels| !levels.is_empty());
+    all
+}
+
+/// Returns the detector's lines, also those of former processes. The legend names only the last line.
+fn detector_lines(data: &MemoryData, series: &SeriesData) -> Vec<PlotLaw> {
+    let lines = series_levels(data, series, |x, point| {
+        let law = point.lines.law?;
+        Some(PlotLevel { x, low: as_f64(law.low), value: as_f64(law.level), high: as_f64(law.high) })
+    });
+    let mut laws: Vec<PlotLaw> =
+        lines.into_iter().map(|levels| PlotLaw { name: String::new(), levels }).collect();
+    if let Some(last) = laws.last_mut() {
+        last.name = law_name(series, data);
+    }
+    laws
 }
 
 /// Returns the time range of all plots of a page, including the forecasts. The plots share the range, so
 /// that a moment is at the same position in each.
 fn plot_range(data: &MemoryData) -> (f64, f64) {
-    let (from, to) = (as_f64(data.from), as_f64(data.to));
+    let from = as_f64(data.from);
+    let to = as_f64(data.to);
     let far =
         data.series.iter().filter_map(|series| next_limit(series, data)).map(|coming| coming.reached[1]);
     let ahead = far.map(|at| (at - to) * 1.05).fold(0.0, f64::max);
@@ -138,14 +132,6 @@ fn law_name(series: &SeriesData, data: &MemoryData) -> String {
     slope.map_or_else(|| "the detector's line".to_owned(), |slope| format!("the law: {slope}"))
 }
 
-const fn soft_limit(point: &SeriesPoint) -> Option<u64> {
-    point.lines.soft
-}
-
-const fn hard_limit(point: &SeriesPoint) -> Option<u64> {
-    point.lines.hard
-}
-
 /// Splits points into stretches, each of one process and without a gap.
 fn split_stretches(series: &SeriesData) -> Vec<&[SeriesPoint]> {
     let gap = (series.seconds * GAP_POINTS).max(GAP_SECONDS);
@@ -166,7 +152,8 @@ fn constant_limits(
     let held: Vec<&[SeriesPoint]> = series.points.chunk_by(same).collect();
     let end = held.len();
     let one = |(stretch, number): (&&[SeriesPoint], usize)| {
-        let (first, last) = (stretch.first()?, stretch.last()?);
+        let first = stretch.first()?;
+        let last = stretch.last()?;
         let at = as_f64(of(last)?);
         // A budget that never changed spans the whole plot.
         let to = if number == end { f64::MAX } else { as_f64(last.at.saturating_add(series.seconds)) };
@@ -182,11 +169,9 @@ fn constant_limits(
 /// Returns the verdict on the running process, if the plot reaches to the present. In a plot of the past,
 /// the verdict would describe another process than the plot.
 fn current_verdict<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a SeriesStatus> {
-    let reaches = data.to.saturating_add(2 * series.seconds) >= data.now;
-    series.present.as_ref().filter(|_| reaches)
+    if data.to.saturating_add(2 * series.seconds) >= data.now { series.present.as_ref() } else { None }
 }
 
-/// Returns the forecast of the limit that is reached first.
 fn next_limit(series: &SeriesData, data: &MemoryData) -> Option<PlotForecast> {
     let present = current_verdict(series, data)?;
     let first = present.forecasts.iter().filter(|one| one.at.is_some()).min_by_key(|one| one.at)?;

@@ -4,21 +4,20 @@
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
 
-use warden_pages::{BadgeTone, Html, badge};
+use maud::{Markup, html};
+use warden_pages::{BadgeTone, badge, table_head};
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{EventKind, FleetEvent, LogLine};
 
-use super::part::{moment_element, write_link, write_sentence};
-use super::search::has_words;
-use crate::admin::query::{QueryPairs, address_with_query};
-use crate::serve::describe_event;
+use super::part::{has_words, model_link, moment_element, search_field, sentence};
+use crate::admin::query::QueryPairs;
+use crate::event_text::describe_event;
 
 /// Most events shown at a time.
 const MAX_EVENTS: usize = 300;
 /// Most log lines shown at a time.
 const MAX_LINES: usize = 500;
 
-/// The filter of the view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EventFilter {
     /// Name of the model; empty for all models.
@@ -39,102 +38,81 @@ impl EventFilter {
         path: &str,
         models: impl Iterator<Item = &'a ModelName>,
         all: bool,
-    ) -> Html {
-        let mut html = Html::new();
-        html.within(
-            "form",
-            &[("method", &"get"), ("action", &path), ("class", &"filter"), ("role", &"search")],
-            |form| {
-                form.element("label", &[("for", &"model")], "Model");
-                form.within("select", &[("id", &"model"), ("name", &"model")], |select| {
-                    if all {
-                        select.element("option", &[("value", &"")], "all");
+    ) -> Markup {
+        html! {
+            form method="get" action=(path) class="filter" role="search" {
+                label for="model" { "Model" }
+                select id="model" name="model" {
+                    @if all {
+                        option value="" { "all" }
                     }
-                    for model in models {
-                        if model.as_str() == self.model {
-                            select.element("option", &[("value", model), ("selected", &"")], model);
-                        } else {
-                            select.element("option", &[("value", model)], model);
-                        }
+                    @for model in models {
+                        option value=(model) selected[model.as_str() == self.model] { (model) }
                     }
-                });
-                form.element("label", &[("for", &"filter")], "Words");
-                form.void(
-                    "input",
-                    &[
-                        ("id", &"filter"),
-                        ("name", &"q"),
-                        ("type", &"search"),
-                        ("value", &self.words),
-                        ("autocomplete", &"off"),
-                    ],
-                );
-                form.element("button", &[], "Show");
-            },
-        );
-        html
+                }
+                label for="filter" { "Words" }
+                (search_field(&self.words, None))
+                button { "Show" }
+            }
+        }
+    }
+
+    fn has_model(&self, event: &FleetEvent) -> bool {
+        self.model.is_empty() || event.model.as_ref().is_some_and(|model| model.as_str() == self.model)
     }
 }
 
-/// Returns the view *Events*.
-pub(crate) fn events_view(all: &[FleetEvent], wish: &EventFilter) -> Html {
-    let mut html = Html::new();
-    html.element("h1", &[], "Events");
-    let told = |event: &FleetEvent| secrets::redact_text(&describe_event(&event.kind));
-    let of_model = |event: &&FleetEvent| {
-        wish.model.is_empty() || event.model.as_ref().is_some_and(|model| model.as_str() == wish.model)
-    };
-    let found = all.iter().rev().filter(of_model).map(|event| (event, told(event)));
-    let named = |event: &FleetEvent, text: &str| {
-        format!("{} {text}", event.model.as_ref().map_or("", |model| model.as_str()))
-    };
-    let found: Vec<_> = found.filter(|(event, text)| has_words(&wish.words, &named(event, text))).collect();
+pub(crate) fn events_view(all: &[FleetEvent], wish: &EventFilter) -> Markup {
+    let mut found: Vec<(&FleetEvent, String)> = Vec::new();
+    for event in all.iter().rev().filter(|event| wish.has_model(event)) {
+        let text = secrets::redact_text(&describe_event(&event.kind));
+        let model = event.model.as_ref().map_or("", |model| model.as_str());
+        if has_words(&wish.words, &format!("{model} {text}")) {
+            found.push((event, text));
+        }
+    }
     let folded = fold_failed_starts(&found);
-    html.element("p", &[("class", &"quiet count")], count_text(found.len(), all.len(), MAX_EVENTS, "events"));
-    html.within("table", &[("class", &"events"), ("id", &"rows")], |table| {
-        table.element("caption", &[("class", &"unseen")], "Events, the latest first");
-        table.within("thead", &[], |head| {
-            head.within("tr", &[], |row| {
-                for title in ["When", "Model", "Process", "What"] {
-                    row.element("th", &[("scope", &"col")], title);
+    html! {
+        h1 { "Events" }
+        p class="quiet count" { (count_text(found.len(), all.len(), MAX_EVENTS, "events")) }
+        table role="table" class="events" id="rows" {
+            caption class="unseen" { "Events, the latest first" }
+            (table_head(["When", "Model", "Process", "What"]))
+            tbody role="rowgroup" {
+                @for &(event, text, again) in folded.iter().take(MAX_EVENTS) {
+                    (event_row(event, text, again))
                 }
-            });
-        });
-        table.within("tbody", &[], |body| {
-            for &(event, text, again) in folded.iter().take(MAX_EVENTS) {
-                body.within("tr", &[("id", &format_args!("e-{}", event.id)), ("class", &"row")], |row| {
-                    row.within("td", &[("data-title", &"When")], |td| {
-                        td.raw(&moment_element(&event.at));
-                    });
-                    row.within("td", &[("data-title", &"Model"), ("class", &"name")], |td| {
-                        if let Some(model) = &event.model {
-                            write_link(
-                                td,
-                                &address_with_query("/page/events", &[("model", model.as_str())]),
-                                model,
-                            );
-                        }
-                    });
-                    row.within("td", &[("data-title", &"Process")], |td| {
-                        if let Some(generation) = event.generation {
-                            td.text(generation);
-                        }
-                    });
-                    row.within("td", &[("data-title", &"What"), ("class", &"says")], |td| {
-                        if let Some((tone, word)) = event_badge(&event.kind) {
-                            td.raw(&badge(tone, word)).text(" ");
-                        }
-                        write_sentence(td, text);
-                        if again > 0 {
-                            let before = format!("and {again} times before, between the same failed starts");
-                            td.element("div", &[("class", &"quiet small")], before);
-                        }
-                    });
-                });
             }
-        });
-    });
-    html
+        }
+    }
+}
+
+/// Returns the row of an event, with the number of earlier events of its kind.
+fn event_row(event: &FleetEvent, text: &str, again: u64) -> Markup {
+    html! {
+        tr role="row" id={ "e-" (event.id) } class="row" {
+            td role="cell" data-title="When" { (moment_element(&event.at)) }
+            td role="cell" data-title="Model" class="name" {
+                @if let Some(model) = &event.model {
+                    (model_link("/page/events", model.as_str()))
+                }
+            }
+            td role="cell" data-title="Process" {
+                @if let Some(generation) = event.generation { (generation) }
+            }
+            td role="cell" data-title="What" class="says" {
+                @if let Some((tone, word)) = event_badge(&event.kind) {
+                    (badge(tone, word)) " "
+                }
+                (sentence(text))
+                @if again > 0 {
+                    div class="quiet small" {
+                        "and " (again) " times before, between the same failed starts"
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Kind of an event, the part of its text that distinguishes it from other events of this kind, and its row.
@@ -199,37 +177,28 @@ fn event_badge(kind: &EventKind) -> Option<(BadgeTone, &'static str)> {
 }
 
 /// Returns the view *Logs* of a model's processes. `all`: the log lines; likely secrets are hidden here.
-pub(crate) fn logs_view(all: &[LogLine], wish: &EventFilter) -> Html {
-    let mut html = Html::new();
-    html.element("h1", &[], "Logs");
-    if wish.model.is_empty() {
-        html.element("p", &[], "No model is configured, or none of that name.");
-        return html;
-    }
-    let found = all.iter().rev().map(|line| (line, secrets::redact_text(&line.text)));
-    let found: Vec<_> = found.filter(|(_, text)| has_words(&wish.words, text)).collect();
-    html.element("p", &[("class", &"quiet count")], count_text(found.len(), all.len(), MAX_LINES, "lines"));
-    let about: warden_pages::html::HtmlAttributes = &[
-        ("class", &"log scroll"),
-        ("id", &"lines"),
-        ("tabindex", &"0"),
-        ("role", &"log"),
-        ("aria-live", &"off"),
-        ("aria-label", &"Output of the processes, the latest first"),
-    ];
-    html.within("div", about, |log| {
-        for (line, text) in found.iter().take(MAX_LINES) {
-            log.within("p", &[], |p| {
-                p.raw(&moment_element(&line.at)).text(" ");
-                p.element("span", &[("class", &"quiet")], line.generation).text(" ").element(
-                    "code",
-                    &[],
-                    text,
-                );
-            });
+pub(crate) fn logs_view(all: &[LogLine], wish: &EventFilter) -> Markup {
+    let lines = all.iter().rev().map(|line| (line, secrets::redact_text(&line.text)));
+    let found: Vec<_> = lines.filter(|(_, text)| has_words(&wish.words, text)).collect();
+    html! {
+        h1 { "Logs" }
+        @if wish.model.is_empty() {
+            p { "No model is configured, or none of that name." }
+        } @else {
+            p class="quiet count" { (count_text(found.len(), all.len(), MAX_LINES, "lines")) }
+            div class="log scroll" id="lines" tabindex="0" role="log" aria-live="off"
+                aria-label="Output of the processes, the latest first"
+            {
+                @for (line, text) in found.iter().take(MAX_LINES) {
+                    p {
+                        (moment_element(&line.at)) " "
+                        span class="quiet" { (line.generation) } " "
+                        code { (text) }
+                    }
+                }
+            }
         }
-    });
-    html
+    }
 }
 
 fn count_text(found: usize, all: usize, most: usize, what: &str) -> String {
@@ -294,7 +263,8 @@ mod tests {
         assert!(whole.find("id=\"e-3\"") < whole.find("id=\"e-1\""), "the latest first");
         let wish =
             |model: &str, words: &str| EventFilter { model: model.to_owned(), words: words.to_owned() };
-        let rows = |wish: &EventFilter| events_view(&all, wish).as_str().matches("class=\"row\"").count();
+        let rows =
+            |wish: &EventFilter| events_view(&all, wish).into_string().matches("class=\"row\"").count();
         assert_eq!(
             (rows(&wish("a", "")), rows(&wish("", "FULL queue")), rows(&wish("a", "nothing"))),
             (2, 1, 0)
@@ -306,7 +276,7 @@ mod tests {
             stream: warden_supervisor::OutputStream::Stderr,
             text: format!("</code><script>\u{1b}[31m {secret}"),
         };
-        let logged = logs_view(&[line], &wish("a", "")).into_string();
+        let logged = warden_pages::finish_page(logs_view(&[line], &wish("a", "")));
         assert!(
             !logged.contains("<script") && !logged.contains(secret) && !logged.contains('\u{1b}'),
             "{logged}"

@@ -58,23 +58,21 @@ pub(crate) fn page_files() -> &'static PageFiles {
         let text = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
         let digest = format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(&text)));
         let style = PageStyle { text, digest };
-        let script = make_file("page", "js", "text/javascript; charset=utf-8", SCRIPT.to_owned());
+        let script = PageFile {
+            path: format!("/page/files/page.{}.js", content_hash(SCRIPT.as_bytes())),
+            kind: "text/javascript; charset=utf-8",
+            plain: Bytes::from_static(SCRIPT.as_bytes()),
+            gzip: gzip(SCRIPT.as_bytes(), Compression::best()),
+        };
         let tag = content_hash(&[style.digest.as_bytes(), script.path.as_bytes()].concat());
         PageFiles { style, script, tag }
     });
     &FILES
 }
 
-/// Returns the file with this name.
 pub(crate) fn find_file(name: &str) -> Option<&'static PageFile> {
     let PageFiles { script, .. } = page_files();
     (script.path.strip_prefix("/page/files/") == Some(name)).then_some(script)
-}
-
-fn make_file(name: &str, end: &str, kind: &'static str, text: String) -> PageFile {
-    let path = format!("/page/files/{name}.{}.{end}", content_hash(text.as_bytes()));
-    let gzip = gzip(text.as_bytes(), Compression::best());
-    PageFile { path, kind, plain: text.into(), gzip }
 }
 
 /// Returns twelve hexadecimal digits of the content's hash.

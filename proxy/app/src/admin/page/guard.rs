@@ -23,11 +23,11 @@ pub(super) const FETCH_SITE: &str = "sec-fetch-site";
 const FETCH_MODE: &str = "sec-fetch-mode";
 const FETCH_DEST: &str = "sec-fetch-dest";
 
-/// Reasons to refuse a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PageRefusal {
     #[error(
-        "the page is served for addresses of this machine, and not for `{0}`: open it as http://127.0.0.1:PORT/page/, for another machine through `ssh -L PORT:127.0.0.1:PORT`"
+        "the page is served for addresses of this machine, and not for `{0}`: open it as \
+         http://127.0.0.1:PORT/page/, for another machine through `ssh -L PORT:127.0.0.1:PORT`"
     )]
     Host(String),
     #[error("another web page sent this request: open the page itself, by its address")]
@@ -35,7 +35,8 @@ pub(crate) enum PageRefusal {
     #[error("a page of another origin sent this form: nothing was done")]
     Origin,
     #[error(
-        "the form does not have the token of this instance, which changes at each start: nothing was done; load the page again"
+        "the form does not have the token of this instance, which changes at each start: nothing was done; load \
+         the page again"
     )]
     Token,
     #[error("this is done by POST, from the page")]
@@ -54,7 +55,6 @@ fn host_name(host: &str) -> &str {
     if port.is_empty() || is_port(port) { name } else { "" }
 }
 
-/// Returns whether a name always refers to this machine.
 fn is_loopback(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
@@ -66,9 +66,6 @@ fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// Checks a request for the page. `document`: the request is for a whole page, which may be opened in a tab.
-///
-/// # Errors
-/// The request is refused.
 pub(crate) fn check_request(method: &Method, headers: &HeaderMap, document: bool) -> Result<(), PageRefusal> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|host| host.to_str().ok()).unwrap_or_default();
@@ -81,9 +78,6 @@ pub(crate) fn check_request(method: &Method, headers: &HeaderMap, document: bool
 /// Checks a request for the page on the public listener. `host`: the requested host, already accepted by
 /// the gateway. The origin may be an `https` address although the listener does not use TLS, because a
 /// proxy in front may terminate TLS.
-///
-/// # Errors
-/// The request is refused.
 pub(crate) fn check_public_request(
     method: &Method,
     headers: &HeaderMap,

@@ -20,10 +20,10 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use warden_policies::secrets;
 
-use super::holds::PlannedModels;
 use super::pace::{RateTracker, RequestRates};
 use super::token::FormToken;
 use crate::admin::answer::{AdminState, AdminStatus};
+use crate::admin::memory_use::PlannedModels;
 use crate::clock;
 use crate::sync::lock;
 
@@ -47,14 +47,14 @@ pub(crate) struct PageSnapshot {
     pub(crate) plans: PlannedModels,
     pub(crate) paces: BTreeMap<String, RequestRates>,
     pub(crate) notices: Vec<ActionNotice>,
-    /// Id of the last event.
     pub(crate) event: u64,
 }
 
 impl PageSnapshot {
     #[cfg(test)]
     pub(crate) fn numbered(number: u64) -> Self {
-        let (plans, paces) = (PlannedModels::new(), BTreeMap::new());
+        let plans = PlannedModels::new();
+        let paces = BTreeMap::new();
         Self { number, status: AdminStatus::default(), plans, paces, notices: Vec::new(), event: 0 }
     }
 
@@ -72,7 +72,6 @@ impl PageSnapshot {
     }
 }
 
-/// An action requested on the page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ActionNotice {
     pub(crate) id: u64,
@@ -83,17 +82,14 @@ pub(crate) struct ActionNotice {
     pub(crate) outcome: ActionOutcome,
 }
 
-/// Outcome of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ActionOutcome {
     Pending,
     /// Done, with details if there are any.
     Done(String),
-    /// Failed, with the reason.
     Failed(String),
 }
 
-/// A rendered view of one picture.
 #[derive(Clone, Debug)]
 pub(crate) struct RenderedView {
     pub(crate) plain: Bytes,
@@ -101,7 +97,6 @@ pub(crate) struct RenderedView {
     pub(crate) tag: String,
 }
 
-/// State shared by all viewers of an instance.
 #[derive(Debug)]
 pub(crate) struct PageHub {
     pub(crate) token: FormToken,
@@ -121,7 +116,6 @@ pub(crate) struct PageHub {
     views: Mutex<(u64, HashMap<String, RenderedView>)>,
     /// Notified when there is a new viewer or a new notice.
     wake: tokio::sync::Notify,
-    /// Running actions.
     pub(crate) work: TaskTracker,
 }
 
@@ -181,7 +175,6 @@ impl PageHub {
         made.map_or_else(Instant::now, |made| made + MIN_SNAPSHOT_INTERVAL)
     }
 
-    /// Returns the number of viewers.
     pub(crate) fn viewers(&self) -> usize {
         self.pictures.receiver_count()
     }
@@ -248,9 +241,13 @@ impl PageHub {
         query: &str,
         make: impl FnOnce() -> RenderedView,
     ) -> RenderedView {
-        if let Some(known) = self.cached_view(picture.number, query) {
-            return known;
+        let views = lock(&self.views);
+        if views.0 == picture.number
+            && let Some(known) = views.1.get(query)
+        {
+            return known.clone();
         }
+        drop(views);
         let view = make();
         let mut views = lock(&self.views);
         if views.0 < picture.number {
@@ -260,11 +257,6 @@ impl PageHub {
             views.1.insert(query.to_owned(), view.clone());
         }
         view
-    }
-
-    fn cached_view(&self, number: u64, query: &str) -> Option<RenderedView> {
-        let views = lock(&self.views);
-        views.1.get(query).filter(|_| views.0 == number).cloned()
     }
 
     /// Records a requested action. Returns the number of its notice.
@@ -286,7 +278,6 @@ impl PageHub {
         id
     }
 
-    /// Records the outcome of an action.
     pub(crate) fn set_outcome(&self, id: u64, outcome: ActionOutcome) {
         let mut notices = lock(&self.notices);
         if let Some(notice) = notices.1.iter_mut().find(|notice| notice.id == id) {

@@ -2,39 +2,42 @@
 //! budgets, declared caches, past actions and forecasts. Turns values into markup. [`memory_file()`] makes
 //! a self-contained file with the same content.
 
-use std::fmt::Write as _;
-
+use maud::{Markup, html};
 use warden_pages::time::{UtcMoment, time_element};
-use warden_pages::{Html, badge, style, words};
+use warden_pages::{badge, style, table_head, term_list, words};
 use warden_policies::{ByteSize, MemoryKind, Reason};
 use warden_supervisor::FleetView;
 
 use super::drawn::series_plot;
-use crate::series::answer::{LimitForecast, MemoryData, SeriesData, SeriesEntry, SeriesList, SeriesStatus};
+use crate::admin::query::address_with_query;
+use crate::series::SeriesSpan;
+use crate::series::answer::{LimitForecast, MemoryData, SeriesData, SeriesList, SeriesStatus};
 use crate::series::ask::RANGES;
 
-/// Path of the view.
 const VIEW_PATH: &str = "/page/memory";
+/// Path of the view as a self-contained file.
+const FILE_PATH: &str = "/page/memory.html";
 
 /// Returns the view of one model's memory, with links to other time ranges.
-pub(crate) fn memory_view(data: &MemoryData) -> Html {
-    let mut html = Html::new();
-    html.element("h1", &[], format_args!("Memory of {}", data.model));
-    range_links(&mut html, data);
-    write_content(&mut html, data);
-    html
+pub(crate) fn memory_view(data: &MemoryData) -> Markup {
+    html! {
+        h1 { "Memory of " (data.model) }
+        (range_links(data))
+        (memory_content(data))
+    }
 }
 
 /// Returns the content of [`memory_view`] as a self-contained file.
 pub(crate) fn memory_file(data: &MemoryData) -> String {
-    let mut html = Html::new();
-    html.element("h1", &[], format_args!("Memory of {}", data.model));
-    html.within("p", &[("class", &"quiet")], |p| {
-        p.raw(&time_element(to_signed(data.from))).text(" to ").raw(&time_element(to_signed(data.to)));
-        p.text(", as it was kept by llama-warden ").raw(&time_element(to_signed(data.now))).text(".");
-    });
-    write_content(&mut html, data);
-    style::document(format_args!("Memory of {}", data.model), &html)
+    let content = html! {
+        h1 { "Memory of " (data.model) }
+        p class="quiet" {
+            (unix_element(data.from)) " to " (unix_element(data.to))
+            ", as it was kept by llama-warden " (unix_element(data.now)) "."
+        }
+        (memory_content(data))
+    };
+    style::document(format_args!("Memory of {}", data.model), &content)
 }
 
 /// Returns the name of such a file; all its characters are valid on any system.
@@ -45,141 +48,136 @@ pub(crate) fn memory_file_name(data: &MemoryData) -> String {
     format!("memory-{model}-{at}.html")
 }
 
+struct RecordedModel<'a> {
+    name: &'a str,
+    /// Each kind of memory, with the bytes held now.
+    memories: Vec<String>,
+    from: u64,
+    to: u64,
+}
+
 /// Lists the models with recorded memory and the bytes they hold now, for a request that names no model.
-pub(crate) fn listing_view(listed: &SeriesList, fleet: &FleetView) -> Html {
-    let mut html = Html::new();
-    html.element("h1", &[], "Memory");
-    if listed.series.is_empty() {
-        html.element(
-            "p",
-            &[],
-            "No memory was read yet: the first readings come some seconds after a process is ready.",
-        );
+pub(crate) fn listing_view(listed: &SeriesList, fleet: &FleetView) -> Markup {
+    html! {
+        h1 { "Memory" }
+        @if listed.series.is_empty() {
+            p { "No memory was read yet: the first readings come some seconds after a process is ready." }
+        }
+        table role="table" {
+            (table_head(["Model", "Memories", "Kept since", "Read last"]))
+            tbody role="rowgroup" {
+                @for model in recorded_models(listed, fleet) {
+                    tr role="row" class="row" {
+                        th role="rowheader" scope="row" {
+                            a href=(view_address(model.name, &[("range", "1h")])) { (model.name) }
+                        }
+                        td role="cell" class="says" data-title="Memories" { (model.memories.join(", ")) }
+                        td role="cell" data-title="Kept since" { (unix_element(model.from)) }
+                        td role="cell" data-title="Read last" { (unix_element(model.to)) }
+                    }
+                }
+            }
+        }
+        (storage_place(&listed.place))
     }
-    let mut models: Vec<(&str, Vec<String>, u64, u64)> = Vec::new();
+}
+
+fn recorded_models<'a>(listed: &'a SeriesList, fleet: &FleetView) -> Vec<RecordedModel<'a>> {
+    let mut models: Vec<RecordedModel<'_>> = Vec::new();
     for one in &listed.series {
         let held = held_now(one, fleet).map_or_else(String::new, |bytes| format!(" {}", ByteSize(bytes)));
-        let memory = format!("{}{held}", memory_title(one.memory, one.replica, false));
-        match models.last_mut().filter(|(name, ..)| *name == one.model.as_str()) {
-            Some((_, memories, from, to)) => {
-                memories.push(memory);
-                (*from, *to) = ((*from).min(one.from), (*to).max(one.to));
+        let memory = format!("{}{held}", memory_title(one.key.memory, one.key.replica, false));
+        match models.last_mut() {
+            Some(model) if model.name == one.key.model.as_str() => {
+                model.memories.push(memory);
+                model.from = model.from.min(one.from);
+                model.to = model.to.max(one.to);
             }
-            None => models.push((one.model.as_str(), vec![memory], one.from, one.to)),
+            _ => models.push(RecordedModel {
+                name: one.key.model.as_str(),
+                memories: vec![memory],
+                from: one.from,
+                to: one.to,
+            }),
         }
     }
-    html.within("table", &[], |table| {
-        table.within("thead", &[], |head| {
-            head.within("tr", &[], |row| {
-                for name in ["Model", "Memories", "Kept since", "Read last"] {
-                    row.element("th", &[("scope", &"col")], name);
-                }
-            });
-        });
-        table.within("tbody", &[], |body| {
-            for (model, memories, from, to) in models {
-                body.within("tr", &[("class", &"row")], |row| {
-                    row.within("th", &[("scope", &"row")], |name| {
-                        name.element("a", &[("href", &view_address(model, "range=1h"))], model);
-                    });
-                    row.element(
-                        "td",
-                        &[("class", &"says"), ("data-title", &"Memories")],
-                        memories.join(", "),
-                    );
-                    for (title, at) in [("Kept since", from), ("Read last", to)] {
-                        row.within("td", &[("data-title", &title)], |cell| {
-                            cell.raw(&time_element(to_signed(at)));
-                        });
-                    }
-                });
-            }
-        });
-    });
-    write_storage_place(&mut html, &listed.place);
-    html
+    models
 }
 
 /// Returns the bytes that the processes of a replica hold now; `None` if no process runs, or its memory is
 /// unknown.
-fn held_now(one: &SeriesEntry, fleet: &FleetView) -> Option<u64> {
-    let model = fleet.models.iter().find(|model| model.name == one.model)?;
-    let backends = model.backends.iter().filter(|backend| backend.replica == one.replica);
-    backends.filter_map(|backend| backend.held(one.memory)).reduce(u64::saturating_add)
+fn held_now(one: &SeriesSpan, fleet: &FleetView) -> Option<u64> {
+    let model = fleet.models.iter().find(|model| model.name == one.key.model)?;
+    let backends = model.backends.iter().filter(|backend| backend.replica == one.key.replica);
+    backends.filter_map(|backend| backend.held(one.key.memory)).reduce(u64::saturating_add)
 }
 
-/// Writes the content common to view and file: each kind of memory, then where the records are stored.
-fn write_content(html: &mut Html, data: &MemoryData) {
-    if data.series.is_empty() {
-        html.element("p", &[], "There are no readings of it in this time.");
-        list_actions(html, data);
-    }
+/// Returns the content common to view and file: each kind of memory, then where the records are stored.
+fn memory_content(data: &MemoryData) -> Markup {
     let replicas = data.series.iter().any(|series| series.replica > 0);
-    for series in &data.series {
-        write_section(html, data, series, replicas);
-    }
-    write_storage_place(html, &data.place);
-}
-
-fn write_storage_place(html: &mut Html, place: &str) {
-    html.element("p", &[("class", &"quiet small")], format_args!("Kept {place}."));
-}
-
-/// Lists past actions; used if there is no plot to show them.
-fn list_actions(html: &mut Html, data: &MemoryData) {
-    html.within("ul", &[], |list| {
-        for mark in &data.marks {
-            list.within("li", &[], |line| {
-                line.raw(&time_element(to_signed(mark.at / 1000))).text(format_args!(
-                    " {}: {}",
-                    mark.kind.as_str(),
-                    mark.words
-                ));
-            });
+    html! {
+        @if data.series.is_empty() {
+            p { "There are no readings of it in this time." }
+            // There is no plot to show past actions.
+            ul {
+                @for mark in &data.marks {
+                    li { (unix_element(mark.at / 1000)) " " (mark.kind.as_str()) ": " (mark.words) }
+                }
+            }
         }
-    });
+        @for series in &data.series {
+            (memory_section(data, series, replicas))
+        }
+        (storage_place(&data.place))
+    }
 }
 
-/// Writes links to other time ranges, each with a complete URL.
-fn range_links(html: &mut Html, data: &MemoryData) {
+fn storage_place(place: &str) -> Markup {
+    html! {
+        p class="quiet small" { "Kept " (place) "." }
+    }
+}
+
+fn range_links(data: &MemoryData) -> Markup {
     let span = data.to.saturating_sub(data.from).max(1);
-    let between = |from: u64, to: u64| view_address(&data.model, &format!("from={from}&to={to}"));
-    html.within("nav", &[("class", &"ranges"), ("aria-label", &"Time range")], |nav| {
-        nav.within("ul", &[("class", &"legend")], |list| {
-            let mut link = |address: &str, text: &str, current: bool| {
-                list.within("li", &[], |item| {
-                    if current {
-                        item.within("a", &[("href", &address), ("aria-current", &"true")], |name| {
-                            name.element("strong", &[], text);
-                        });
-                    } else {
-                        item.element("a", &[("href", &address)], text);
-                    }
-                });
-            };
-            for (name, _) in RANGES {
-                let current = data.range.as_deref() == Some(name);
-                link(&view_address(&data.model, &format!("range={name}")), range_title(name), current);
+    let model = data.model.as_str();
+    let between =
+        |from: u64, to: u64| view_address(model, &[("from", &from.to_string()), ("to", &to.to_string())]);
+    let this_range = between(data.from, data.to);
+    let shown = match &data.range {
+        Some(name) => view_address(model, &[("range", name)]),
+        None => this_range.clone(),
+    };
+    let file = format!("{}&file=1", shown.replacen(VIEW_PATH, FILE_PATH, 1));
+    html! {
+        nav class="ranges" aria-label="Time range" {
+            ul class="legend" {
+                @for (name, _) in RANGES {
+                    @let current = data.range.as_deref() == Some(name);
+                    (range_link(&view_address(model, &[("range", name)]), range_title(name), current))
+                }
+                (range_link(&between(data.from.saturating_sub(span), data.from), "earlier", false))
+                @if data.to < data.now {
+                    (range_link(&between(data.to, data.to.saturating_add(span)), "later", false))
+                }
+                (range_link(&this_range, "link to this range", data.range.is_none()))
+                (range_link(&file, "as a file", false))
             }
-            link(&between(data.from.saturating_sub(span), data.from), "earlier", false);
-            if data.to < data.now {
-                link(&between(data.to, data.to.saturating_add(span)), "later", false);
+        }
+        p class="quiet" { (unix_element(data.from)) " to " (unix_element(data.to)) }
+    }
+}
+
+fn range_link(address: &str, text: &str, current: bool) -> Markup {
+    html! {
+        li {
+            @if current {
+                a href=(address) aria-current="true" { strong { (text) } }
+            } @else {
+                a href=(address) { (text) }
             }
-            link(&between(data.from, data.to), "link to this range", data.range.is_none());
-            let same = data
-                .range
-                .as_ref()
-                .map_or_else(|| format!("from={}&to={}", data.from, data.to), |name| format!("range={name}"));
-            link(
-                &format!("{VIEW_PATH}.html?{}&file=1", encode_query(&data.model, &same)),
-                "as a file",
-                false,
-            );
-        });
-    });
-    html.within("p", &[("class", &"quiet")], |p| {
-        p.raw(&time_element(to_signed(data.from))).text(" to ").raw(&time_element(to_signed(data.to)));
-    });
+        }
+    }
 }
 
 fn range_title(range: &str) -> &str {
@@ -193,21 +191,8 @@ fn range_title(range: &str) -> &str {
     }
 }
 
-fn view_address(model: &str, more: &str) -> String {
-    format!("{VIEW_PATH}?{}", encode_query(model, more))
-}
-
-fn encode_query(model: &str, more: &str) -> String {
-    let mut text = "model=".to_owned();
-    for byte in model.bytes() {
-        // Browsers leave these characters unescaped.
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            let _infallible = write!(text, "%{byte:02X}");
-        }
-    }
-    format!("{text}&{more}")
+fn view_address(model: &str, range: &[(&str, &str)]) -> String {
+    address_with_query(VIEW_PATH, &[&[("model", model)][..], range].concat())
 }
 
 fn memory_title(memory: MemoryKind, replica: u32, replicas: bool) -> String {
@@ -215,31 +200,26 @@ fn memory_title(memory: MemoryKind, replica: u32, replicas: bool) -> String {
     if replicas || replica > 0 { format!("{memory} of replica {replica}") } else { memory }
 }
 
-fn write_section(html: &mut Html, data: &MemoryData, series: &SeriesData, replicas: bool) {
+fn memory_section(data: &MemoryData, series: &SeriesData, replicas: bool) -> Markup {
     let what = memory_title(series.memory, series.replica, replicas);
     let id = format!("{}-{}", series.memory, series.replica);
-    html.within(
-        "section",
-        &[("id", &format_args!("memory-{id}")), ("aria-labelledby", &format_args!("of-{id}"))],
-        |section| {
-            let capital: String =
-                what.chars().take(1).flat_map(char::to_uppercase).chain(what.chars().skip(1)).collect();
-            section.element("h2", &[("id", &format_args!("of-{id}"))], capital);
-            if let Some(present) = &series.present {
-                section.within("p", &[], |p| {
-                    p.raw(&badge(words::verdict_tone(present.verdict), present.verdict.as_str()));
-                    p.text(format_args!(" {}", present.means));
-                });
+    html! {
+        section id={ "memory-" (id) } aria-labelledby={ "of-" (id) } {
+            h2 id={ "of-" (id) } { (words::capitalize(&what)) }
+            @if let Some(present) = &series.present {
+                p {
+                    (badge(words::verdict_tone(present.verdict), present.verdict.as_str()))
+                    " " (present.means)
+                }
             }
-            section.raw(&series_plot(data, series, &what).figure(&Html::new()));
-            if let Some(present) = &series.present {
-                section.terms(current_facts(present));
+            (series_plot(data, series, &what).figure(None))
+            @if let Some(present) = &series.present {
+                (term_list(current_facts(present)))
             }
-        },
-    );
+        }
+    }
 }
 
-/// Describes the current values in words.
 fn current_facts(present: &SeriesStatus) -> Vec<(&'static str, String)> {
     let size = |bytes: Option<u64>| bytes.map(|bytes| ByteSize(bytes).to_string()).unwrap_or_default();
     let mut kept: Vec<String> = present.kept.iter().cloned().collect();
@@ -269,6 +249,10 @@ fn forecast_text(foretold: &LimitForecast) -> String {
 
 fn to_signed(unix: u64) -> i64 {
     i64::try_from(unix).unwrap_or(i64::MAX)
+}
+
+fn unix_element(unix: u64) -> Markup {
+    time_element(to_signed(unix))
 }
 
 #[cfg(test)]

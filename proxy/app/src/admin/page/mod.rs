@@ -15,10 +15,10 @@
 //! | [`view`] | views and paths; pure |
 //! | `admin/query.rs` | queries and forms; pure |
 //! | [`hub`] | the shared picture, notices |
-//! | [`tally`], [`pace`] | counters of requests, and their rates |
-//! | [`holds`] | memory of processes compared with their budgets; pure |
+//! | [`pace`] | rates of requests |
 //! | [`frame`] | frame around every view; pure |
-//! | [`overview`], [`memory`], [`requests`], [`events`], [`configuration`], [`builds`], [`diagnose`] | the views; pure |
+//! | [`overview`], [`memory`], [`requests`], [`events`] | views; pure |
+//! | [`configuration`], [`builds`], [`diagnose`] | views; pure |
 //! | [`drawn`] | plot of one kind of recorded memory; pure |
 //! | [`part`] | parts shared by several views; pure |
 //! | [`reports`] | report files written by `diagnose` |
@@ -38,7 +38,6 @@ mod events;
 mod files;
 mod frame;
 mod guard;
-pub(crate) mod holds;
 pub(crate) mod hub;
 mod live;
 mod memory;
@@ -47,8 +46,6 @@ mod pace;
 mod part;
 pub(crate) mod reports;
 pub(crate) mod requests;
-mod search;
-pub(crate) mod tally;
 mod token;
 mod view;
 
@@ -59,7 +56,7 @@ use std::time::Duration;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
-use warden_pages::Html;
+use maud::{Markup, html};
 use warden_policies::ModelName;
 use warden_supervisor::{WorkKind, run_job};
 
@@ -70,7 +67,8 @@ use self::view::{PageRoute, PageView, parse_path};
 use super::answer::{AdminBody, AdminState};
 use super::query::QueryPairs;
 use super::requests::RequestFilter;
-use crate::series::answer::{MemoryData, memory_of_model};
+use crate::series::answer::{MemoryData, list_series};
+use crate::series::ask::SeriesQuery;
 
 /// Size limit of a form in bytes: a form has one action, one name, one address.
 const MAX_FORM_BYTES: usize = 64 << 10;
@@ -90,7 +88,6 @@ struct PageVisitor {
     still_allowed: Option<AccessCheck>,
 }
 
-/// Function that checks whether a right still exists.
 type AccessCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Answers a request, if its path belongs to the page. `peer`: address of the client; `None` on the admin
@@ -110,14 +107,14 @@ pub(crate) async fn serve(
     Ok(serve_allowed(admin, way, request, visitor).await)
 }
 
-/// Answers a visitor who is allowed to see the page.
 async fn serve_allowed(
     admin: &AdminState,
     way: PageRoute<'_>,
     request: Request<Incoming>,
     visitor: PageVisitor,
 ) -> Response<AdminBody> {
-    let (uri, method) = (request.uri().clone(), request.method().clone());
+    let uri = request.uri().clone();
+    let method = request.method().clone();
     let reads = method != Method::POST;
     if reads == matches!(way, PageRoute::Act | PageRoute::Cancel) {
         return refusal_response(StatusCode::METHOD_NOT_ALLOWED, &PageRefusal::Method);
@@ -157,7 +154,7 @@ async fn show_view(
 ) -> Response<AdminBody> {
     let asked = QueryPairs::lenient(Some(query));
     let picture = admin.page.picture(admin);
-    let make = |content: &Html| {
+    let make = |content: &Markup| {
         let text = frame::refreshed_part(view, content, &picture.notices);
         RenderedView {
             gzip: files::gzip(text.as_bytes(), flate2::Compression::fast()),
@@ -182,14 +179,16 @@ async fn show_view(
     if asked.get("fragment").is_some() {
         return part_response(&part, headers);
     }
-    let of =
-        asked.get("model").filter(|_| matches!(view, PageView::Memory | PageView::Events | PageView::Logs));
+    let subject = match view {
+        PageView::Memory | PageView::Events | PageView::Logs => asked.get("model").unwrap_or_default(),
+        _ => "",
+    };
     let path = view.path();
     let here = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
     let token = admin.page.token.masked();
     let frame = frame::PageFrame {
         view,
-        subject: of.unwrap_or_default(),
+        subject,
         here: &here,
         token: &token,
         boot: &admin.page.boot,
@@ -200,8 +199,7 @@ async fn show_view(
     uncached_response(StatusCode::OK, PageContent::Page, text.into(), Some(headers))
 }
 
-/// Returns the filter form of a view.
-fn view_controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> Html {
+fn view_controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> Markup {
     let fleet = &picture.status.fleet;
     let models = || fleet.models.iter().chain(&fleet.canaries).map(|model| &model.name);
     match view {
@@ -210,7 +208,7 @@ fn view_controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> 
         PageView::Logs => log_filter(asked, picture).form(view.path(), models(), false),
         PageView::Configuration => configuration::search_form(asked.get("q").unwrap_or_default()),
         PageView::Memory | PageView::Requests | PageView::Builds | PageView::Diagnose | PageView::Help => {
-            Html::new()
+            Markup::default()
         }
     }
 }
@@ -230,11 +228,12 @@ async fn view_content(
     view: PageView,
     asked: &QueryPairs,
     picture: &Arc<PageSnapshot>,
-) -> Html {
+) -> Markup {
     match view {
         PageView::Overview => overview::overview_view(picture, &overview::OverviewQuery::from_query(asked)),
         PageView::Events => {
-            let (all, wish) = (admin.fleet.events().events, events::EventFilter::from_query(asked));
+            let all = admin.fleet.events().events;
+            let wish = events::EventFilter::from_query(asked);
             // Rendered on another thread, because every text is searched for secrets.
             blocking(WorkKind::Pages, move || events::events_view(&all, &wish)).await.unwrap_or_default()
         }
@@ -276,7 +275,7 @@ async fn view_content(
         PageView::Help => frame::help_view(),
         PageView::Requests => requests_view(admin, asked),
         // This view was answered before, because it needs the unparsed query.
-        PageView::Memory => Html::new(),
+        PageView::Memory => Markup::default(),
     }
 }
 
@@ -284,20 +283,14 @@ fn own_models(picture: &PageSnapshot) -> impl Iterator<Item = &ModelName> {
     picture.status.fleet.models.iter().filter(|model| model.remote.is_none()).map(|model| &model.name)
 }
 
-/// Returns the view of requests in flight and ended.
-fn requests_view(admin: &AdminState, asked: &QueryPairs) -> Html {
+fn requests_view(admin: &AdminState, asked: &QueryPairs) -> Markup {
     if let Some(id) = asked.get("id") {
-        let mut html = Html::new();
-        html.raw(&requests::recorded_request(id, admin.find_request(id).as_ref()));
-        return html;
+        return requests::recorded_request(id, admin.find_request(id).as_ref());
     }
     let filter = RequestFilter { model: asked.get("model").map(str::to_owned), ..RequestFilter::default() };
-    let form = requests::CancelForm { action: "/page/cancel", token: ("token", &admin.page.shown_token) };
     match admin.list_requests(&filter) {
         Ok(list) => {
-            let mut html = Html::new();
-            html.raw(&requests::requests_view(&list, Some(form), &admin.captures.ids()));
-            html
+            requests::requests_view(&list, Some(&admin.page.shown_token), &admin.records.captures.ids())
         }
         Err(unknown) => unavailable_view(PageView::Requests, &unknown),
     }
@@ -305,27 +298,24 @@ fn requests_view(admin: &AdminState, asked: &QueryPairs) -> Html {
 
 /// Returns the recorded memory of the requested model; `None` if the query names no model.
 async fn memory_data(admin: &AdminState, query: &str) -> Result<Option<MemoryData>, String> {
-    let ask = crate::series::ask::SeriesQuery::from_query(Some(query), admin.series.policy())?;
+    let ask = SeriesQuery::from_query(Some(query), admin.records.series.policy())?;
     let Some(model) = &ask.model else { return Ok(None) };
-    // The query may name an alias.
-    let own = admin.fleet.resolve(Some(model)).map_or_else(|_| model.clone(), |name| name.to_string());
-    let data = memory_of_model(&admin.series, &admin.fleet.view(), &own, &ask).await;
-    data.map(Some).map_err(|nothing| nothing.to_string())
+    admin.memory_data(model, &ask).await.map(Some).map_err(|nothing| nothing.to_string())
 }
 
-/// Lists the models with recorded memory.
-async fn memory_listing(admin: &AdminState) -> Html {
-    match crate::series::answer::list_series(&admin.series).await {
+async fn memory_listing(admin: &AdminState) -> Markup {
+    match list_series(&admin.records.series).await {
         Ok(listed) => memory::listing_view(&listed, &admin.fleet.view()),
         Err(failed) => unavailable_view(PageView::Memory, &failed.to_string()),
     }
 }
 
 /// Returns a replacement for a view that cannot be shown, with the reason.
-fn unavailable_view(view: PageView, why: &str) -> Html {
-    let mut html = Html::new();
-    html.element("h1", &[], view.title()).element("p", &[], why);
-    html
+fn unavailable_view(view: PageView, why: &str) -> Markup {
+    html! {
+        h1 { (view.title()) }
+        p { (why) }
+    }
 }
 
 /// Runs `work` on a thread that serves no requests, because a disk may be slow.

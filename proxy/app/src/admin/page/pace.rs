@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::tally::{CounterValues, increase_since, quantile};
+use crate::admin::request_counts::{CounterValues, increase_since, quantile};
 
 /// Least time over which rates are computed, as soon as the instance has run that long.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
@@ -14,16 +14,12 @@ const MAX_SAMPLES: usize = 16;
 /// enough for the 99th percentile, short enough to forget old times.
 const FIRST_TOKEN_WINDOW: Duration = Duration::from_secs(300);
 
-/// Rates of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct RequestRates {
-    /// Ended requests per second.
     pub(crate) requests: f64,
     /// Requests per second that failed through a fault of the server.
     pub(crate) failed: f64,
-    /// Generated tokens per second.
     pub(crate) output_tokens: f64,
-    /// Prompt tokens per second.
     pub(crate) prompt_tokens: f64,
     /// Median time to first token of streams.
     pub(crate) first_p50: Option<Duration>,
@@ -31,7 +27,6 @@ pub(crate) struct RequestRates {
     pub(crate) first_p99: Option<Duration>,
 }
 
-/// Counters by model.
 pub(crate) type ModelCounters = BTreeMap<String, CounterValues>;
 
 /// Recent samples of the counters.
@@ -73,7 +68,6 @@ impl RateTracker {
         }
     }
 
-    /// Returns the current rates of each model.
     pub(crate) fn current_rates(&self) -> BTreeMap<String, RequestRates> {
         let (Some((from, before)), Some((to, last))) = (self.samples.first(), self.samples.last()) else {
             return BTreeMap::new();

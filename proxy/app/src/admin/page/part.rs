@@ -3,15 +3,34 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use warden_pages::Html;
+use maud::{Markup, html};
 use warden_pages::bar::{BarPart, UsageBar};
 use warden_policies::MemoryKind;
 
-use super::holds::MemoryUse;
+use crate::admin::memory_use::MemoryUse;
+use crate::admin::query::address_with_query;
 
-/// Writes a link. The address must be one of the page; the text may come from anywhere.
-pub(crate) fn write_link(html: &mut Html, address: &str, text: impl Display) {
-    html.element("a", &[("href", &address)], text);
+/// Returns whether a text contains all of `words`, ignoring case.
+pub(crate) fn has_words(words: &str, text: &str) -> bool {
+    let text = text.to_lowercase();
+    words.split_whitespace().all(|word| text.contains(&word.to_lowercase()))
+}
+
+/// Returns a link. The address must be one of the page; the text may come from anywhere.
+pub(crate) fn page_link(address: &str, text: impl Display) -> Markup {
+    html! {
+        a href=(address) { (text) }
+    }
+}
+
+pub(crate) fn model_link(view: &str, model: &str) -> Markup {
+    page_link(&address_with_query(view, &[("model", model)]), model)
+}
+
+pub(crate) fn search_field(words: &str, placeholder: Option<&str>) -> Markup {
+    html! {
+        input id="filter" name="q" type="search" value=(words) autocomplete="off" placeholder=[placeholder];
+    }
 }
 
 /// Formats a rate with as many digits as are meaningful.
@@ -24,7 +43,6 @@ pub(crate) fn rate_text(per_second: f64) -> String {
     }
 }
 
-/// Formats a waiting time.
 pub(crate) fn seconds_text(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds {
@@ -36,22 +54,25 @@ pub(crate) fn seconds_text(time: Duration) -> String {
 }
 
 /// Returns a moment (RFC 3339) as a `time` element, whose text a script converts to the viewer's time zone.
-/// Text that is no moment is returned unchanged.
-pub(crate) fn moment_element(written: &str) -> String {
-    match written.parse::<jiff::Timestamp>() {
-        Ok(at) => warden_pages::time::time_element(at.as_second()),
-        Err(_) => warden_pages::escape(written),
+/// Text that is no moment is returned as text.
+pub(crate) fn moment_element(written: &str) -> Markup {
+    if let Ok(at) = written.parse::<jiff::Timestamp>() {
+        warden_pages::time::time_element(at.as_second())
+    } else {
+        html! { (written) }
     }
 }
 
-/// Writes a sentence: text between backticks becomes code, and a number is never separated from its unit.
-pub(crate) fn write_sentence(html: &mut Html, text: &str) {
-    for (index, piece) in text.split('`').enumerate() {
-        if index % 2 == 0 {
-            html.text(join_units(piece))
-        } else {
-            html.element("code", &[], piece)
-        };
+/// Returns a sentence: text between backticks becomes code, and a number is never separated from its unit.
+pub(crate) fn sentence(text: &str) -> Markup {
+    html! {
+        @for (index, piece) in text.split('`').enumerate() {
+            @if index % 2 == 0 {
+                (join_units(piece))
+            } @else {
+                code { (piece) }
+            }
+        }
     }
 }
 
@@ -69,28 +90,30 @@ fn join_units(text: &str) -> String {
     whole
 }
 
-/// Writes one kind of memory of a process as a bar and in words.
-pub(crate) fn memory_bar(html: &mut Html, of: &str, holds: &MemoryUse) {
-    let parts = vec![
-        (BarPart::Weights, holds.weights),
-        (BarPart::Cache, holds.cache),
-        (BarPart::Other, holds.other),
-        (BarPart::Growth, holds.growth),
-    ];
+pub(crate) fn memory_bar(of: &str, holds: &MemoryUse) -> Markup {
     let without = if holds.soft.or(holds.hard).is_none() { ", without a budget" } else { "" };
     let limit = holds.hard.or(holds.soft).or(holds.total);
-    let title = format!("{} of {of}{without}", memory_name(holds.series));
-    let bar = UsageBar { title, parts, limit, soft: holds.soft.filter(|soft| Some(*soft) != limit) };
-    html.raw(&bar.svg());
-    let text = format!("{} {}{without}", memory_name(holds.series), bar.held_text());
-    html.element("div", &[("class", &"holds")], join_units(&text));
+    let memory = memory_name(holds.series);
+    let bar = UsageBar {
+        title: format!("{memory} of {of}{without}"),
+        parts: vec![
+            (BarPart::Weights, holds.weights),
+            (BarPart::Cache, holds.cache),
+            (BarPart::Other, holds.other),
+            (BarPart::Growth, holds.growth),
+        ],
+        limit,
+        soft: holds.soft.filter(|soft| Some(*soft) != limit),
+    };
+    html! {
+        (bar.svg())
+        div class="holds" { (join_units(&format!("{memory} {}{without}", bar.held_text()))) }
+    }
 }
 
-/// Writes the used part of a total as a bar.
-pub(crate) fn usage_bar(html: &mut Html, series: MemoryKind, used: u64, total: u64) {
+pub(crate) fn usage_bar(series: MemoryKind, used: u64, total: u64) -> Markup {
     let title = format!("{} in use", memory_name(series));
-    let bar = UsageBar { title, parts: vec![(BarPart::Other, used)], limit: Some(total), soft: None };
-    html.raw(&bar.svg());
+    UsageBar { title, parts: vec![(BarPart::Other, used)], limit: Some(total), soft: None }.svg()
 }
 
 fn memory_name(series: MemoryKind) -> String {
@@ -114,16 +137,20 @@ mod tests {
 
     #[test]
     fn a_sentence_has_code_for_backticks_and_no_line_end_in_a_size() {
-        let mut html = Html::new();
-        write_sentence(&mut html, "set `server.port` <1 GiB; 12 BC, 5 B");
         let told = "set <code>server.port</code> &lt;1\u{a0}GiB; 12 BC, 5\u{a0}B";
-        assert_eq!(html.into_string(), told);
+        assert_eq!(sentence("set `server.port` <1 GiB; 12 BC, 5 B").into_string(), told);
     }
 
     #[test]
     fn a_moment_is_an_element_that_a_script_can_read_and_anything_else_is_text() {
-        let told = moment_element("2026-11-26T14:03:20.5Z");
+        let told = moment_element("2026-11-26T14:03:20.5Z").into_string();
         assert_eq!(told, "<time datetime=\"2026-11-26T14:03:20Z\">26 Nov 2026 14:03:20 UTC</time>");
-        assert_eq!(moment_element("<b>"), "&lt;b&gt;");
+        assert_eq!(moment_element("<b>").into_string(), "&lt;b&gt;");
+    }
+
+    #[test]
+    fn words_are_found_in_any_order_and_case() {
+        assert!(has_words("", "anything") && has_words(" B  a ", "xAyb"));
+        assert!(!has_words("a c", "ab"));
     }
 }

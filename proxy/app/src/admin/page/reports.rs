@@ -5,12 +5,10 @@ use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Most reports listed.
 pub(crate) const MAX_LISTED: usize = 200;
 /// Largest report that is served, in bytes. A report about an hour has about a megabyte.
 pub(crate) const MAX_REPORT_BYTES: u64 = 32 << 20;
 
-/// A report file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReportFile {
     pub(crate) name: String,
@@ -26,7 +24,6 @@ impl ReportFile {
     }
 }
 
-/// Returns the folder of the reports, which is next to the ledger.
 pub(crate) fn report_folder(ledger: &str) -> PathBuf {
     Path::new(ledger).parent().unwrap_or_else(|| Path::new("/nowhere")).join("reports")
 }
@@ -56,7 +53,6 @@ pub(crate) fn list_reports(folder: &Path) -> Vec<ReportFile> {
     all
 }
 
-/// Reads a report, if the name is that of a regular file in the folder. Blocks.
 pub(crate) fn read_report(folder: &Path, name: &str) -> Option<Vec<u8>> {
     if !is_report(name) {
         return None;
@@ -73,7 +69,6 @@ pub(crate) fn read_report(folder: &Path, name: &str) -> Option<Vec<u8>> {
     Some(content)
 }
 
-/// Converts a model's name to a file name.
 pub(crate) fn plain_file_name(name: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let text: String = name.chars().map(safe).collect();

@@ -60,17 +60,12 @@ impl PageView {
     }
 }
 
-/// Routes of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageRoute<'a> {
-    /// Redirect to the page.
     Root,
     View(PageView),
-    /// Stream of picture numbers.
     Live,
-    /// Action on a model.
     Act,
-    /// Cancellation of a request.
     Cancel,
     /// A compiled-in file.
     File(&'a str),

@@ -15,8 +15,9 @@ use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN};
 use super::rates::WorkRate;
 use super::text::sanitize;
 use crate::admin::answer::AdminStatus;
-use crate::cli::{growth, status};
-use crate::serve::describe_event;
+use crate::cli::status;
+use crate::event_text::describe_event;
+use crate::growth_text;
 use ratatui_core::style::Color;
 
 /// Snapshot of an instance.
@@ -226,7 +227,7 @@ fn next(model: &ModelView) -> (String, Color) {
         _ => WARN,
     };
     let concise = model.last_failure.is_some() || note.starts_with("degraded");
-    match model.policy.as_ref().and_then(growth::next_action).filter(|_| !concise) {
+    match model.policy.as_ref().and_then(growth_text::next_action).filter(|_| !concise) {
         // A reason to do nothing is not a warning.
         Some(planned) if note.is_empty() => (sanitize(&planned), PLAIN),
         Some(planned) => (sanitize(&planned), tone),

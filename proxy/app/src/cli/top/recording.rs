@@ -13,8 +13,8 @@ use super::memory::{MemoryHistory, MemoryLine};
 use super::picture::{EventLine, InstancePicture, ModelRow};
 use super::rates::WorkRate;
 use super::text::sanitize;
-use crate::cli::growth;
 use crate::cli::status::short_age;
+use crate::growth_text;
 
 /// Playback speeds, relative to the recording.
 const PLAYBACK_SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
@@ -75,7 +75,7 @@ impl PlayedRecording {
                     text: sanitize(&format!(
                         "{}: {before} before, now {}",
                         now.series,
-                        growth::growth_line(now)
+                        growth_text::growth_line(now)
                     )),
                     tone: if now.verdict.leaks() { BAD } else { PLAIN },
                     leaks: now.verdict.grows(),
@@ -177,7 +177,7 @@ fn row(name: &str, sample: &BackendSample, earlier: &BackendSample, monitor: &Gr
         work.output_tokens,
         work.images
     )];
-    words.extend(monitor.growth().iter().map(|one| format!("growth: {}", growth::growth_line(one))));
+    words.extend(monitor.growth().iter().map(|one| format!("growth: {}", growth_text::growth_line(one))));
     let mut row = ModelRow {
         name: name.to_owned(),
         shown: sanitize(name),

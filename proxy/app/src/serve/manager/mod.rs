@@ -15,7 +15,6 @@
 mod notify;
 mod sockets;
 mod status;
-mod watchdog;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,9 +29,9 @@ use warden_supervisor::Fleet;
 use self::notify::NotifySocket;
 pub(crate) use self::sockets::ActivatedSockets;
 use self::status::{status_line, to_single_line};
-pub(crate) use self::watchdog::{LoopAnswers, run_watchdog};
 use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
+use crate::probe::watchdog::{LoopAnswers, run_watchdog};
 
 /// Interval of status updates. Nobody reads faster updates, which would only burden the manager.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,7 +43,6 @@ const EXTENSION_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct ServiceManager {
     socket: Option<NotifySocket>,
-    /// Error if the manager's socket cannot be used.
     socket_error: Option<String>,
     /// Time after which the manager ends the program if the watchdog is not fed.
     watchdog: Option<Duration>,
@@ -110,7 +108,6 @@ impl ServiceManager {
         std::future::pending::<()>().await;
     }
 
-    /// Reports the error that ends the program.
     pub(crate) async fn report_failure(&self, failure: &CommandError) {
         let lines = failure.lines();
         if let Some(first) = lines.first() {

@@ -14,7 +14,6 @@ use std::time::Duration;
 const SEND_ATTEMPTS: u32 = 50;
 const SEND_RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// A socket with the manager's address.
 #[derive(Debug)]
 pub(super) struct NotifySocket {
     from: UnixDatagram,
@@ -23,9 +22,6 @@ pub(super) struct NotifySocket {
 
 impl NotifySocket {
     /// Opens the socket for a value of `NOTIFY_SOCKET`: a path, or an abstract name that begins with `@`.
-    ///
-    /// # Errors
-    /// The value has neither form, or no socket can be created.
     pub(super) fn open(name: &OsStr) -> io::Result<Self> {
         let to = match name.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
@@ -39,9 +35,6 @@ impl NotifySocket {
     }
 
     /// Sends one message, and waits at most a second for a manager that does not read.
-    ///
-    /// # Errors
-    /// The message could not be sent.
     pub(super) async fn send(&self, message: &str) -> io::Result<()> {
         let mut tries = 0;
         loop {

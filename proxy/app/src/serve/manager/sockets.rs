@@ -3,8 +3,8 @@
 //!
 //! | name (`FileDescriptorName=`) | socket |
 //! |---|---|
-//! | `public`, or none | a listening TCP socket for clients; several for several addresses. Replaces `server.host` and `server.port` |
-//! | `admin` | a Unix socket for the admin routes, which replaces `admin.socket`; or a TCP socket on loopback, which replaces `admin.address` |
+//! | `public`, or none | TCP sockets for clients, one for each address; replace `server.host` and `server.port` |
+//! | `admin` | a Unix socket instead of `admin.socket`, or a TCP socket on loopback instead of `admin.address` |
 
 use std::ffi::OsString;
 use std::net::TcpListener;
@@ -20,7 +20,6 @@ use crate::exit::CommandError;
 /// The sockets handed over by the service manager; usually none.
 #[derive(Debug, Default)]
 pub(crate) struct ActivatedSockets {
-    /// Sockets for clients.
     pub(crate) public: Vec<TcpListener>,
     /// Unix socket for the admin routes, with the path at which programs connect.
     pub(crate) admin: Option<(UnixListener, PathBuf)>,
@@ -28,7 +27,6 @@ pub(crate) struct ActivatedSockets {
     pub(crate) admin_tcp: Option<TcpListener>,
 }
 
-/// Purpose of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SocketPurpose {
     Public,
@@ -38,9 +36,6 @@ enum SocketPurpose {
 impl ActivatedSockets {
     /// Takes the sockets, and removes their variables from the environment. Must be called before there is a
     /// second thread.
-    ///
-    /// # Errors
-    /// A socket cannot be used.
     pub(crate) fn take() -> Result<Self, CommandError> {
         let text = |name: &str| std::env::var_os(name).unwrap_or_default();
         let count = socket_count(&text("LISTEN_FDS"), &text("LISTEN_PID"), std::process::id());
@@ -126,11 +121,12 @@ fn check_listening(socket: &impl AsFd, shown: &str) -> Result<(), CommandError> 
 
 /// Returns the number of sockets handed over to this process; 0 if they are meant for another process.
 fn socket_count(count: &OsString, process: &OsString, own: u32) -> usize {
-    let is_ours = process.to_str().and_then(|text| text.parse().ok()) == Some(own);
-    count.to_str().and_then(|text| text.parse().ok()).filter(|_| is_ours).unwrap_or(0)
+    if process.to_str().and_then(|text| text.parse().ok()) != Some(own) {
+        return 0;
+    }
+    count.to_str().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Returns names and purposes of the sockets.
 fn socket_names(written: &OsString, count: usize) -> Result<Vec<(String, SocketPurpose)>, CommandError> {
     let written = written.to_string_lossy();
     let mut all = written.split(':');

@@ -9,7 +9,6 @@ use warden_supervisor::{FleetView, ModelState, ModelView};
 /// Length limit in bytes: a line or two of a terminal. `llama-warden status` shows more.
 const MAX_STATUS_BYTES: usize = 240;
 
-/// Returns the line for a view of the fleet and the number of requests in flight.
 pub(super) fn status_line(view: &FleetView, in_flight: usize) -> String {
     let count = |state| view.models.iter().filter(|model| model.state == state).count();
     let mut text = match view.models.len() {
@@ -35,7 +34,6 @@ pub(super) fn status_line(view: &FleetView, in_flight: usize) -> String {
     to_single_line(&text)
 }
 
-/// Returns the policy's next action for a model, if there is one.
 fn next_action(model: &ModelView) -> Option<String> {
     let policy = model.policy.as_ref().filter(|policy| policy.decision.action != RecycleAction::Observe)?;
     let reason = policy.decision.reason.map_or("", |reason| reason.phrase());

@@ -3,25 +3,84 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use warden_gateway::BoundGateway;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{StateKind, StateWriter};
 
 use super::RunningInstance;
-use crate::series;
+use crate::admin::server::{AdminListeners, RestoredSocket};
+use crate::probe::listen::ProbeListeners;
+use crate::series::SeriesStore;
 use crate::serve::upgrade::ending::StopTimes;
 use crate::serve::upgrade::talk::{HandoverHeader, InstancePlace};
 use crate::sync::lock;
 
+/// The listening sockets, for a successor.
+pub(super) struct HandoverSockets {
+    /// Empty if no upgrade is possible any more, or it has taken place.
+    copies: Mutex<SocketCopies>,
+    /// The service manager made the admin socket.
+    admin_given: bool,
+    /// Duplicate of the admin socket, if the socket had to be created again.
+    restored_admin: RestoredSocket,
+    /// Cancelled when the successor has the admin sockets.
+    admin_handed_over: CancellationToken,
+}
+
 /// Duplicates of the listening sockets: for clients, for operators, for probes and load balancers.
 #[derive(Debug, Default)]
-pub(super) struct SocketCopies {
-    pub(super) public: Vec<OwnedFd>,
-    pub(super) operators: Vec<OwnedFd>,
-    pub(super) probes: Vec<OwnedFd>,
+struct SocketCopies {
+    public: Vec<OwnedFd>,
+    operators: Vec<OwnedFd>,
+    probes: Vec<OwnedFd>,
+}
+
+impl HandoverSockets {
+    pub(super) fn duplicate(
+        gateway: &BoundGateway,
+        listeners: &AdminListeners,
+        probe: &ProbeListeners,
+    ) -> io::Result<Self> {
+        let copies = SocketCopies {
+            public: gateway.sockets()?,
+            operators: listeners.sockets()?,
+            probes: probe.sockets()?,
+        };
+        Ok(Self {
+            copies: Mutex::new(copies),
+            admin_given: listeners.given(),
+            restored_admin: listeners.restored(),
+            admin_handed_over: listeners.handed_over(),
+        })
+    }
+
+    fn duplicate_all(&self, leaves: bool) -> io::Result<(HandoverHeader, Vec<OwnedFd>)> {
+        let own = lock(&self.copies);
+        let restored = lock(&self.restored_admin);
+        // The first operators' socket is the Unix socket, for which the restored one is used if there is one.
+        let operators = restored.iter().chain(own.operators.iter().skip(usize::from(restored.is_some())));
+        let all = own.public.iter().chain(operators).chain(&own.probes);
+        let header = HandoverHeader {
+            public: own.public.len(),
+            pieces: 0,
+            admin_given: self.admin_given,
+            probes: own.probes.len(),
+            leaves,
+        };
+        Ok((header, all.map(OwnedFd::try_clone).collect::<io::Result<_>>()?))
+    }
+
+    /// Drops the duplicates. A socket listens while any duplicate is open, and clients would wait there in
+    /// vain.
+    pub(super) fn forget(&self) {
+        drop(std::mem::take(&mut *lock(&self.copies)));
+        drop(lock(&self.restored_admin).take());
+    }
 }
 
 /// For an upgrade: taking over and handing over.
@@ -46,24 +105,11 @@ impl RunningInstance {
 
     /// Returns the header of the handover, with all sockets and the lock of the directory.
     pub(in crate::serve) fn handover_files(&self) -> io::Result<(HandoverHeader, Vec<OwnedFd>)> {
-        let own = lock(&self.copies);
-        let remade = lock(&self.restored_admin_socket);
-        // The first operators' socket is the Unix socket, for which the restored one is used if there is one.
-        let operators = remade.iter().chain(own.operators.iter().skip(usize::from(remade.is_some())));
-        let copies = own.public.iter().chain(operators).chain(&own.probes);
-        let copies = copies.map(OwnedFd::try_clone);
-        let all: io::Result<Vec<OwnedFd>> = copies.chain([self.claim.lock()]).collect();
-        let legacy = HandoverHeader {
-            public: own.public.len(),
-            pieces: 0,
-            admin_given: self.admin_given,
-            probes: own.probes.len(),
-            leaves: self.leaving.is_begun(),
-        };
-        Ok((legacy, all?))
+        let (header, mut files) = self.sockets.duplicate_all(self.gateway.leaving.is_begun())?;
+        files.push(self.claim.lock()?);
+        Ok((header, files))
     }
 
-    /// Takes ownership of the directories.
     pub(in crate::serve) fn take_ownership(&mut self) {
         self.claim.take_ownership();
     }
@@ -75,33 +121,26 @@ impl RunningInstance {
 
     /// Spawns a task for which the end of the program waits.
     pub(in crate::serve) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
-        drop(self.tasks.spawn(task));
+        drop(self.tasks.tracker.spawn(task));
     }
 
     /// Stops recording the fleet, because the successor records it.
     pub(in crate::serve) async fn stop_recording(&self) {
-        self.books.close(self.resolved.settings.upstream.connect_timeout).await;
-    }
-
-    /// Drops the duplicates of the sockets. A socket listens while any duplicate is open, and clients would
-    /// wait there in vain.
-    pub(super) fn forget_sockets(&self) {
-        drop(std::mem::take(&mut *lock(&self.copies)));
-        drop(lock(&self.restored_admin_socket).take());
+        self.tasks.books.close(self.resolved.settings.upstream.connect_timeout).await;
     }
 
     /// Stops accepting clients and operators, whom the successor serves now.
     pub(in crate::serve) fn retire(&self) {
-        self.forget_sockets();
-        self.ends.retire.cancel();
-        self.retiring.cancel();
-        self.admin_handed_over.cancel();
-        self.stop.cancel();
+        self.sockets.forget();
+        self.gateway.ends.retire.cancel();
+        self.tasks.retiring.cancel();
+        self.sockets.admin_handed_over.cancel();
+        self.tasks.stop.cancel();
     }
 
     /// Closes connections after their current request.
     pub(in crate::serve) fn stop_accepting(&self) {
-        self.ends.stop.cancel();
+        self.gateway.ends.stop.cancel();
     }
 
     /// Returns the times of a stop of this program. `delay` is the whole `probe.drain_delay`, even if an
@@ -112,28 +151,27 @@ impl RunningInstance {
         StopTimes { delay, grace: self.resolved.settings.server.stopped_keep_alive, deadline }
     }
 
-    /// Leaves the directories to the successor.
     pub(in crate::serve) fn release_directories(&mut self) {
         self.claim.release_ownership();
     }
 
     pub(in crate::serve) fn has_ended(&self) -> bool {
-        self.gateway_done.is_cancelled()
+        self.gateway.done.is_cancelled()
     }
 
     pub(in crate::serve) async fn gateway_ended(&self) {
-        self.gateway_done.cancelled().await;
+        self.gateway.done.cancelled().await;
     }
 
     /// Ends all tasks after the last request, without removing any file.
     pub(in crate::serve) async fn disband(self) {
-        self.tasks.close();
+        self.tasks.tracker.close();
         let limit = self.resolved.settings.upstream.connect_timeout;
-        let tasks = tokio::time::timeout(limit, self.tasks.wait());
+        let tasks = tokio::time::timeout(limit, self.tasks.tracker.wait());
         let fleet = tokio::time::timeout(limit, self.fleet.handover().disband());
-        let _ = tokio::join!(tasks, fleet, self.exporting.end());
-        self.books.finish().await;
-        self.access.flush();
+        let _ = tokio::join!(tasks, fleet, self.tasks.exporting.end());
+        self.tasks.books.finish().await;
+        self.records.access.flush();
         self.claim.remove().await;
     }
 }
@@ -142,14 +180,18 @@ impl RunningInstance {
 pub(super) struct RecordingTasks {
     pub(super) tasks: TaskTracker,
     pub(super) closed: CancellationToken,
-    pub(super) series: series::SeriesStore,
-    pub(super) state: StateWriter,
+    pub(super) series: SeriesStore,
+    state: StateWriter,
 }
 
 /// Time limit of the last writes, longer than any working disk needs.
 const LAST_WRITES_LIMIT: Duration = Duration::from_secs(1);
 
 impl RecordingTasks {
+    pub(super) fn new(stop: &CancellationToken, series: SeriesStore, state: StateWriter) -> Self {
+        Self { tasks: TaskTracker::new(), closed: stop.child_token(), series, state }
+    }
+
     async fn close(&self, limit: Duration) {
         self.closed.cancel();
         self.tasks.close();

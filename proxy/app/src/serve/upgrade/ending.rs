@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Times of a stop.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::serve) struct StopTimes {
     /// Time for which requests are still accepted.
@@ -29,25 +28,20 @@ impl StopTimes {
     }
 }
 
-/// A step of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StopStep {
-    /// Close connections after their current request.
     Stop,
     /// Refuse requests that would have to wait.
     Refuse,
-    /// Cut all running requests.
     Cut,
 }
 
-/// The remaining steps of a stop.
 #[derive(Debug)]
 pub(super) struct StopSchedule {
     steps: VecDeque<(Instant, StopStep)>,
 }
 
 impl StopSchedule {
-    /// Creates the schedule of a stop that begins at `now`.
     pub(super) fn new(now: Instant, times: StopTimes) -> Self {
         let stop = now + times.delay;
         let steps = [
@@ -67,12 +61,10 @@ impl StopSchedule {
         }
     }
 
-    /// Time of the next step.
     pub(super) fn next_time(&self) -> Option<Instant> {
         self.steps.front().map(|(at, _)| *at)
     }
 
-    /// The next step, if its time has come.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<StopStep> {
         if self.next_time()? > now {
             return None;
@@ -80,7 +72,6 @@ impl StopSchedule {
         self.steps.pop_front().map(|(_, step)| step)
     }
 
-    /// Time of the cut.
     pub(super) fn cut_time(&self) -> Option<Instant> {
         self.steps.back().map(|(at, _)| *at)
     }

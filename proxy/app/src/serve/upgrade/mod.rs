@@ -14,7 +14,6 @@
 //! | file | job |
 //! |---|---|
 //! | `talk` | messages between the two programs |
-//! | `order` | orders to upgrade and their answers |
 //! | `program` | checks whether a file may replace this program |
 //! | `old`, `new` | the two sides of an upgrade |
 //! | `inquiry` | self-test of the new program |
@@ -25,7 +24,6 @@ pub(super) mod ending;
 pub(super) mod inquiry;
 pub(super) mod new;
 pub(super) mod old;
-pub(crate) mod order;
 pub(super) mod program;
 pub(super) mod retired;
 pub(super) mod talk;

@@ -122,12 +122,13 @@ impl PredecessorLink {
         fleet: &Fleet,
         begun: &CancellationToken,
         answers: impl Future<Output = Result<(), String>>,
-    ) -> Result<ReservedSlots, CommandError> {
+    ) -> Result<SlotShares, CommandError> {
         let lost = |error| CommandError::failed(format!("the previous program does not hand over: {error}"));
         let unclaimed = fleet.handover().unclaimed_models();
         let fit = if let Some(name) = unclaimed.first() {
             Err(format!(
-                "the model `{name}` runs, and the configuration that the next program has read does not have it: reload first, which ends it"
+                "the model `{name}` runs, and the configuration that the next program has read does not have it: \
+                 reload first, which ends it"
             ))
         } else if fleet.handover().has_adopted(wait_deadline()).await {
             answers.await.map_err(|why| format!("the next program is not fit: {why}"))
@@ -148,12 +149,12 @@ impl PredecessorLink {
         fleet.handover().begin_deciding();
         begun.cancel();
         self.talk.send(SuccessorMessage::Serves, Vec::new(), wait_deadline()).await.map_err(lost)?;
-        Ok(ReservedSlots { shares })
+        Ok(shares)
     }
 
     /// Frees slots as requests end in the predecessor, and reports models' open gates to the predecessor,
     /// until no request is left there or it is gone.
-    pub(in crate::serve) async fn follow_requests(self, kept: ReservedSlots, fleet: Fleet) {
+    pub(in crate::serve) async fn follow_requests(self, kept: SlotShares, fleet: Fleet) {
         tokio::select! {
             () = self.free_slots(kept) => {}
             () = self.report_gates(&fleet) => {}
@@ -193,10 +194,10 @@ impl PredecessorLink {
         }
     }
 
-    async fn free_slots(&self, mut kept: ReservedSlots) {
+    async fn free_slots(&self, mut kept: SlotShares) {
         loop {
             match self.talk.receive::<RemainingWork>(wait_deadline()).await {
-                Ok((remains, _)) => kept.shares.update(&remains),
+                Ok((remains, _)) => kept.update(&remains),
                 Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {}
                 Err(_) => {
                     tracing::info!("the previous program has nothing left to do");
@@ -205,12 +206,6 @@ impl PredecessorLink {
             }
         }
     }
-}
-
-/// Slots reserved for the predecessor's requests.
-#[derive(Debug)]
-pub(in crate::serve) struct ReservedSlots {
-    shares: SlotShares,
 }
 
 fn wait_deadline() -> Instant {

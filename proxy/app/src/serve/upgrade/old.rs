@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_supervisor::{ChildProcess, WorkKind, run_job};
 
-use super::order::UpgradeReport;
 use super::talk::{HandoverHeader, InstancePlace, PROTOCOL, SuccessorMessage, UpgradeChannel, UpgradeHello};
 use super::{program, retired::RetiredProgram};
+use crate::admin::upgrade_order::UpgradeReport;
 use crate::serve::{RunningInstance, SignalHandlers};
 
 /// Time limit of the freeze while the new program prepares. Only the handover and its checks fall into this
@@ -19,13 +19,11 @@ const PREPARE_LIMIT: Duration = Duration::from_secs(20);
 /// Time limit from `go` until the new program reports that it serves.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Reasons why an upgrade does not take place.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::serve) enum UpgradeError {
     /// The upgrade failed, for the reason given as a sentence. The old program continues as before.
     #[error("{0}")]
     Cannot(String),
-    /// A signal to end arrived meanwhile.
     #[error("llama-warden was asked to end")]
     Ends,
 }
@@ -38,10 +36,6 @@ impl From<String> for UpgradeError {
 
 /// Upgrades to another program. On success only the work of [`RetiredProgram`] is left. A signal to end is handled
 /// here until the point of no return; after it, the new program handles it.
-///
-/// # Errors
-///
-/// The reason why the old program continues.
 pub(in crate::serve) async fn hand_over(
     server: &RunningInstance,
     to: Option<PathBuf>,
@@ -54,7 +48,8 @@ pub(in crate::serve) async fn hand_over(
     let next = tokio::select! {
         next = choosing => next.map_err(|error| error.to_string())??,
         () = signals.wait_end() => return Err(UpgradeError::Ends),
-        () = tokio::time::sleep_until(until) => return Err("the program could not be looked at in time: does its disk hang?".to_owned().into()),
+        () = tokio::time::sleep_until(until) => return Err("the program could not be looked at in time: does its \
+                                                            disk hang?".to_owned().into()),
     };
     let program::NextProgram { binary, same, restart_starts } = next;
     let to = tokio::select! {
@@ -138,7 +133,8 @@ async fn receive_hello(talk: &UpgradeChannel, place: &InstancePlace, until: Inst
     match talk.receive::<UpgradeHello>(until).await {
         Ok((UpgradeHello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) if theirs == *place => Ok(()),
         Ok((UpgradeHello::Comes { protocol: PROTOCOL, place: theirs, .. }, _)) => Err(format!(
-            "by its configuration the next program would be somewhere else ({theirs:?} instead of {place:?}): that takes a restart"
+            "by its configuration the next program would be somewhere else ({theirs:?} instead of {place:?}): \
+             that takes a restart"
         )),
         Ok((UpgradeHello::Comes { protocol, version, .. }, _)) => Err(format!(
             "version {version} hands over in another way ({protocol} instead of {PROTOCOL}): that takes a restart"

@@ -14,7 +14,6 @@ use warden_supervisor::SuccessorProgram;
 /// Suffix that the kernel appends to the path of a running program whose file was replaced.
 const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
-/// The program to continue with.
 #[derive(Debug)]
 pub(super) struct NextProgram {
     pub(super) binary: PathBuf,
@@ -123,7 +122,6 @@ pub(super) async fn program_version(path: &Path, limit: Duration) -> Result<Stri
     version.ok_or_else(|| format!("{shown} does not say that it is llama-warden when asked for `--version`"))
 }
 
-/// The program with our own arguments.
 pub(super) fn with_own_arguments(binary: PathBuf) -> SuccessorProgram {
     let mut words = std::env::args_os();
     let called = words.next().unwrap_or_else(|| OsString::from("llama-warden"));

@@ -10,12 +10,11 @@ use warden_supervisor::{Fleet, InstanceOrder, ProcessExit, RemainingWork};
 use super::ending::{StopSchedule, StopStep, StopTimes};
 use super::talk::{GateReport, UpgradeChannel};
 use crate::exit::CommandError;
-use crate::serve::RunningInstance;
 use crate::serve::signals::{SignalHandlers, SignalRequest};
+use crate::serve::{RunningInstance, second_signal_error};
 
 /// Interval of reports on remaining requests: the new program's queue advances with them.
 const REMAINS_INTERVAL: Duration = Duration::from_millis(50);
-/// Limit for sending one message.
 const SEND_LIMIT: Duration = Duration::from_secs(1);
 /// Extra time for other programs to end after their requests were cut.
 const SUCCESSOR_END_MARGIN: Duration = Duration::from_secs(1);
@@ -79,7 +78,7 @@ impl RetiredProgram {
                     ending.get_or_insert_with(|| StopSchedule::new(now, times)).stop_now(now);
                 }
                 asked = signals.next() => match asked {
-                    SignalRequest::End if ending.is_some() => return Err(CommandError::failed("ended at once by a second signal")),
+                    SignalRequest::End if ending.is_some() => return Err(second_signal_error()),
                     SignalRequest::End => {
                         tracing::info!("stopping: what still runs here may end, as in the program that serves");
                         nursery.pass_on(InstanceOrder::End);
@@ -168,7 +167,7 @@ impl RootProgram {
                 () = self.nursery.retired_ended(), if self.is_over => return Ok(()),
                 () = sleep_until_some(self.cut.map(|cut| cut + SUCCESSOR_END_MARGIN)), if self.is_over => return Ok(()),
                 asked = signals.next() => match asked {
-                    SignalRequest::End if self.cut.is_some() => return Err(CommandError::failed("ended at once by a second signal")),
+                    SignalRequest::End if self.cut.is_some() => return Err(second_signal_error()),
                     SignalRequest::End => {
                         tracing::info!("stopping: the serving program and earlier ones are notified");
                         self.stop_others();

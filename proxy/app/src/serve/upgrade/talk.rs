@@ -41,7 +41,6 @@ pub(in crate::serve) struct InstancePlace {
 }
 
 impl InstancePlace {
-    /// From a configuration.
     pub(in crate::serve) fn from_configuration(resolved: &ResolvedConfig) -> Self {
         Self {
             state_dir: resolved.dirs.state.clone(),
@@ -111,7 +110,6 @@ impl UpgradeChannel {
         self.0.try_clone()
     }
 
-    /// Sends a message with files.
     pub(super) async fn send<T>(&self, message: T, files: Vec<OwnedFd>, until: Instant) -> io::Result<()>
     where
         T: Serialize + Send + 'static,
@@ -125,7 +123,6 @@ impl UpgradeChannel {
         .await
     }
 
-    /// Receives a message.
     pub(super) async fn receive<T>(&self, until: Instant) -> io::Result<(T, Vec<OwnedFd>)>
     where
         T: DeserializeOwned + Send + 'static,

@@ -37,17 +37,20 @@ impl SignInAttempts {
     /// # Errors
     /// The time to wait, if too many wrong keys came from the address.
     pub(super) fn check(&self, from: IpAddr, now: Instant) -> Result<(), Duration> {
-        let (used, now) = (lock(&self.used), self.since(now));
-        let known = used.get(&Some(client_network(from)));
-        // An address without a separate count uses the shared one.
-        let known = known.or_else(|| used.get(&None).filter(|_| used.len() >= MAX_ADDRESSES));
+        let used = lock(&self.used);
+        let now = self.since(now);
+        let known = match used.get(&Some(client_network(from))) {
+            // An address without a separate count uses the shared one.
+            None if used.len() >= MAX_ADDRESSES => used.get(&None),
+            known => known,
+        };
         let Some(rate) = RateLimit::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) else { return Ok(()) };
         rate.check(known.copied().unwrap_or_default(), now)
     }
 
-    /// Counts a wrong key.
     pub(super) fn count_wrong(&self, from: IpAddr, now: Instant) {
-        let (mut used, now) = (lock(&self.used), self.since(now));
+        let mut used = lock(&self.used);
+        let now = self.since(now);
         let mut place = Some(client_network(from));
         if !used.contains_key(&place) && used.len() >= MAX_ADDRESSES {
             used.retain(|_, until| *until > now);

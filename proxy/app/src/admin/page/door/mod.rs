@@ -13,10 +13,8 @@
 //! |---|---|
 //! | [`sessions`] | sessions of signed-in browsers |
 //! | [`attempts`] | limit of wrong keys by address |
-//! | [`form`] | markup for visitors who are not signed in; pure |
 
 mod attempts;
-mod form;
 mod sessions;
 
 use std::sync::Arc;
@@ -30,11 +28,13 @@ use warden_gateway::{ApiKeys, GatewayControl, KeyHash, OperatorPage, PageAnswer,
 use self::attempts::SignInAttempts;
 use self::sessions::{PageSessions, SESSION_LIFETIME};
 use super::answer::{PageContent, redirect, refusal_response, uncached_response};
-use super::guard;
 use super::view::{PageRoute, is_page_address, parse_path};
-use super::{PageVisitor, read_form, serve_allowed};
+use super::{PageVisitor, frame, guard, read_form, serve_allowed};
 use crate::admin::answer::{AdminBody, AdminState};
 use crate::admin::query::{QueryPairs, address_with_query};
+
+const SIGN_IN_PATH: &str = "/page/sign-in";
+const SIGN_OUT_PATH: &str = "/page/sign-out";
 
 /// Serves the page on the public listener.
 pub(crate) struct SignInGuard {
@@ -52,7 +52,6 @@ struct SignedInVisitor {
     session: Option<String>,
 }
 
-/// Reasons to refuse a visitor.
 #[derive(Debug, thiserror::Error)]
 enum SignInError {
     #[error("sign in at /page/sign-in, or send a key with `operator = true`")]
@@ -92,12 +91,8 @@ impl SignInGuard {
         request: Request<Incoming>,
         asker: &PageClient,
     ) -> Response<AdminBody> {
-        let (uri, method) = (request.uri().clone(), request.method().clone());
-        let signs = match uri.path() {
-            "/page/sign-in" => Some(true),
-            "/page/sign-out" => Some(false),
-            _ => None,
-        };
+        let uri = request.uri().clone();
+        let method = request.method().clone();
         let way = parse_path(uri.path()).unwrap_or(PageRoute::Nothing);
         let judged = guard::check_public_request(
             &method,
@@ -113,17 +108,18 @@ impl SignInGuard {
             return serve_allowed(&self.admin, way, request, PageVisitor::default()).await;
         }
         let known = self.identify(request.headers(), asker);
-        if signs == Some(true) {
+        if uri.path() == SIGN_IN_PATH {
             return self.sign_in(request, asker, known.is_ok()).await;
         }
         let known = match known {
             Ok(known) => known,
             Err(why) => return refusal(&why, &request, way),
         };
-        if signs == Some(false) {
+        if uri.path() == SIGN_OUT_PATH {
             return self.sign_out(request, known).await;
         }
-        let (control, sessions) = (self.admin.gateway.clone(), Arc::downgrade(self));
+        let control = self.admin.gateway.control.clone();
+        let sessions = Arc::downgrade(self);
         let session = known.session.clone();
         let visitor = PageVisitor {
             who: Some(format!("page, key {}, {}", known.name, asker.peer)),
@@ -138,9 +134,8 @@ impl SignInGuard {
         serve_allowed(&self.admin, way, request, visitor).await
     }
 
-    /// Identifies the visitor by session or key.
     fn identify(&self, headers: &HeaderMap, asker: &PageClient) -> Result<SignedInVisitor, SignInError> {
-        let control = &self.admin.gateway;
+        let control = &self.admin.gateway.control;
         for secret in cookies(headers, &cookie_name(&asker.host)) {
             if let Some(key) = self.sessions.key(secret, Instant::now())
                 && let Ok(name) = key_name_with_right(control, &key)
@@ -160,7 +155,7 @@ impl SignInGuard {
     fn match_key(&self, keys: &[KeyHash], asker: &PageClient) -> Result<(Arc<str>, KeyHash), SignInError> {
         let mut why = SignInError::WrongKey;
         for key in keys {
-            match key_name_with_right(&self.admin.gateway, key) {
+            match key_name_with_right(&self.admin.gateway.control, key) {
                 Ok(name) => return Ok((name, *key)),
                 Err(SignInError::WrongKey) => {}
                 Err(other) => why = other,
@@ -188,7 +183,7 @@ impl SignInGuard {
             return if is_in {
                 redirect(back)
             } else {
-                html_response(StatusCode::OK, form::sign_in_page(back, None))
+                html_response(StatusCode::OK, frame::sign_in_page(back, None))
             };
         }
         let secure = asker.tls
@@ -204,7 +199,7 @@ impl SignInGuard {
         let Some(key) = form.get("key").map(str::trim).filter(|key| !key.is_empty()) else {
             return html_response(
                 StatusCode::UNAUTHORIZED,
-                form::sign_in_page(back, Some("A key is needed.")),
+                frame::sign_in_page(back, Some("A key is needed.")),
             );
         };
         match self.match_key(&[KeyHash::from_key(key.as_bytes())], asker) {
@@ -214,7 +209,7 @@ impl SignInGuard {
                 with_cookie(redirect(back), &asker.host, &secret, SESSION_LIFETIME.as_secs(), secure)
             }
             Err(why) => {
-                let text = form::sign_in_page(back, Some(&format!("{why}.")));
+                let text = frame::sign_in_page(back, Some(&format!("{why}.")));
                 with_retry_after(&why, html_response(status_code(&why), text))
             }
         }
@@ -241,7 +236,7 @@ impl SignInGuard {
         if let Some(secret) = known.session {
             self.sessions.close(&secret);
         }
-        with_cookie(redirect("/page/sign-in"), &host, "", 0, false)
+        with_cookie(redirect(SIGN_IN_PATH), &host, "", 0, false)
     }
 }
 
@@ -256,9 +251,9 @@ fn refusal(why: &SignInError, request: &Request<Incoming>, way: PageRoute<'_>) -
     let here = request.uri().path_and_query().map_or("/page/", http::uri::PathAndQuery::as_str);
     let here = if is_page_address(here) { here } else { "/page/" };
     if headers.get(guard::FETCH_SITE).is_some_and(|site| site != "same-origin" && site != "none") {
-        return html_response(StatusCode::OK, form::redirect_page(here));
+        return html_response(StatusCode::OK, frame::redirect_page(here));
     }
-    redirect(&address_with_query("/page/sign-in", &[("back", here)]))
+    redirect(&address_with_query(SIGN_IN_PATH, &[("back", here)]))
 }
 
 /// Returns the name of a key, if the key has the right to open the page now.
@@ -278,7 +273,6 @@ const fn status_code(why: &SignInError) -> StatusCode {
     }
 }
 
-/// Adds `Retry-After`.
 fn with_retry_after(why: &SignInError, mut answer: Response<AdminBody>) -> Response<AdminBody> {
     if let SignInError::TooMany(seconds) = why {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*seconds));
@@ -321,7 +315,8 @@ fn with_cookie(
     seconds: u64,
     secure: bool,
 ) -> Response<AdminBody> {
-    let (name, secure) = (cookie_name(host), if secure { "; Secure" } else { "" });
+    let name = cookie_name(host);
+    let secure = if secure { "; Secure" } else { "" };
     let text = format!("{name}={secret}; Path=/page; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
     if let Ok(value) = HeaderValue::try_from(text) {
         answer.headers_mut().insert(header::SET_COOKIE, value);
@@ -364,6 +359,6 @@ mod tests {
         }
         let far = QueryPairs::lenient(Some("back=/page/memory%3Fmodel%3Da"));
         assert_eq!(return_path(&far), "/page/memory?model=a");
-        assert!(!form::sign_in_page("\"><script>", Some("<b>")).contains("<script>"));
+        assert!(!frame::sign_in_page("\"><script>", Some("<b>")).contains("<script>"));
     }
 }

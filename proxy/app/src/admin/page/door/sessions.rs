@@ -20,7 +20,6 @@ const COOKIE_BYTES: usize = 32;
 
 #[derive(Debug)]
 struct PageSession {
-    /// Hash of the cookie.
     hash: KeyHash,
     /// The key that opened the session. Each request checks that the key still has the right to open the
     /// page.
@@ -56,7 +55,6 @@ impl PageSessions {
         all.iter().find(|session| session.hash == hash && session.until > now).map(|session| session.key)
     }
 
-    /// Ends a session.
     pub(super) fn close(&self, secret: &str) {
         let hash = KeyHash::from_key(secret.as_bytes());
         lock(&self.0).retain(|session| session.hash != hash);

@@ -37,7 +37,6 @@ impl Default for RequestCounters {
     }
 }
 
-/// Values of the counters at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CounterValues {
     pub(crate) requests: u64,
@@ -56,7 +55,6 @@ impl Default for CounterValues {
 }
 
 impl RequestCounters {
-    /// Counts an ended request.
     pub(crate) fn count_request(&self, record: &RequestRecord) {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         add(&self.requests, 1);
@@ -68,7 +66,10 @@ impl RequestCounters {
         add(&self.output_tokens, record.work.output_tokens);
         // Use the first token, not the first byte: the first byte of a non-streaming answer comes at its
         // end, and a stream may begin with a comment.
-        if let Some(first) = record.first_token.filter(|_| record.stream && record.answer_status() == 200) {
+        if let Some(first) = record.first_token
+            && record.stream
+            && record.answer_status() == 200
+        {
             self.first[bucket_index(first)].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -85,7 +86,6 @@ impl RequestCounters {
     }
 }
 
-/// Returns the index of the bucket for a time.
 fn bucket_index(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() * 1e3).max(1.0).log2();
     let index = warden_policies::units::truncate_to_u64(octaves * f64::from(BUCKETS_PER_OCTAVE));

@@ -2,8 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Unit;
+
 use super::event_metrics::EventMetrics;
-use super::families::MetricRow;
+use super::families::PREFIX;
 use super::growth_metrics::GrowthMetrics;
 use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
@@ -13,6 +19,55 @@ use super::pool_metrics::{PoolMetrics, VllmMetrics};
 use super::report_metrics::ReportMetrics;
 use super::request_metrics::RequestMetrics;
 use crate::printed::{TABLE_END_MARK, check_page};
+
+/// Label names of a set of labels.
+pub(super) trait LabelNames {
+    const NAMES: &'static [&'static str];
+}
+
+/// Kind and labels of a metric type.
+pub(super) trait MetricShape {
+    /// Prometheus' word for the kind.
+    const KIND: &'static str;
+    const LABELS: &'static [&'static str] = &[];
+}
+
+impl<N, A> MetricShape for Counter<N, A> {
+    const KIND: &'static str = "counter";
+}
+
+impl<N, A> MetricShape for Gauge<N, A> {
+    const KIND: &'static str = "gauge";
+}
+
+impl MetricShape for Histogram {
+    const KIND: &'static str = "histogram";
+}
+
+impl<L: LabelNames, M: MetricShape, C> MetricShape for Family<L, M, C> {
+    const KIND: &'static str = M::KIND;
+    const LABELS: &'static [&'static str] = L::NAMES;
+}
+
+/// A metric as a row of the documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MetricRow {
+    pub(super) name: String,
+    pub(super) kind: &'static str,
+    pub(super) labels: &'static [&'static str],
+    pub(super) meaning: &'static str,
+}
+
+impl MetricRow {
+    pub(super) fn of<M: MetricShape>(name: &str, unit: Option<Unit>, meaning: &'static str) -> Self {
+        let unit = unit.map(|unit| format!("_{}", unit.as_str())).unwrap_or_default();
+        let total = if M::KIND == "counter" { "_total" } else { "" };
+        // Metrics with another project's names keep the prefix of that project.
+        let prefix = if name.contains(':') { String::new() } else { format!("{PREFIX}_") };
+        let name = format!("{prefix}{name}{unit}{total}");
+        Self { name, kind: M::KIND, labels: M::LABELS, meaning }
+    }
+}
 
 const HEAD: &str = "| name | kind | labels | meaning |\n|---|---|---|---|\n";
 

@@ -1,8 +1,11 @@
 //! Describes events of the fleet in one line each, for the log and for `llama-warden events`.
 
-use warden_policies::ByteSize;
+use std::time::Duration;
+
 use warden_policies::sample::{HostMemory, MemoryKind, VramReading};
-use warden_supervisor::{EventKind, LedgerEntry};
+use warden_policies::units::format_span;
+use warden_policies::{ByteSize, ModelName, Reason, RecycleDecision, RequestFingerprint};
+use warden_supervisor::{ApplyReport, CanaryView, EventKind, LedgerEntry, ReclaimEntry, ReplacementMode};
 
 /// Describes an event, without model and generation, which the caller has.
 pub(crate) fn describe_event(kind: &EventKind) -> String {
@@ -11,24 +14,17 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
             format!("taken over from the previous program: process {pid}, replica {replica}")
         }
         EventKind::Starting { pid, replica } => format!("starting: process {pid}, replica {replica}"),
-        EventKind::Ready { start_ms, slots } => match slots {
-            Some(slots) => format!("ready after {start_ms} ms with {slots} slots"),
-            None => format!("ready after {start_ms} ms"),
-        },
-        EventKind::Suspect { crash: Some(line), .. } => {
-            format!("suspect: no new requests until a probe is answered, because it logged `{line}`")
+        EventKind::Ready { start_ms, slots } => {
+            let slots = slots.map_or_else(String::new, |slots| format!(" with {slots} slots"));
+            format!("ready after {start_ms} ms{slots}")
         }
-        EventKind::Suspect { refused: true, .. } => {
-            "suspect: it refused or broke a connection, so no new requests until a probe is answered"
-                .to_owned()
-        }
-        EventKind::Suspect { .. } => "suspect: probes are lost, no new requests".to_owned(),
+        EventKind::Suspect { crash, refused } => describe_suspicion(crash.as_deref(), *refused),
         EventKind::Recovered => "recovered: probes are answered again".to_owned(),
         EventKind::Draining { in_flight } => format!("draining: {in_flight} requests running"),
-        EventKind::Unloaded { idle_ms } => {
-            let idle = warden_policies::units::format_span(std::time::Duration::from_millis(*idle_ms));
-            format!("unloaded: no request for {idle}; the next request loads it again")
-        }
+        EventKind::Unloaded { idle_ms } => format!(
+            "unloaded: no request for {}; the next request loads it again",
+            format_span(Duration::from_millis(*idle_ms))
+        ),
         EventKind::MakesRoom { wanted } => {
             format!("unloaded to free memory for `{wanted}`; its next request loads it again")
         }
@@ -41,115 +37,48 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
             "died {deaths} times while it loaded: searching for a switch that starts it, one of {switches}"
         ),
         EventKind::StartSearched { finding } => {
-            let lines = finding.lines();
-            format!("searched for a switch that starts it: {}", lines.join("; "))
+            format!("searched for a switch that starts it: {}", finding.lines().join("; "))
         }
         EventKind::Stopped { exit } => format!("stopped: {exit}"),
         EventKind::Crashed { failure, .. } => format!("crashed: {}", failure.message),
         EventKind::Backoff { delay_ms, failures } => {
             format!("the next start waits {delay_ms} ms after {failures} failure(s) in a row")
         }
-        EventKind::Failed { failure } => {
-            format!(
-                "cannot start before something changes: {}; a change of its files or settings starts it, and so does \
-                 `llama-warden restart`",
-                failure.message
-            )
-        }
-        EventKind::CrashLoop { ends, within_s, failure } => format!(
-            "ended {ends} times within {}, crash loop; still restarting: {}",
-            warden_policies::units::format_span(std::time::Duration::from_secs(*within_s)),
+        EventKind::Failed { failure } => format!(
+            "cannot start before something changes: {}; a change of its files or settings starts it, and so does \
+             `llama-warden restart`",
             failure.message
         ),
-        EventKind::RecycleWanted { decision, host_bytes, series_bytes } => {
-            let reason = decision.reason.map_or("?", warden_policies::Reason::as_str);
-            let held = match (decision.series, series_bytes.or(*host_bytes)) {
-                (Some(series), Some(bytes)) => format!(" at {series} {}", ByteSize(bytes)),
-                (None, Some(bytes)) => format!(" at {}", ByteSize(bytes)),
-                (_, None) => String::new(),
-            };
-            format!("recycle wanted ({reason}){held}, at the next quiet moment")
+        EventKind::CrashLoop { ends, within_s, failure } => {
+            describe_crash_loop(*ends, *within_s, &failure.message)
         }
-        EventKind::RecycleHeld { message, .. } => format!("recycle held back: {message}"),
-        EventKind::RecycleBegan { reason, mode, note } => {
-            let note = note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-            format!("recycle began: {reason}, {}{note}", mode.as_str())
-        }
-        EventKind::RecycleDone { entry } => describe_replacement(entry),
-        EventKind::Reclaimed { entry } => {
-            let enough = match entry.helped {
-                Some(true) => "; nothing is replaced",
-                Some(false) => "; that is not enough",
-                None => "",
-            };
-            format!("asked to give memory back ({}): {}{enough}", entry.reason, entry.sentence())
-        }
-        EventKind::CameBack { warmth } => format!("loaded again: {warmth}"),
-        EventKind::Warmed { warmth } => format!("behind the gate: {warmth}"),
+        EventKind::EndpointAnswers { url } => format!("the endpoint `{url}` answers"),
+        EventKind::EndpointSilent { failure } => failure.message.clone(),
+        EventKind::Pinned { entry } => entry.sentence(),
+        EventKind::Asked { action, by } => format!("{by} asks for: {action}"),
+        EventKind::ConfigApplied { report } => describe_changes(report),
+        EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
         EventKind::Verdict { message, .. }
         | EventKind::Unwell { message, .. }
         | EventKind::SettingLost { message }
         | EventKind::VramUnknown { message }
         | EventKind::DriverLeak { message, .. } => message.clone(),
-        EventKind::EndpointAnswers { url } => format!("the endpoint `{url}` answers"),
-        EventKind::EndpointSilent { failure } => failure.message.clone(),
+        EventKind::RecycleWanted { decision, host_bytes, series_bytes } => {
+            describe_wanted(decision, series_bytes.or(*host_bytes))
+        }
+        EventKind::RecycleHeld { message, .. } => format!("recycle held back: {message}"),
+        EventKind::RecycleBegan { reason, mode, note } => describe_beginning(*reason, *mode, note.as_deref()),
+        EventKind::RecycleDone { entry } => describe_replacement(entry),
+        EventKind::Reclaimed { entry } => describe_reclaim(entry),
+        EventKind::CameBack { warmth } => format!("loaded again: {warmth}"),
+        EventKind::Warmed { warmth } => format!("behind the gate: {warmth}"),
         EventKind::PolicyOff { message } => format!("replacing by policy is off: {message}"),
         EventKind::CanaryBegan { binary, share } => {
-            let what = share.map_or_else(
-                || "copies of requests; its answers are discarded".to_owned(),
-                |share| format!("{:.0} % of conversations", share * 100.0),
-            );
-            format!("canary: {} gets {what}", binary.display())
+            format!("canary: {} gets {}", binary.display(), canary_traffic(*share))
         }
-        EventKind::CanaryEnded { entry } => {
-            let words = entry.canary.verdict.words().join("; ");
-            let words = if words.is_empty() { words } else { format!(": {words}") };
-            let verdict = entry.canary.verdict.as_str().replace('_', " ");
-            format!("canary over: {} is {verdict}{words}", entry.canary.binary.display())
-        }
-        EventKind::Pinned { entry } => entry.sentence(),
-        EventKind::Asked { action, by } => format!("{by} asks for: {action}"),
-        EventKind::ConfigApplied { report } => {
-            let count = |what: &str, names: &[warden_policies::ModelName]| {
-                (!names.is_empty()).then(|| {
-                    let names: Vec<&str> = names.iter().map(warden_policies::ModelName::as_str).collect();
-                    format!("{what}: {}", names.join(", "))
-                })
-            };
-            let parts: Vec<String> = [
-                count("added", &report.added),
-                count("removed", &report.removed),
-                count("restarted", &report.restarted),
-                count("updated", &report.updated),
-                list_texts("changed", &report.changed),
-                list_texts("takes effect at the next start of llama-warden", &report.needs_restart),
-            ]
-            .into_iter()
-            .flatten()
-            .collect();
-            format!(
-                "configuration applied; {}",
-                if parts.is_empty() { "nothing changed".to_owned() } else { parts.join("; ") }
-            )
-        }
-        EventKind::PromptTooLarge { action, short } => {
-            let done = match action.as_str() {
-                "refuse" => "refused",
-                "wait" => "waits for running requests to end",
-                "recycle" => "waits for a fresh process",
-                "elsewhere" => "goes to another process",
-                _ => "sent all the same",
-            };
-            format!("{done}: {short}")
-        }
-        EventKind::RequestsSuspected { fingerprints } => {
-            let names: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
-            format!(
-                "{} request(s) were in flight when it died, each runs alone if it is sent again: {}",
-                names.len(),
-                names.join(", ")
-            )
-        }
+        EventKind::CanaryEnded { entry } => describe_canary_end(&entry.canary),
+        EventKind::PromptTooLarge { action, short } => format!("{}: {short}", admission_words(action)),
+        EventKind::RequestsSuspected { fingerprints } => describe_suspects(fingerprints),
         EventKind::RequestQuarantined { fingerprint, seconds } => format!(
             "request {fingerprint} ended it while nothing else ran there: refused for {seconds} s, or until \
              `llama-warden quarantine release {fingerprint}`"
@@ -158,8 +87,85 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
         EventKind::RequestCancelled { request, state, by } => {
             format!("request {request} ({state}) was cancelled by {by}")
         }
-        EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
     }
+}
+
+fn describe_suspicion(crash: Option<&str>, refused: bool) -> String {
+    match crash {
+        Some(line) => {
+            format!("suspect: no new requests until a probe is answered, because it logged `{line}`")
+        }
+        None if refused => {
+            "suspect: it refused or broke a connection, so no new requests until a probe is answered"
+                .to_owned()
+        }
+        None => "suspect: probes are lost, no new requests".to_owned(),
+    }
+}
+
+fn describe_crash_loop(ends: u32, within_s: u64, message: &str) -> String {
+    let within = format_span(Duration::from_secs(within_s));
+    format!("ended {ends} times within {within}, crash loop; still restarting: {message}")
+}
+
+fn describe_beginning(reason: Reason, mode: ReplacementMode, note: Option<&str>) -> String {
+    let note = note.map(|note| format!(" ({note})")).unwrap_or_default();
+    format!("recycle began: {reason}, {}{note}", mode.as_str())
+}
+
+fn describe_wanted(decision: &RecycleDecision, bytes: Option<u64>) -> String {
+    let reason = decision.reason.map_or("?", Reason::as_str);
+    let held = match (decision.series, bytes) {
+        (Some(series), Some(bytes)) => format!(" at {series} {}", ByteSize(bytes)),
+        (None, Some(bytes)) => format!(" at {}", ByteSize(bytes)),
+        (_, None) => String::new(),
+    };
+    format!("recycle wanted ({reason}){held}, at the next quiet moment")
+}
+
+fn describe_reclaim(entry: &ReclaimEntry) -> String {
+    let enough = match entry.helped {
+        Some(true) => "; nothing is replaced",
+        Some(false) => "; that is not enough",
+        None => "",
+    };
+    format!("asked to give memory back ({}): {}{enough}", entry.reason, entry.sentence())
+}
+
+pub(crate) fn canary_traffic(share: Option<f64>) -> String {
+    match share {
+        Some(share) => format!("{:.0} % of conversations", share * 100.0),
+        None => "copies of requests; its answers are discarded".to_owned(),
+    }
+}
+
+fn describe_canary_end(canary: &CanaryView) -> String {
+    let words = canary.verdict.words().join("; ");
+    let words = if words.is_empty() { words } else { format!(": {words}") };
+    let verdict = canary.verdict.as_str().replace('_', " ");
+    format!("canary over: {} is {verdict}{words}", canary.binary.display())
+}
+
+fn describe_changes(report: &ApplyReport) -> String {
+    let parts: Vec<String> = [
+        list_models("added", &report.added),
+        list_models("removed", &report.removed),
+        list_models("restarted", &report.restarted),
+        list_models("updated", &report.updated),
+        list_texts("changed", &report.changed),
+        list_texts("takes effect at the next start of llama-warden", &report.needs_restart),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let parts = if parts.is_empty() { "nothing changed".to_owned() } else { parts.join("; ") };
+    format!("configuration applied; {parts}")
+}
+
+/// Lists all of these models; `None` if there are none.
+fn list_models(what: &str, names: &[ModelName]) -> Option<String> {
+    let names: Vec<&str> = names.iter().map(ModelName::as_str).collect();
+    (!names.is_empty()).then(|| format!("{what}: {}", names.join(", ")))
 }
 
 /// Lists the first of these texts and the number of those left out; `None` if there are no texts.
@@ -170,36 +176,59 @@ fn list_texts(what: &str, texts: &[String]) -> Option<String> {
     (!first.is_empty()).then(|| format!("{what}: {}{more}", first.join(", ")))
 }
 
-fn describe_replacement(entry: &LedgerEntry) -> String {
-    let memory = |memory: Option<HostMemory>| {
-        memory.map_or_else(|| "?".to_owned(), |memory| ByteSize(memory.charged()).to_string())
-    };
-    if let Some(failed) = &entry.failed {
-        if entry.given_up {
-            return format!("recycle given up ({}): {failed}", entry.reason);
-        }
-        return format!("recycle failed ({}): {failed}", entry.reason);
+fn admission_words(action: &str) -> &'static str {
+    match action {
+        "refuse" => "refused",
+        "wait" => "waits for running requests to end",
+        "recycle" => "waits for a fresh process",
+        "elsewhere" => "goes to another process",
+        _ => "sent all the same",
     }
-    let vram = |all: &[VramReading], gpu| {
-        let found = all.iter().find(|vram| vram.gpu == gpu);
-        found.map_or_else(|| "?".to_owned(), |vram| ByteSize(vram.bytes).to_string())
-    };
-    let (what, before, after) = match entry.evidence.series {
-        Some(series @ MemoryKind::Vram(gpu)) => {
-            (series.to_string(), vram(&entry.vram_before, gpu), vram(&entry.vram_after, gpu))
+}
+
+fn describe_suspects(fingerprints: &[RequestFingerprint]) -> String {
+    let names: Vec<String> = fingerprints.iter().map(ToString::to_string).collect();
+    format!(
+        "{} request(s) were in flight when it died, each runs alone if it is sent again: {}",
+        names.len(),
+        names.join(", ")
+    )
+}
+
+/// Returns the memory before and after a replacement, of the kind that was the reason for it.
+pub(crate) fn memory_change(entry: &LedgerEntry) -> (Option<u64>, Option<u64>) {
+    match entry.evidence.series {
+        Some(MemoryKind::Vram(gpu)) => {
+            let held = |all: &[VramReading]| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
+            (held(&entry.vram_before), held(&entry.vram_after))
         }
-        _ => ("memory".to_owned(), memory(entry.host_before), memory(entry.host_after)),
+        _ => (entry.host_before.map(HostMemory::charged), entry.host_after.map(HostMemory::charged)),
+    }
+}
+
+fn describe_replacement(entry: &LedgerEntry) -> String {
+    if let Some(failed) = &entry.failed {
+        let outcome = if entry.given_up { "given up" } else { "failed" };
+        return format!("recycle {outcome} ({}): {failed}", entry.reason);
+    }
+    let what = match entry.evidence.series {
+        Some(series @ MemoryKind::Vram(_)) => series.to_string(),
+        _ => "memory".to_owned(),
     };
+    let (before, after) = memory_change(entry);
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
     let warm = entry.warm.as_ref().map(|warm| format!("; {warm}")).unwrap_or_default();
     format!(
         "recycle done: {}, {}, unavailable {} ms; {} requests waited, {} finished on the old process, {} failed; \
-         {what} {before} -> {after}{warm}",
+         {what} {} -> {}{warm}",
         entry.reason,
         entry.mode.as_str(),
         entry.gap_ms,
         entry.carried_over,
         entry.drained,
         entry.cut,
+        size(before),
+        size(after),
     )
 }
 

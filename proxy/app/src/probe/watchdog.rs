@@ -49,14 +49,16 @@ async fn run_rounds<Fed: Future<Output = ()>>(
 async fn all_responsive(asked: LoopAnswers, patience: Duration, meanwhile: &str) -> bool {
     let told = tokio::time::sleep(patience);
     tokio::pin!(told);
-    let (mut all, mut silent) = (true, false);
+    let mut all = true;
+    let mut silent = false;
     for (who, mut answer) in asked {
         let answered = tokio::select! {
             biased;
             answered = &mut answer => answered,
             () = &mut told, if !silent => {
                 silent = true;
-                tracing::error!(target: "watchdog", "{who} has not responded for {} s: {meanwhile}", patience.as_secs_f64());
+                tracing::error!(target: "watchdog", "{who} has not responded for {} s: \
+                                                     {meanwhile}", patience.as_secs_f64());
                 answer.await
             }
         };

@@ -8,7 +8,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-/// An order to upgrade to another program.
 #[derive(Debug)]
 pub(crate) struct UpgradeOrder {
     /// Path of the new program; `None`: the path of the running program.
@@ -20,18 +19,13 @@ pub(crate) struct UpgradeOrder {
     pub(crate) reply: oneshot::Sender<Result<UpgradeReport, String>>,
 }
 
-/// Report of a finished upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UpgradeReport {
-    /// The old version.
     pub(crate) from: String,
-    /// The new version.
     pub(crate) to: String,
-    /// Processes that were handed over.
     pub(crate) processes: usize,
     /// Duration of the freeze of decisions, in milliseconds; requests continued.
     pub(crate) frozen_ms: u64,
-    /// Path of the new program.
     #[serde(default)]
     pub(crate) program: String,
     /// The new program is the same file as the old one.
@@ -42,17 +36,14 @@ pub(crate) struct UpgradeReport {
     pub(crate) restart_starts: Option<String>,
 }
 
-/// Sends orders.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UpgradeOrders {
     sender: Option<mpsc::Sender<UpgradeOrder>>,
     under_way: Arc<AtomicBool>,
 }
 
-/// Why an order was not carried out.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum OrderError {
-    /// Another upgrade is in progress.
     UnderWay,
     Failed(String),
 }
@@ -65,10 +56,6 @@ impl UpgradeOrders {
     }
 
     /// Sends an order and waits for its outcome. The upgrade continues if the caller stops waiting.
-    ///
-    /// # Errors
-    ///
-    /// Another upgrade is in progress, or this one failed.
     pub(crate) async fn send(
         &self,
         to: Option<PathBuf>,

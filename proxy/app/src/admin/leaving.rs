@@ -46,16 +46,11 @@ impl LeaveControl {
         is_new
     }
 
-    /// Returns whether the instance is leaving.
     pub(crate) fn is_begun(&self) -> bool {
         lock(&self.state).since.is_some()
     }
 
     /// Cancels leaving. Returns false if the instance was not leaving.
-    ///
-    /// # Errors
-    ///
-    /// The program is ending.
     pub(crate) fn undo(&self) -> Result<bool, LeaveIsFinal> {
         let mut state = lock(&self.state);
         if state.ending {

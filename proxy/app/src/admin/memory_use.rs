@@ -8,7 +8,7 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, MemoryKind, MemoryLimit, Reason};
 use warden_supervisor::{BackendView, FleetView, SharedSpec};
 
-use crate::admin::answer::ModelBudget;
+use super::answer::ModelBudget;
 
 /// Bytes that a model was planned to need of one kind of memory before it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,6 @@ impl PlannedNeeds {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryUse {
     pub(crate) series: MemoryKind,
-    /// Bytes held.
     pub(crate) held: u64,
     /// Part of `held`: tensors of the model.
     pub(crate) weights: u64,

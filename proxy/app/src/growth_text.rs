@@ -6,7 +6,6 @@ use warden_policies::sample::VramSource;
 use warden_policies::{ByteSize, MemoryKind, Reason, RecycleAction, phrases};
 use warden_supervisor::{BackendView, DeviceView, ForecastView, PolicyView};
 
-/// Lines about one process.
 pub(crate) fn process_lines(backend: &BackendView) -> Vec<String> {
     let memory = &backend.memory;
     let mut lines = Vec::new();
@@ -37,7 +36,7 @@ pub(crate) fn process_lines(backend: &BackendView) -> Vec<String> {
 }
 
 /// Describes one memory: verdict, slope, blame, fill of declared caches.
-pub(super) fn growth_line(growth: &SeriesGrowth) -> String {
+pub(crate) fn growth_line(growth: &SeriesGrowth) -> String {
     let mut parts = Vec::new();
     parts.extend(growth.slope.as_ref().map(phrases::slope_phrase));
     match &growth.blame {
@@ -153,7 +152,6 @@ pub(crate) fn next_action(next: &PolicyView) -> Option<String> {
     Some(text)
 }
 
-/// One line per GPU.
 pub(crate) fn device_lines(all: &[DeviceView]) -> Vec<String> {
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
     all.iter()
