@@ -20,6 +20,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::sequential::SwitchEffect;
+use warden_policies::growth::stats::length_as_f64;
 use warden_policies::units::as_f64;
 
 /// Most repetitions: ten complete workloads take as long as one search for a cure.
@@ -71,8 +72,8 @@ pub struct WorkloadCrash {
 pub fn judge_recurrence(policy: &CrashPolicy, runs: &[CrashRun]) -> CrashRecurrence {
     let died = runs.iter().filter(|run| run.died).count();
     let (always, seldom) = (policy.always, policy.seldom);
-    let odds = count_as_f64(died) * (always / seldom).ln()
-        + count_as_f64(runs.len() - died) * ((1.0 - always) / (1.0 - seldom)).ln();
+    let odds = length_as_f64(died) * (always / seldom).ln()
+        + length_as_f64(runs.len() - died) * ((1.0 - always) / (1.0 - seldom)).ln();
     let high = ((1.0 - policy.false_seldom) / policy.false_always).ln();
     let low = (policy.false_seldom / (1.0 - policy.false_always)).ln();
     let over = runs.len() >= REPETITION_LIMIT;
@@ -108,12 +109,12 @@ pub fn no_effect_probability(without: &[CrashRun], with: &[CrashRun]) -> f64 {
     let per_process = (1..1000_u32)
         .map(|share| {
             let chance = f64::from(share) / 1000.0;
-            binomial_tail(died, without.len(), chance) * (1.0 - chance).powf(count_as_f64(with.len()))
+            binomial_tail(died, without.len(), chance) * (1.0 - chance).powf(length_as_f64(with.len()))
         })
         .fold(0.0, f64::max);
     let requests = |runs: &[CrashRun]| as_f64(runs.iter().map(|run| run.requests).sum());
     let (base, new) = (requests(without), requests(with));
-    let per_request = if base + new > 0.0 { (base / (base + new)).powf(count_as_f64(died)) } else { 1.0 };
+    let per_request = if base + new > 0.0 { (base / (base + new)).powf(length_as_f64(died)) } else { 1.0 };
     per_process.max(per_request)
 }
 
@@ -121,18 +122,14 @@ pub fn no_effect_probability(without: &[CrashRun], with: &[CrashRun]) -> f64 {
 fn binomial_tail(hits: usize, tries: usize, chance: f64) -> f64 {
     let mut all = 0.0;
     // Probability of exactly `count` hits, starting with 0.
-    let mut one = (1.0 - chance).powf(count_as_f64(tries));
+    let mut one = (1.0 - chance).powf(length_as_f64(tries));
     for count in 0..=tries {
         if count >= hits {
             all += one;
         }
-        one *= count_as_f64(tries - count) / (count_as_f64(count) + 1.0) * chance / (1.0 - chance);
+        one *= length_as_f64(tries - count) / (length_as_f64(count) + 1.0) * chance / (1.0 - chance);
     }
     all
-}
-
-fn count_as_f64(count: usize) -> f64 {
-    as_f64(count as u64)
 }
 
 #[cfg(test)]

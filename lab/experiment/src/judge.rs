@@ -323,7 +323,6 @@ pub(super) fn levels(series: MemoryKind, readings: &[LegReading], with_pools: bo
     readings.iter().filter_map(level).collect()
 }
 
-/// Returns the readings of the measured pools in one kind of memory.
 fn pools(series: MemoryKind, readings: &[LegReading]) -> Vec<MemoryLevel> {
     let level = |reading: &LegReading| {
         let sample = &reading.sample;

@@ -203,7 +203,6 @@ impl SwitchTrial {
         !targets.is_empty() && targets.iter().all(|track| self.stops(*track))
     }
 
-    /// Compares the speed of this trial's legs with that of the baseline legs.
     pub(super) fn cost(&self, baseline: &[TrialLeg]) -> SwitchCost {
         SwitchCost {
             tokens_per_second: compare_legs(baseline, &self.legs, true, |speed| speed.tokens_per_second),

@@ -118,14 +118,6 @@ pub enum AdmitDecision {
     },
 }
 
-impl AdmitDecision {
-    /// Applies the mode: only [`AdmissionMode::Enforce`] keeps a prompt from being sent.
-    #[must_use]
-    pub fn apply_mode(self, mode: AdmissionMode) -> Self {
-        if mode == AdmissionMode::Enforce { self } else { Self::Fits }
-    }
-}
-
 impl std::fmt::Display for AdmitDecision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -39,13 +39,11 @@ pub(super) struct BatchSizes {
     pub(super) context: u64,
     /// Tokens per micro-batch.
     pub(super) ubatch: u64,
-    /// Number of slots.
     pub(super) slots: u64,
     /// Bytes of the copies of one layer's cache; see [`half_copy_bytes`].
     pub(super) copied: u64,
 }
 
-/// Bytes of compute buffers.
 pub(super) struct ComputeBuffers {
     /// Bytes allocated when the model is loaded; for builds before [`COPIES_RESERVED_SINCE`], plus the later
     /// growth of the CUDA backend's pool.

@@ -197,7 +197,6 @@ impl BudgetShortfall {
     }
 }
 
-/// Returns the configuration key of a budget.
 const fn budget_key(reason: Reason) -> &'static str {
     match reason {
         Reason::HostHard => "policy.host.hard",

@@ -31,7 +31,6 @@ const CHECKPOINTS: (u32, u32) = (6685, 32);
 /// First build with checkpoints for sliding windows only, and its default number of checkpoints per slot.
 const SWA_CHECKPOINTS: (u32, u32) = (6160, 3);
 
-/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ValueSource {

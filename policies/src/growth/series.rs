@@ -82,7 +82,6 @@ impl MeasuredPools {
     }
 }
 
-/// Present level of memory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct PresentLevel {
     /// Number of reclaims, and (`lift`) the bytes reclaimed so far. These bytes are added to the readings, so
@@ -106,7 +105,6 @@ struct ShownLine {
     spread: Option<LineUncertainty>,
 }
 
-/// State of the start of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct StartState {
     warm: bool,
@@ -218,7 +216,6 @@ impl SeriesWatch {
         Some(self.shown.spread.map_or(slope, |spread| spread.project_slope(slope, left, self.policy.bound_z)))
     }
 
-    /// Returns the uncertainty of a scale's line.
     fn line_uncertainty(&self, scale: usize) -> Option<LineUncertainty> {
         let line = self.tracks[scale].last?;
         let floors = self.floors.at_scale(scale);

@@ -81,7 +81,6 @@ pub(super) fn examine<'a>(
     Some(StretchFinding { slope, grows, foot, scatter: noise })
 }
 
-/// Statistics of all floors of a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ScaleStatistics {
     /// Rise in bytes.
@@ -160,7 +159,6 @@ pub(super) fn has_fallen(floors: &VecDeque<FloorPoint>, span: usize, depth: f64)
 /// Growth in few large steps, with flat stretches between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepGrowth {
-    /// Number of steps.
     pub(super) steps: u32,
     /// Mean height of a step in bytes.
     pub(super) height: f64,

@@ -13,7 +13,7 @@ use crate::growth::IntervalEstimate;
 const MOST_AUTOREGRESSION: f64 = 0.97;
 
 /// Converts a length for arithmetic.
-pub(super) fn length_as_f64(length: usize) -> f64 {
+pub fn length_as_f64(length: usize) -> f64 {
     u32::try_from(length).map_or(f64::MAX, f64::from)
 }
 

@@ -58,7 +58,6 @@ impl LoadingState {
         all
     }
 
-    /// Returns the configured model of this name.
     fn configured_model(&self, name: &crate::ModelName) -> Option<&ModelId> {
         self.models.keys().filter(|who| who.name == *name).max_by_key(|who| who.incarnation)
     }
@@ -67,7 +66,6 @@ impl LoadingState {
         all.iter().filter_map(|who| self.models.get_key_value(who)).collect()
     }
 
-    /// Returns the loaded models that have companions.
     fn models_with_companions(&self) -> impl Iterator<Item = (&ModelId, &LoadedModel)> {
         self.models.iter().filter(|(_, model)| model.is_staying() && !model.spec.companions.is_empty())
     }

@@ -164,7 +164,6 @@ impl LoadingState {
     }
 }
 
-/// Returns all models of the groups, each once.
 fn distinct_models<'a>(sets: &[&'a EvictionGroup]) -> Vec<&'a ModelId> {
     let all: BTreeSet<&ModelId> = sets.iter().flat_map(|(_, leave)| leave).collect();
     all.into_iter().collect()

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::room::MemoryAmounts;
 
-/// Memory that has not returned yet.
 #[derive(Debug, Default)]
 pub(super) struct ReturningMemory {
     /// Memory of each ended process, and the end of the wait for it; `None` until the first reading.

@@ -406,7 +406,6 @@ impl LoadingState {
     }
 }
 
-/// Returns true if a model fits into the room.
 pub(super) fn fits(name: &ModelId, model: &LoadedModel, room: &MemoryAmounts) -> bool {
     fit(name, model, room, true).is_some()
 }

@@ -41,7 +41,6 @@ struct SimulatedBackend {
     wanted: Option<f64>,
     urgent: Option<f64>,
     last: Option<BackendSample>,
-    /// The previous sample.
     previous: Option<BackendSample>,
     at_ready: Option<BackendSample>,
     waiting: Option<PendingVerdict>,

@@ -267,7 +267,6 @@ pub fn configuration_line(
     }
 }
 
-/// Formats a name as a TOML key.
 fn toml_key(name: &str) -> String {
     let bare = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
     if bare { name.to_owned() } else { format!("\"{}\"", name.escape_default()) }

@@ -317,7 +317,6 @@ impl RevisionSearch {
 /// build.
 const UNKNOWN_MOST: usize = 16;
 
-/// Known judgements of the revisions.
 #[derive(Clone, Debug)]
 struct KnownRevisions {
     /// Index of the newer end; the older end has index 0.

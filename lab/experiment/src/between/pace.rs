@@ -255,7 +255,7 @@ impl PaceJudge {
             proof: rules.proof.clone(),
             failures_most: rules.cure.baseline_failures,
             last,
-            steps: count_as_f64(steps),
+            steps: stats::length_as_f64(steps),
             older: Vec::new(),
             newer: Vec::new(),
             known: None,
@@ -318,7 +318,6 @@ impl PaceJudge {
         PACE_METRICS.into_iter().filter_map(compare).collect()
     }
 
-    /// Returns the undisturbed rounds of the ends.
     fn undisturbed_rounds(&self, rounds: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let all = log_ratios(rounds);
         let middle = stats::median(&mut all.clone()).unwrap_or(0.0);
@@ -365,7 +364,7 @@ impl PaceJudge {
 
     /// Returns the error rate for one look at one revision.
     fn error_rate(&self) -> f64 {
-        self.proof.false_worse / count_as_f64(self.rounds_most() - ROUNDS_LEAST + 1) / self.steps
+        self.proof.false_worse / stats::length_as_f64(self.rounds_most() - ROUNDS_LEAST + 1) / self.steps
     }
 
     fn test_revision(&self, open: &TimedRevision) -> PaceTest {
@@ -435,13 +434,9 @@ fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> 
 
 /// Returns the mean, the variance and the variance's degrees of freedom.
 fn mean_and_variance(values: &[f64]) -> (f64, f64, f64) {
-    let all = count_as_f64(values.len()).max(1.0);
+    let all = stats::length_as_f64(values.len()).max(1.0);
     let mean = values.iter().sum::<f64>() / all;
     let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
     let freedom = all - 1.0;
     (mean, squares / freedom.max(1.0), freedom)
-}
-
-fn count_as_f64(number: usize) -> f64 {
-    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }

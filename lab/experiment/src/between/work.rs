@@ -185,7 +185,6 @@ impl WorkJudge {
         waits && self.since > 0 || is_growth && self.since >= self.cure.baseline_every
     }
 
-    /// Adds the result of a process of the revision being judged.
     fn add_open(&mut self, symptom: &RevisionSymptom, seen: ProcessResult) -> JudgeReply {
         self.since += 1;
         match self.open.as_mut().map(|(_, own)| own.add(symptom, seen)) {

@@ -73,11 +73,10 @@ fn compare_metric(
     new: &[BuildVisit],
 ) -> Option<MetricRatio> {
     let pairs = pairs(metric, old, new);
-    let rounds = old.len().min(new.len());
-    if let Some(told) =
-        (pairs.len() < rounds).then(|| compare_partial_memory(policy, metric, old, new)).flatten()
+    if pairs.len() < old.len().min(new.len())
+        && let Some(partial) = compare_partial_memory(policy, metric, old, new)
     {
-        return Some(told);
+        return Some(partial);
     }
     compare_pairs(policy, metric, &pairs)
 }
@@ -97,10 +96,8 @@ pub(crate) fn compare_pairs(
     if pairs.is_empty() {
         return None;
     }
-    let (before, after) = (
-        median(pairs.iter().map(|pair| pair.0).collect()),
-        median(pairs.iter().map(|pair| pair.1).collect()),
-    );
+    let before = median(pairs.iter().map(|pair| pair.0).collect());
+    let after = median(pairs.iter().map(|pair| pair.1).collect());
     let logs: Vec<f64> = pairs.iter().map(|(old, new)| (new / old).ln()).collect();
     let judged = judge(policy, &logs, allowed_increase(policy, metric, before));
     let (ratio, ruling) =
