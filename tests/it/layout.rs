@@ -117,8 +117,9 @@ const ROOMS: [(&str, &[&str]); 2] = [
     (
         "proxy/gateway/src",
         &[
-            "gateway", "client", "exchange", "shared", "answer", "page", "access", "rules", "backend", "body",
-            "route", "refusal", "requests", "protocol", "config", "observe", "trace", "workers", "clock",
+            "gateway", "client", "exchange", "shared", "answer", "page", "access", "rules", "backend",
+            "body", "route", "refusal", "requests", "protocol", "config", "observe", "trace", "workers",
+            "clock",
         ],
     ),
     (

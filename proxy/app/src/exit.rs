@@ -10,6 +10,7 @@
 //! | 5 | `diagnose` or a watched canary gave no verdict, or a memory may leak; `--between` found no single commit |
 //! | 130 | interrupted; `diagnose` has shown its results until then |
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use warden_policies::secrets;
@@ -71,6 +72,11 @@ impl CommandError {
     /// Creates an error without a remedy.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::Failed { message: message.into(), hint: None }
+    }
+
+    /// Returns a function that turns the error of a file operation into `cannot DO PATH: ERROR`.
+    pub(crate) fn cannot<E: std::fmt::Display>(doing: &str, path: &Path) -> impl Fn(E) -> Self {
+        move |error| Self::failed(format!("cannot {doing} {}: {error}", path.display()))
     }
 
     /// Creates an error with its remedy.
@@ -183,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_problem_of_a_configuration_gets_its_own_lines_and_code_2() {
-        let place = || ConfigPlace::File { path: std::path::Path::new("w.toml").into(), line: 3 };
+        let place = || ConfigPlace::File { path: Path::new("w.toml").into(), line: 3 };
         let failure = CommandError::from(ConfigProblems(vec![
             ConfigProblem::new(place(), "bad").with_hint("cure"),
             ConfigProblem::new(ConfigPlace::Env("X".into()), "worse"),

@@ -89,6 +89,12 @@ pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
+/// Formats a table with a head, see [`format_table`].
+pub(crate) fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let head = head.map(str::to_owned).to_vec();
+    format_table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+}
+
 /// Formats a table with columns as wide as their widest cell; the first row is the head.
 pub(crate) fn format_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();

@@ -2,22 +2,18 @@
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use warden_builder::git::{CommitRequest, GitSource};
 use warden_builder::{
     ArchChoice, BackendChoice, BuildEnvironment, BuildId, BuildRequest, BuildSource, BuildStore, Builder,
-    BuilderDirs, EventReporter, MachineNeeds, StoredBuild, SuccessorObstacle, sdist,
+    BuilderDirs, BuilderError, EventReporter, MachineNeeds, StoredBuild, SuccessorObstacle, sdist,
 };
-use warden_patches::{SetCatalogue, SetSelection};
+use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 use warden_policies::defaults::Build;
-
-pub(crate) mod flags;
-pub(crate) mod git;
-
-pub(crate) use flags::{ArchArgs, PatchArgs, TargetArgs};
-pub(crate) use git::GitArgs;
 
 use super::builds::make_default;
 use super::{ConfigArgs, block_on, progress};
@@ -62,25 +58,123 @@ pub(crate) struct BuildArgs {
     config: ConfigArgs,
 }
 
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TargetArgs {
+    /// Backend to compute on: auto, cpu, cuda, hip, vulkan or metal.
+    ///
+    /// `auto` picks a backend for which this machine has a device and a toolkit, and prints the reason.
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_with_hint::<BackendChoice>)]
+    pub(crate) backend: BackendChoice,
+    #[command(flatten)]
+    pub(crate) arch: ArchArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ArchArgs {
+    /// Machines to build for: native, portable, or GPUs by name.
+    ///
+    /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, the common GPUs.
+    /// GPUs by name, such as `90`, `86,89` or `gfx1201`, leave the CPU part native; `portable,90` makes the
+    /// CPU part portable, too.
+    #[arg(long, value_name = "LIST", default_value = "native", value_parser = parse_with_hint::<ArchChoice>)]
+    pub(crate) arch: ArchChoice,
+}
+
+/// Parses a value, and adds the hint with valid values to the error, because clap shows only the error.
+pub(crate) fn parse_with_hint<T: FromStr<Err = BuilderError>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: BuilderError| {
+        [Some(error.to_string()), error.hint()].into_iter().flatten().collect::<Vec<_>>().join("; ")
+    })
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct CatalogueArgs {
+    /// Adds patch sets: the folder of one set, or a folder of several. May be repeated.
+    #[arg(long, value_name = "DIR")]
+    patches: Vec<PathBuf>,
+}
+
+impl CatalogueArgs {
+    /// Adds the sets of these folders.
+    pub(crate) fn extend(&self, mut catalogue: SetCatalogue) -> Result<SetCatalogue, CommandError> {
+        for folder in &self.patches {
+            catalogue = catalogue.with_folder(folder)?;
+        }
+        Ok(catalogue)
+    }
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct PatchArgs {
+    #[command(flatten)]
+    catalogue: CatalogueArgs,
+    /// Applies only this set, by its id. May be repeated. Default: every set for the backend.
+    #[arg(long, value_name = "ID", conflicts_with = "plain")]
+    patch_set: Vec<String>,
+    /// Applies no patches: plain upstream.
+    #[arg(long)]
+    plain: bool,
+    /// Applies sets also where nobody has reviewed them against this version of the code.
+    #[arg(long, conflicts_with = "plain")]
+    allow_unverified: bool,
+}
+
+impl PatchArgs {
+    /// Selects the sets of these flags from `known` (curated and configured sets) and the folders of
+    /// `--patches`.
+    pub(crate) fn select(&self, known: SetCatalogue) -> Result<SetSelection, CommandError> {
+        let sets = match (self.plain, self.patch_set.as_slice()) {
+            (true, _) => SelectedSets::None,
+            (false, []) => SelectedSets::Default,
+            (false, ids) => SelectedSets::Only(ids.to_vec()),
+        };
+        Ok(SetSelection {
+            catalogue: self.catalogue.extend(known)?,
+            sets,
+            allow_unverified: self.allow_unverified,
+            ..SetSelection::default()
+        })
+    }
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct GitArgs {
+    /// Git repository: a URL, a folder (read in place), or a name from `[build.sources]`, such as
+    /// `ik_llama.cpp`.
+    #[arg(long, value_name = "URL|PATH|NAME")]
+    pub(crate) git: Option<String>,
+    /// Tag, branch or commit of the repository. Default: the configured one, else the repository's default
+    /// branch.
+    #[arg(long = "ref", value_name = "TAG|BRANCH|SHA")]
+    pub(crate) reference: Option<String>,
+    /// Never uses the network for the repository: takes what was fetched before.
+    #[arg(long)]
+    pub(crate) offline: bool,
+}
+
+impl GitArgs {
+    /// Creates the request for the commit; without `--git`, for the configured default source. `history`
+    /// fetches the preceding commits, too.
+    pub(crate) fn repository_request(
+        &self,
+        numbers: &Build,
+        history: bool,
+    ) -> Result<CommitRequest, CommandError> {
+        let named = GitSource::parse(self.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
+        let reference = self.reference.clone().or(named.reference);
+        Ok(CommitRequest { location: named.location, reference, offline: self.offline, history })
+    }
+}
+
 pub(crate) fn dirs(loaded: &LoadedConfig, machine: &HostMachine) -> Result<BuilderDirs, CommandError> {
     let paths = loaded.dirs(machine)?;
     Ok(BuilderDirs { cache: paths.cache, data: paths.data })
 }
 
-/// Loads the curated patch sets and those of the configuration.
-pub(crate) fn load_patch_sets(
-    loaded: &LoadedConfig,
-    machine: &HostMachine,
-) -> Result<SetCatalogue, CommandError> {
-    Ok(loaded.patch_sets(machine)?)
-}
-
-/// The source archive that the defaults pin.
 pub(crate) fn sdist_pin(build: &Build) -> sdist::SdistPin {
     sdist::SdistPin { version: build.sdist_version.clone(), sha256: build.sdist_sha256.clone() }
 }
 
-/// Creates a build request with the limits of the configuration.
 pub(crate) fn build_request(source: BuildSource, patches: SetSelection, build: &Build) -> BuildRequest {
     BuildRequest {
         source,
@@ -110,14 +204,13 @@ pub(crate) fn select_patches(
     loaded: &LoadedConfig,
     machine: &HostMachine,
 ) -> Result<SetSelection, CommandError> {
-    let mut patches = patches.select(load_patch_sets(loaded, machine)?)?;
+    let mut patches = patches.select(loaded.patch_sets(machine)?)?;
     patches.proofs = proofs::load_proofs(loaded, machine)?;
     Ok(patches)
 }
 
 async fn build(args: BuildArgs) -> Result<(), CommandError> {
-    let machine = HostMachine::read();
-    let loaded = args.config.load(&machine, Vec::new())?;
+    let (machine, loaded) = args.config.read()?;
     let patches = select_patches(&args.patches, &loaded, &machine)?;
     let numbers = &loaded.settings.build;
     with_builder(&loaded, &machine, async |builder| {
@@ -134,7 +227,8 @@ async fn build(args: BuildArgs) -> Result<(), CommandError> {
             ..build_request(source, patches, numbers)
         };
         if args.plan {
-            return print_plan(&builder.plan(&request).await?, args.json);
+            let plan = builder.plan(&request).await?;
+            return if args.json { out::print_json(&plan) } else { out::print_line(&plan.to_string()) };
         }
         let built = builder.build(&request).await?;
         let store = builder.store();
@@ -171,14 +265,10 @@ pub(crate) async fn resolve_source(
     path: Option<&Path>,
     numbers: &Build,
 ) -> Result<BuildSource, CommandError> {
-    Ok(match path {
-        Some(path) => BuildSource::at(path)?,
-        None => BuildSource::at(&builder.sdist(&sdist_pin(numbers)).await?)?,
-    })
-}
-
-fn print_plan(plan: &warden_builder::BuildPlan, json: bool) -> Result<(), CommandError> {
-    if json { out::print_json(plan) } else { out::print_line(&plan.to_string()) }
+    match path {
+        Some(path) => Ok(BuildSource::at(path)?),
+        None => Ok(BuildSource::at(&builder.sdist(&sdist_pin(numbers)).await?)?),
+    }
 }
 
 fn print_built(built: &StoredBuild, store: &BuildStore, json: bool) -> Result<(), CommandError> {
@@ -201,7 +291,6 @@ fn print_built(built: &StoredBuild, store: &BuildStore, json: bool) -> Result<()
     out::print_line(&describe_default_build(&built.id, in_use.as_ref(), store.successor_obstacle(&built.id)?))
 }
 
-/// Says which build is now the default one, after a build was made.
 fn describe_default_build(
     built: &BuildId,
     in_use: Option<&BuildId>,
@@ -226,7 +315,8 @@ fn cancel_on_signal() -> Result<CancellationToken, CommandError> {
     let listen = |kind| {
         signal(kind).map_err(|error| CommandError::failed(format!("cannot listen for signals: {error}")))
     };
-    let (mut int, mut term) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let mut int = listen(SignalKind::interrupt())?;
+    let mut term = listen(SignalKind::terminate())?;
     let mut hup = listen(SignalKind::hangup())?;
     let token = cancel.clone();
     // The task ends with the runtime or with the signal, so nobody waits for it.
@@ -244,6 +334,11 @@ fn cancel_on_signal() -> Result<CancellationToken, CommandError> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+    use warden_builder::git::GitLocation;
+    use warden_builder::{ComputeBackend, CpuTarget};
+    use warden_policies::defaults::defaults;
+
     use super::*;
 
     #[test]
@@ -260,5 +355,81 @@ mod tests {
             describe_default_build(&built, Some(&other), None),
         ];
         insta::assert_snapshot!(lines.join("\n"));
+    }
+
+    #[derive(Debug, Parser)]
+    struct BuildFlagsTestCli {
+        #[command(flatten)]
+        target: TargetArgs,
+        #[command(flatten)]
+        patches: PatchArgs,
+    }
+
+    fn parsed(flags: &[&str]) -> Result<BuildFlagsTestCli, String> {
+        let words = std::iter::once(&"build").chain(flags);
+        BuildFlagsTestCli::try_parse_from(words).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_flags_the_machine_decides_and_the_curated_sets_are_applied() {
+        let command = parsed(&[]).unwrap();
+        assert_eq!(command.target.backend, BackendChoice::Auto);
+        assert_eq!(command.target.arch.arch, ArchChoice::default());
+        let selection = command.patches.select(SetCatalogue::embedded().unwrap()).unwrap();
+        assert_eq!((selection.sets, selection.allow_unverified), (SelectedSets::Default, false));
+    }
+
+    #[test]
+    fn backend_and_architectures_are_read_with_the_cpu_part() {
+        let command = parsed(&["--backend", "cuda", "--arch", "portable,90"]).unwrap();
+        assert_eq!(command.target.backend, ComputeBackend::Cuda.into());
+        assert_eq!(command.target.arch.arch, ArchChoice { cpu: CpuTarget::Portable, gpu: vec!["90".into()] });
+    }
+
+    #[test]
+    fn sets_are_chosen_by_name_or_left_out() {
+        let curated = || SetCatalogue::embedded().unwrap();
+        let of = |flags: &[&str]| parsed(flags).unwrap().patches.select(curated()).unwrap();
+        assert_eq!(of(&["--plain"]).sets, SelectedSets::None);
+        let some = of(&["--patch-set", "a", "--patch-set", "b", "--allow-unverified"]);
+        assert_eq!(
+            (some.sets, some.allow_unverified),
+            (SelectedSets::Only(vec!["a".into(), "b".into()]), true)
+        );
+        assert!(parsed(&["--plain", "--patch-set", "a"]).unwrap_err().contains("cannot be used with"));
+    }
+
+    fn request(git: Option<&str>, reference: Option<&str>) -> Result<CommitRequest, CommandError> {
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        GitArgs { git: own(git), reference: own(reference), offline: false }
+            .repository_request(&defaults().build, false)
+    }
+
+    #[test]
+    fn without_a_word_it_is_upstream_at_a_whole_commit() {
+        let request = request(None, None).unwrap();
+        assert_eq!(request.location.host(), "github.com");
+        assert_eq!(request.reference.map(|commit| commit.len()), Some(40));
+    }
+
+    #[test]
+    fn what_is_asked_for_wins_over_the_configuration() {
+        let asked = request(Some("ik_llama.cpp"), Some("main")).unwrap();
+        assert!(asked.location.to_string().ends_with("/ik_llama.cpp"));
+        assert_eq!(asked.reference.as_deref(), Some("main"));
+        let path = request(Some("/srv/a"), None).unwrap();
+        assert_eq!((path.location, path.reference), (GitLocation::Path("/srv/a".into()), None));
+    }
+
+    #[test]
+    fn every_name_of_the_defaults_can_be_used_and_a_wrong_one_tells_them() {
+        for name in defaults().build.sources.keys() {
+            let location = request(Some(name), None).unwrap().location;
+            assert!(matches!(location, GitLocation::Url(_)), "{name}");
+        }
+        let Err(CommandError::Usage { hint, .. }) = request(Some("ssh://x/y"), None) else {
+            unreachable!("ssh is not understood")
+        };
+        assert!(hint.contains("ik_llama.cpp, llama.cpp, turboquant"), "{hint}");
     }
 }

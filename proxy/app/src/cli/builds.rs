@@ -1,12 +1,14 @@
 //! `llama-warden builds list|show|use|rm|gc`: manages the store of builds.
 
+use std::path::Path;
+
 use clap::Subcommand;
 use warden_builder::{BuildId, BuildStore, GcKeep, GcPlan, Provenance};
 use warden_policies::ByteSize;
 
-use super::ConfigArgs;
-use super::builds_between;
-use super::builds_in_use::BuildsInUse;
+use super::{ConfigArgs, block_on, builds_between};
+use crate::admin::client::AdminClient;
+use crate::admin::instance;
 use crate::build_text::{build_cells, default_state};
 use crate::config::machine::HostMachine;
 use crate::config::resolve::dirs::WardenDirs;
@@ -75,12 +77,12 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), CommandError> {
     match command {
         BuildsCommand::List { json, config } => list(&BuildsContext::find(&config)?, json),
         BuildsCommand::Show { id, config } => {
-            let store = store(&config)?;
+            let store = BuildsContext::find(&config)?.store;
             let id = store.resolve(&id)?;
             out::print_json(&store.show(&id)?)
         }
         BuildsCommand::Use { id, config } => {
-            let store = store(&config)?;
+            let store = BuildsContext::find(&config)?.store;
             let id = store.resolve(&id)?;
             make_default(&store, &id)?;
             out::print_line(&format!("build {id} is in use; a running instance takes it with SIGHUP"))
@@ -117,7 +119,6 @@ pub(super) fn make_default(store: &BuildStore, id: &BuildId) -> Result<(), Comma
     Ok(store.choose(id, "it was chosen by hand")?)
 }
 
-/// Removes superfluous builds; in a dry run prints them.
 fn gc(place: &BuildsContext, keep: Option<usize>, dry_run: bool, force: bool) -> Result<(), CommandError> {
     let BuildsContext { store, loaded, .. } = place;
     let newest = keep.unwrap_or(loaded.settings.build.keep);
@@ -127,7 +128,7 @@ fn gc(place: &BuildsContext, keep: Option<usize>, dry_run: bool, force: bool) ->
         let without = store.plan_gc(&keep)?;
         let in_use = place.in_use(store)?;
         print_builds_in_use(&in_use, &without)?;
-        keep.ids.extend(in_use.builds.iter().map(|(id, _)| id.clone()));
+        keep.ids.extend(in_use.ids());
         if !without.builds.is_empty() && !dry_run {
             in_use.check_all_answered()?;
         }
@@ -148,15 +149,14 @@ fn gc(place: &BuildsContext, keep: Option<usize>, dry_run: bool, force: bool) ->
 fn gc_between(place: &BuildsContext, dry_run: bool) -> Result<(), CommandError> {
     let idle = builds_between::IdleSearchStore::find(&place.dirs.data, &place.store)?;
     let in_use = place.in_use(&idle.store)?;
-    print_builds_in_use(&in_use, &idle.sweep_all()?)?;
-    let all = idle.sweep_unused(&in_use)?;
+    print_builds_in_use(&in_use, &idle.sweep_except(Vec::new())?)?;
+    let all = idle.sweep_except(in_use.ids())?;
     if !all.is_empty() && !dry_run {
         in_use.check_all_answered()?;
     }
     run_sweep(&idle.store, &all, dry_run)
 }
 
-/// Prints the builds that are kept because a running instance needs them.
 fn print_builds_in_use(in_use: &BuildsInUse, all: &GcPlan) -> Result<(), CommandError> {
     for (id, bytes) in &all.builds {
         let users = in_use.users_of(id);
@@ -167,7 +167,6 @@ fn print_builds_in_use(in_use: &BuildsInUse, all: &GcPlan) -> Result<(), Command
     Ok(())
 }
 
-/// Prints what a sweep would remove.
 fn print_sweep(sweep: &GcPlan) -> Result<(), CommandError> {
     let leftovers = sweep.leftovers.iter().map(|(path, bytes)| (path.display().to_string(), bytes));
     for (name, bytes) in sweep.builds.iter().map(|(id, bytes)| (id.to_string(), bytes)).chain(leftovers) {
@@ -176,7 +175,6 @@ fn print_sweep(sweep: &GcPlan) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Removes the builds and leftovers of a sweep; in a dry run prints them.
 fn run_sweep(store: &BuildStore, sweep: &GcPlan, dry_run: bool) -> Result<(), CommandError> {
     if dry_run {
         print_sweep(sweep)?;
@@ -187,7 +185,8 @@ fn run_sweep(store: &BuildStore, sweep: &GcPlan, dry_run: bool) -> Result<(), Co
     if dry_run {
         return out::print_line(&format!("that would free {}", ByteSize(sweep.bytes())));
     }
-    let (mut freed, mut told) = (0, Ok(()));
+    let mut freed = 0;
+    let mut told = Ok(());
     store.gc(sweep, |name, bytes| {
         freed += bytes;
         // The reader of stdout may be gone; continue with the removal all the same.
@@ -208,19 +207,35 @@ struct BuildsContext {
 
 impl BuildsContext {
     fn find(config: &ConfigArgs) -> Result<Self, CommandError> {
-        let machine = HostMachine::read();
-        let loaded = config.load(&machine, Vec::new())?;
+        let (machine, loaded) = config.read()?;
         let dirs = loaded.dirs(&machine)?;
         let store = BuildStore::new(&dirs.data);
         Ok(Self { machine, loaded, dirs, store })
     }
 
-    /// Asks running instances which builds of this store they need.
+    /// Asks all running instances, of this user's state directory and of the common places, which builds of a
+    /// store they need.
     fn in_use(&self, store: &BuildStore) -> Result<BuildsInUse, CommandError> {
-        BuildsInUse::query_instances(store, &self.dirs.data, &self.dirs.state, &self.machine)
+        let mut found = BuildsInUse::default();
+        for located in instance::all_instances(&self.dirs.state, &self.machine.registration_dirs()) {
+            let status = block_on(AdminClient::from_located(&located).status())?;
+            let instance = located.instance;
+            let Some(binaries) = status.and_then(|status| status.binaries) else {
+                // An instance that uses another store, according to its own record, needs nothing of this one.
+                if instance.data_dir.is_empty() || Path::new(&instance.data_dir) == self.dirs.data {
+                    found.unanswered.push(format!("pid {} on {}", instance.pid, instance.admin_socket));
+                }
+                continue;
+            };
+            for (model, files) in binaries {
+                let used = files.iter().filter_map(|file| store.find_by_file(file));
+                found.builds.extend(used.map(|id| (id, format!("model `{model}` of pid {}", instance.pid))));
+            }
+        }
+        found.builds.dedup();
+        Ok(found)
     }
 
-    /// Refuses if a running instance needs one of the builds.
     fn check_none_in_use(&self, ids: &[BuildId]) -> Result<(), CommandError> {
         let in_use = self.in_use(&self.store)?;
         for id in ids {
@@ -236,11 +251,38 @@ impl BuildsContext {
     }
 }
 
-fn store(config: &ConfigArgs) -> Result<BuildStore, CommandError> {
-    BuildsContext::find(config).map(|place| place.store)
+/// Builds that running instances need: the binaries of their processes and of the next ones. An instance that
+/// does not answer is named, because its builds are unknown.
+#[derive(Debug, Default)]
+struct BuildsInUse {
+    /// Each build with a description of its user.
+    builds: Vec<(BuildId, String)>,
+    unanswered: Vec<String>,
 }
 
-/// Builds that the configuration names.
+impl BuildsInUse {
+    fn ids(&self) -> Vec<BuildId> {
+        self.builds.iter().map(|(id, _)| id.clone()).collect()
+    }
+
+    fn users_of(&self, id: &BuildId) -> Vec<&str> {
+        self.builds.iter().filter(|(used, _)| used == id).map(|(_, who)| who.as_str()).collect()
+    }
+
+    fn check_all_answered(&self) -> Result<(), CommandError> {
+        if self.unanswered.is_empty() {
+            return Ok(());
+        }
+        Err(CommandError::hinted(
+            format!(
+                "nothing was removed: a running llama-warden does not say which builds it needs: {}",
+                self.unanswered.join(", ")
+            ),
+            "ask again where it can be reached, or use --force",
+        ))
+    }
+}
+
 fn configured_builds(store: &BuildStore, loaded: &LoadedConfig) -> Vec<BuildId> {
     let all = std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model));
     all.filter_map(|model| store.resolve(model.build.as_deref()?).ok()).collect()
@@ -266,15 +308,12 @@ fn list(place: &BuildsContext, json: bool) -> Result<(), CommandError> {
 }
 
 fn table(builds: &[Provenance], stands: impl Fn(&BuildId) -> &'static str) -> String {
-    let head = ["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "VERIFIED", "SIZE", ""]
-        .map(str::to_owned)
-        .to_vec();
     let rows = builds.iter().map(|build| {
         let mut row = build_cells(build);
         row.push(stands(&build.id).to_owned());
         row
     });
-    out::format_table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+    out::table(["ID", "BUILT", "LLAMA.CPP", "BACKEND", "ARCH", "FIXES", "VERIFIED", "SIZE", ""], rows)
 }
 
 #[cfg(test)]

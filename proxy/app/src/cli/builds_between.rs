@@ -9,12 +9,10 @@ use rustix::fs::FlockOperation;
 use warden_builder::{BuildId, BuildStore, GcKeep, GcPlan};
 use warden_policies::ByteSize;
 
-use super::builds_in_use::BuildsInUse;
 use super::open_locked;
 use crate::exit::CommandError;
 use crate::out;
 
-/// The folder with the builds of searches, below the data folder.
 pub(super) fn search_store_dir(data: &Path) -> PathBuf {
     data.join("between")
 }
@@ -48,33 +46,21 @@ impl IdleSearchStore {
                 "remove that link",
             ));
         }
-        let lock =
-            lock_in_use_file(&folder, FlockOperation::NonBlockingLockExclusive).map_err(
-                |error| match error.kind() {
-                    io::ErrorKind::WouldBlock => CommandError::hinted(
-                        format!("nothing was removed: a search runs that holds {}", folder.display()),
-                        "wait for `diagnose --between`, or end it: it continues where it was",
-                    ),
-                    _ => CommandError::failed(format!(
-                        "nothing was removed: {} cannot be held: {error}",
-                        folder.display()
-                    )),
-                },
-            )?;
-        Ok(Self { store, _lock: Some(lock) })
+        let shown = folder.display();
+        match lock_in_use_file(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(lock) => Ok(Self { store, _lock: Some(lock) }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(CommandError::hinted(
+                format!("nothing was removed: a search runs that holds {shown}"),
+                "wait for `diagnose --between`, or end it: it continues where it was",
+            )),
+            Err(error) => {
+                Err(CommandError::failed(format!("nothing was removed: {shown} cannot be held: {error}")))
+            }
+        }
     }
 
-    /// All builds and leftovers in the store.
-    pub(super) fn sweep_all(&self) -> Result<GcPlan, CommandError> {
-        self.sweep_except(Vec::new())
-    }
-
-    /// Builds and leftovers that no running instance needs.
-    pub(super) fn sweep_unused(&self, in_use: &BuildsInUse) -> Result<GcPlan, CommandError> {
-        self.sweep_except(in_use.builds.iter().map(|(id, _)| id.clone()).collect())
-    }
-
-    fn sweep_except(&self, ids: Vec<BuildId>) -> Result<GcPlan, CommandError> {
+    /// Builds and leftovers in the store, without these builds.
+    pub(super) fn sweep_except(&self, ids: Vec<BuildId>) -> Result<GcPlan, CommandError> {
         Ok(self.store.plan_gc(&GcKeep { newest: 0, ids })?)
     }
 }
@@ -82,7 +68,10 @@ impl IdleSearchStore {
 /// Says that searches have left builds, for commands that show the main store.
 pub(super) fn describe_leftovers(data: &Path) -> Option<String> {
     let store = BuildStore::new(&search_store_dir(data));
-    let sweep = store.plan_gc(&GcKeep { newest: 0, ids: Vec::new() }).ok().filter(|all| !all.is_empty())?;
+    let sweep = store.plan_gc(&GcKeep { newest: 0, ids: Vec::new() }).ok()?;
+    if sweep.is_empty() {
+        return None;
+    }
     Some(format!(
         "for searches: {} of `diagnose --between`, {}, in {}; `llama-warden builds gc --between` removes them",
         out::count_noun(sweep.builds.len(), "build"),

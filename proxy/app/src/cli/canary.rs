@@ -11,13 +11,12 @@ use warden_policies::{ByteSize, secrets, units};
 use warden_supervisor::{CanaryState, CanaryView};
 
 use super::block_on;
-use super::control::InstanceArgs;
+use super::control::{ModelQueryArgs, QueryArgs};
 use crate::admin::answer::AdminStatus;
 use crate::admin::client::AdminClient;
 use crate::exit::{CommandError, REFUSED_CODE, UNDECIDED_CODE};
 use crate::out;
 
-/// Poll interval of `canary status --watch`.
 const WATCH_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Subcommand)]
@@ -28,7 +27,7 @@ pub(crate) enum CanaryCommand {
     /// Shows running canaries and the last one of each model, with their verdicts.
     Status(CanaryStatusArgs),
     /// Ends the canary of a model. Requests that it is answering are completed.
-    Stop(CanaryStopArgs),
+    Stop(ModelQueryArgs),
 }
 
 #[derive(Debug, Args)]
@@ -53,11 +52,8 @@ pub(crate) struct CanaryStartArgs {
     /// Slowdown that does not count as worse, like `20%` or `0.2`.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     slower: Option<f64>,
-    /// Prints JSON, for programs.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    instance: InstanceArgs,
+    query: QueryArgs,
 }
 
 #[derive(Debug, Args)]
@@ -67,25 +63,10 @@ pub(crate) struct CanaryStatusArgs {
     /// Waits until the canary has ended. Exit code: 0 for as good or better, 3 for worse, 5 for not known.
     #[arg(long, requires = "model")]
     watch: bool,
-    /// Prints JSON, for programs.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    instance: InstanceArgs,
+    query: QueryArgs,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct CanaryStopArgs {
-    /// Model name or alias.
-    model: String,
-    /// Prints JSON, for programs.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    instance: InstanceArgs,
-}
-
-/// Parses a share, as a number or in percent.
 fn parse_share(text: &str) -> Result<f64, String> {
     let (number, of) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().ok().map(|number| number / of);
@@ -98,11 +79,8 @@ pub(crate) fn run(command: &CanaryCommand) -> Result<(), CommandError> {
     match command {
         CanaryCommand::Start(args) => start(args),
         CanaryCommand::Status(args) => status(args),
-        CanaryCommand::Stop(args) => {
-            let client = args.instance.client()?;
-            let view =
-                block_on(client.json::<CanaryView>(Method::DELETE, &["models", &args.model, "canary"]))??;
-            show(&view, args.json)
+        CanaryCommand::Stop(ModelQueryArgs { model, query }) => {
+            show(&query.instance.ask(Method::DELETE, &["models", model, "canary"], &[])?, query.json)
         }
     }
 }
@@ -114,9 +92,7 @@ fn start(args: &CanaryStartArgs) -> Result<(), CommandError> {
     }
     if let Some(binary) = &args.binary {
         // Make the path absolute: the instance may have another working directory.
-        let path = std::path::absolute(binary).map_err(|problem| {
-            CommandError::failed(format!("cannot resolve the path {}: {problem}", binary.display()))
-        })?;
+        let path = std::path::absolute(binary).map_err(CommandError::cannot("resolve the path", binary))?;
         let text = path.to_str().ok_or_else(|| {
             CommandError::usage(format!("the path {} is not text", path.display()), "use a path in UTF-8")
         })?;
@@ -126,18 +102,16 @@ fn start(args: &CanaryStartArgs) -> Result<(), CommandError> {
     query.extend(args.requests.map(|requests| ("requests", requests.to_string())));
     query.extend(args.time.clone().map(|time| ("for", time)));
     query.extend(args.slower.map(|slower| ("slower", slower.to_string())));
-    let client = args.instance.client()?;
     let path = ["models", &args.model, "canary"];
-    let view: CanaryView = block_on(client.json_with(Method::POST, &path, &query))??;
-    show(&view, args.json)
+    show(&args.query.instance.ask(Method::POST, &path, &query)?, args.query.json)
 }
 
 fn status(args: &CanaryStatusArgs) -> Result<(), CommandError> {
-    let client = args.instance.client()?;
+    let QueryArgs { json, instance } = &args.query;
     let Some(model) = &args.model else {
-        let status: AdminStatus = block_on(client.json(Method::GET, &["status"]))??;
+        let status: AdminStatus = instance.ask(Method::GET, &["status"], &[])?;
         let all: Vec<_> = status.fleet.models.iter().filter_map(|model| model.canary.as_ref()).collect();
-        if args.json {
+        if *json {
             return out::print_json(&all);
         }
         if all.is_empty() {
@@ -147,8 +121,8 @@ fn status(args: &CanaryStatusArgs) -> Result<(), CommandError> {
         }
         return all.iter().try_for_each(|view| show(view, false));
     };
-    let view = block_on(fetch_canary(&client, model, args.watch))??;
-    show(&view, args.json)?;
+    let view = block_on(fetch_canary(&instance.client()?, model, args.watch))??;
+    show(&view, *json)?;
     match view.verdict {
         _ if !args.watch => Ok(()),
         CanaryVerdict::BetterOrEqual => Ok(()),
@@ -157,7 +131,6 @@ fn status(args: &CanaryStatusArgs) -> Result<(), CommandError> {
     }
 }
 
-/// Reads the canary of a model, at once or after the canary has ended.
 async fn fetch_canary(
     client: &AdminClient,
     model: &str,
@@ -179,7 +152,6 @@ fn show(view: &CanaryView, json: bool) -> Result<(), CommandError> {
     out::print_text(&secrets::redact_text(&canary_text(view)))
 }
 
-/// Describes a canary in one line.
 pub(crate) fn summary_line(view: &CanaryView) -> String {
     let what = format!("{:.0} % of conversations", view.share.unwrap_or_default() * 100.0);
     let verdict = match &view.verdict {
@@ -191,7 +163,6 @@ pub(crate) fn summary_line(view: &CanaryView) -> String {
     format!("canary {build} ({what}): {}, {verdict}", view.state.as_str())
 }
 
-/// Describes a canary with all its figures.
 fn canary_text(view: &CanaryView) -> String {
     let time = units::format_span(Duration::try_from_secs_f64(view.seconds).unwrap_or_default());
     let mut text = format!("{}: {} after {time}\n", view.model, summary_line(view));
@@ -201,13 +172,8 @@ fn canary_text(view: &CanaryView) -> String {
     }));
     let dash = || "-".to_owned();
     let ms = |ms: Option<f64>| ms.map_or_else(dash, |ms| format!("{ms:.1} ms"));
-    let mut rows = vec![
-        ["", "REQUESTS", "FAILURES", "DEATHS", "FIRST BYTE", "PER TOKEN", "FRESH", "GROWTH"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    for (name, arm) in [("its own", &view.report.base), ("canary", &view.report.canary)] {
-        rows.push(vec![
+    let rows = [("its own", &view.report.base), ("canary", &view.report.canary)].map(|(name, arm)| {
+        vec![
             name.to_owned(),
             arm.requests.to_string(),
             arm.failures.to_string(),
@@ -216,9 +182,10 @@ fn canary_text(view: &CanaryView) -> String {
             ms(arm.token_ms),
             arm.host_at_ready.map_or_else(dash, |bytes| ByteSize(bytes).to_string()),
             arm.growth.map_or_else(dash, |growth| growth.as_str().to_owned()),
-        ]);
-    }
-    text.extend(out::format_table(&rows).lines().map(|line| format!("  {line}\n")));
+        ]
+    });
+    let head = ["", "REQUESTS", "FAILURES", "DEATHS", "FIRST BYTE", "PER TOKEN", "FRESH", "GROWTH"];
+    text.extend(out::table(head, rows).lines().map(|line| format!("  {line}\n")));
     text
 }
 

@@ -5,12 +5,10 @@ use warden_policies::secrets;
 
 use super::ConfigArgs;
 use crate::config::machine::HostMachine;
-use crate::config::needs;
 use crate::config::problem::{ConfigProblem, ConfigProblems};
-use crate::config::resolve::resolve_config;
-use crate::config::resolve::{flags, store};
+use crate::config::resolve::{flags, resolve_config, store};
 use crate::config::schema::{self, markdown};
-use crate::config::show;
+use crate::config::{needs, show};
 use crate::exit::CommandError;
 use crate::out;
 
@@ -21,7 +19,11 @@ pub(crate) enum ConfigCommand {
     /// Prints the effective configuration with the source of each value as a comment.
     Show(ConfigShowArgs),
     /// Prints the JSON Schema of the configuration file.
-    Schema(SchemaArgs),
+    Schema {
+        /// Prints the keys as tables for docs/configuration.md instead.
+        #[arg(long)]
+        markdown: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -46,19 +48,11 @@ pub(crate) struct ConfigShowArgs {
     config: ConfigArgs,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct SchemaArgs {
-    /// Prints the keys as tables for docs/configuration.md instead.
-    #[arg(long)]
-    markdown: bool,
-}
-
 pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
     match command {
         ConfigCommand::Check(ConfigCheckArgs { file, mut config }) => {
             config.config = file.or(config.config);
-            let machine = HostMachine::read();
-            let loaded = config.load(&machine, Vec::new())?;
+            let (machine, loaded) = config.read()?;
             let mut resolved = resolve_config(&loaded, &machine, false)?;
             super::block_on(store::fill_from_store(&mut resolved, &machine))??;
             needs::fill_needs(&mut resolved, &machine);
@@ -79,12 +73,11 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
             let machine = HostMachine::read();
             out::print_text(&show::print_config(&config.load(&machine, Vec::new())?, &machine, reveal))
         }
-        ConfigCommand::Schema(SchemaArgs { markdown: true }) => out::print_text(&markdown::all_tables()),
-        ConfigCommand::Schema(SchemaArgs { markdown: false }) => out::print_json(schema::root_schema()),
+        ConfigCommand::Schema { markdown: true } => out::print_text(&markdown::all_tables()),
+        ConfigCommand::Schema { markdown: false } => out::print_json(schema::root_schema()),
     }
 }
 
-/// Prints the warnings: settings that are allowed but probably unintended.
 fn print_warnings(warnings: &[ConfigProblem]) {
     for warning in warnings {
         out::error_line(&secrets::redact_text(&format!("warning: {warning}")));

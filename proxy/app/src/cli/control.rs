@@ -1,14 +1,19 @@
-//! `status`, `restart`, `drain`, `reclaim`, `pin`, `logs`, `events`: commands to a running instance.
+//! `status`, `restart`, `drain`, `reclaim`, `pin`, `logs`, `events`, `quarantine`: commands to a running instance.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use reqwest::Method;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 use warden_policies::reclaim::ReclaimOutcome;
 use warden_policies::secrets;
-use warden_supervisor::{FleetEvent, LedgerEntry, LogLine, ReclaimEntry};
+use warden_supervisor::{EventKind, FleetEvent, LedgerEntry, LogLine, ModelView, ReclaimEntry};
 
+use super::status::status_table;
 use super::{ConfigArgs, block_on};
 use crate::admin::answer::{AdminStatus, DrainReport};
 use crate::admin::client::{AdminClient, find_instance};
@@ -17,8 +22,6 @@ use crate::config::source::layers::LoadedConfig;
 use crate::event_text::describe_event;
 use crate::exit::CommandError;
 use crate::out;
-
-use super::status::status_table;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct InstanceArgs {
@@ -30,7 +33,6 @@ pub(crate) struct InstanceArgs {
 }
 
 impl InstanceArgs {
-    /// Loads the configuration of `--config`.
     pub(super) fn load(&self, machine: &HostMachine) -> Result<LoadedConfig, CommandError> {
         self.config.load(machine, Vec::new())
     }
@@ -49,15 +51,38 @@ impl InstanceArgs {
         let address = address.map(|ip: IpAddr| SocketAddr::new(ip, server.port).to_string());
         find_instance(named, &loaded.dirs(&machine)?.state, &machine.registration_dirs(), address.as_deref())
     }
+
+    pub(super) fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        segments: &[&str],
+        query: &[(&str, String)],
+    ) -> Result<T, CommandError> {
+        let client = self.client()?;
+        block_on(client.json_with(method, segments, query))?
+    }
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct StatusArgs {
+pub(crate) struct QueryArgs {
     /// Prints JSON, for programs.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     #[command(flatten)]
-    instance: InstanceArgs,
+    pub(super) instance: InstanceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ModelQueryArgs {
+    /// Model name or alias.
+    pub(super) model: String,
+    #[command(flatten)]
+    pub(super) query: QueryArgs,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct ProcessEntries<T> {
+    pub(super) entries: Vec<T>,
 }
 
 #[derive(Debug, Args)]
@@ -80,17 +105,6 @@ pub(crate) struct DrainArgs {
 pub(crate) struct ModelArgs {
     /// Model name or alias.
     model: String,
-    #[command(flatten)]
-    instance: InstanceArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ReclaimArgs {
-    /// Model name or alias.
-    model: String,
-    /// Prints JSON, for programs.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     instance: InstanceArgs,
 }
@@ -121,41 +135,34 @@ pub(crate) struct EventsArgs {
     instance: InstanceArgs,
 }
 
-pub(crate) fn status(args: &StatusArgs) -> Result<(), CommandError> {
-    let client = args.instance.client()?;
+pub(crate) fn status(args: &QueryArgs) -> Result<(), CommandError> {
     if args.json {
-        let status: serde_json::Value = block_on(client.json(Method::GET, &["status"]))??;
-        return out::print_json(&status);
+        return out::print_json(&args.instance.ask::<serde_json::Value>(Method::GET, &["status"], &[])?);
     }
-    let status: AdminStatus = block_on(client.json(Method::GET, &["status"]))??;
+    let status: AdminStatus = args.instance.ask(Method::GET, &["status"], &[])?;
     // Redact: the last log lines of a process may quote a key, and operators share this output.
     out::print_text(&secrets::redact_text(&status_table(&status)))
 }
 
 pub(crate) fn restart(args: &ModelArgs) -> Result<(), CommandError> {
-    #[derive(serde::Deserialize)]
-    struct EntriesAnswer {
-        entries: Vec<LedgerEntry>,
-    }
-    let client = args.instance.client()?;
-    let answer: EntriesAnswer = block_on(client.json(Method::POST, &["models", &args.model, "restart"]))??;
+    let answer: ProcessEntries<LedgerEntry> =
+        args.instance.ask(Method::POST, &["models", &args.model, "restart"], &[])?;
     for entry in answer.entries {
-        let text = describe_event(&warden_supervisor::EventKind::RecycleDone { entry: Box::new(entry) });
+        let text = describe_event(&EventKind::RecycleDone { entry: Box::new(entry) });
         out::print_line(&format!("{}: {text}", args.model))?;
     }
     out::print_line(&format!("{}: restarted", args.model))
 }
 
 pub(crate) fn drain(args: &DrainArgs) -> Result<(), CommandError> {
-    let client = args.instance.client()?;
-    let Some(model) = &args.model else { return drain_all(&client, args.undo) };
-    block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", model, "drain"]))??;
+    let Some(model) = &args.model else { return drain_all(&args.instance, args.undo) };
+    args.instance.ask::<IgnoredAny>(Method::POST, &["models", model, "drain"], &[])?;
     out::print_line(&format!("{model}: drained and stopped; the next request starts it again"))
 }
 
-fn drain_all(client: &AdminClient, undo: bool) -> Result<(), CommandError> {
+fn drain_all(instance: &InstanceArgs, undo: bool) -> Result<(), CommandError> {
     let wishes: &[(&str, String)] = if undo { &[("undo", "1".to_owned())] } else { &[] };
-    let left: DrainReport = block_on(client.json_with(Method::POST, &["drain"], wishes))??;
+    let left: DrainReport = instance.ask(Method::POST, &["drain"], wishes)?;
     out::print_line(&if left.draining {
         format!(
             "load balancers are told to send no more requests; {} requests run, and new ones are still served",
@@ -167,9 +174,8 @@ fn drain_all(client: &AdminClient, undo: bool) -> Result<(), CommandError> {
 }
 
 pub(crate) fn pin(args: &ModelArgs, pinned: bool) -> Result<(), CommandError> {
-    let client = args.instance.client()?;
     let verb = if pinned { "pin" } else { "unpin" };
-    block_on(client.json::<serde::de::IgnoredAny>(Method::POST, &["models", &args.model, verb]))??;
+    args.instance.ask::<IgnoredAny>(Method::POST, &["models", &args.model, verb], &[])?;
     let what = if pinned {
         "pinned: never unloaded for another model"
     } else {
@@ -178,30 +184,28 @@ pub(crate) fn pin(args: &ModelArgs, pinned: bool) -> Result<(), CommandError> {
     out::print_line(&format!("{}: {what}, until llama-warden restarts", args.model))
 }
 
-pub(crate) fn reclaim(args: &ReclaimArgs) -> Result<(), CommandError> {
-    #[derive(serde::Serialize, serde::Deserialize)]
-    struct Answer {
-        entries: Vec<ReclaimEntry>,
-    }
-    let client = args.instance.client()?;
-    let answer: Answer = block_on(client.json(Method::POST, &["models", &args.model, "reclaim"]))??;
-    if args.json {
+pub(crate) fn reclaim(args: &ModelQueryArgs) -> Result<(), CommandError> {
+    let ModelQueryArgs { model, query: QueryArgs { json, instance } } = args;
+    let answer: ProcessEntries<ReclaimEntry> =
+        instance.ask(Method::POST, &["models", model, "reclaim"], &[])?;
+    if *json {
         out::print_json(&answer)?;
+    } else {
+        for entry in &answer.entries {
+            out::print_line(&format!("{} {}: {}", entry.model, entry.generation, entry.sentence()))?;
+        }
     }
-    for entry in answer.entries.iter().filter(|_| !args.json) {
-        out::print_line(&format!("{} {}: {}", entry.model, entry.generation, entry.sentence()))?;
-    }
-    let of = |outcome| answer.entries.iter().filter(|entry| entry.outcome == outcome).count();
-    if of(ReclaimOutcome::Nobody) > 0 && of(ReclaimOutcome::Nobody) == answer.entries.len() {
+    let entries = answer.entries;
+    if !entries.is_empty() && entries.iter().all(|entry| entry.outcome == ReclaimOutcome::Nobody) {
         return Err(CommandError::hinted(
-            format!("the build of `{}` cannot be asked to give memory back", args.model),
+            format!("the build of `{model}` cannot be asked to give memory back"),
             "`llama-warden build` makes one with the fixes `reclaim-heap` and `reclaim-cuda`",
         ));
     }
-    let silent = of(ReclaimOutcome::NoAnswer);
+    let silent = entries.iter().filter(|entry| entry.outcome == ReclaimOutcome::NoAnswer).count();
     if silent > 0 {
         return Err(CommandError::hinted(
-            format!("{silent} of {} processes of `{}` did not answer", answer.entries.len(), args.model),
+            format!("{silent} of {} processes of `{model}` did not answer", entries.len()),
             "a process answers between two computations: `llama-warden status` shows whether it makes progress",
         ));
     }
@@ -215,27 +219,120 @@ pub(crate) fn logs(args: &LogsArgs) -> Result<(), CommandError> {
         Some(log) => out::print_line(&format!("[{} {}] {}", log.model, log.generation, log.text)),
         None => out::print_line(line),
     };
-    let wishes: Vec<&str> = [(args.follow, "follow"), (args.reveal, "reveal")]
-        .into_iter()
-        .filter_map(|(is, wish)| is.then_some(wish))
-        .collect();
+    let mut wishes = Vec::new();
+    wishes.extend(args.follow.then_some("follow"));
+    wishes.extend(args.reveal.then_some("reveal"));
     block_on(client.lines(&["models", &args.model, "logs"], &wishes, each))?
 }
 
 pub(crate) fn events(args: &EventsArgs) -> Result<(), CommandError> {
     let client = args.instance.client()?;
     let each = |line: &str, event: Option<FleetEvent>| match event {
-        Some(event) if !args.json => {
-            let model = event.model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
-            let generation = event.generation.map(|generation| format!("{generation} ")).unwrap_or_default();
-            out::print_line(&format!(
-                "{} {model}{generation}{}",
-                event.at,
-                secrets::redact_text(&describe_event(&event.kind))
-            ))
-        }
+        Some(event) if !args.json => out::print_line(&event_line(&event)),
         _ => out::print_line(line),
     };
     let wishes: &[&str] = if args.follow { &["follow"] } else { &[] };
     block_on(client.lines(&["events"], wishes, each))?
+}
+
+/// Describes an event in one line, without secrets.
+pub(super) fn event_line(event: &FleetEvent) -> String {
+    let FleetEvent { at, model, generation, kind, .. } = event;
+    let model = model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
+    let generation = generation.map(|generation| format!("{generation} ")).unwrap_or_default();
+    format!("{at} {model}{generation}{}", secrets::redact_text(&describe_event(kind)))
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum QuarantineCommand {
+    /// Lists refused or suspected requests, by their fingerprints.
+    List(QueryArgs),
+    /// Releases requests, so that they are served like others again.
+    Release(QuarantineReleaseArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuarantineReleaseArgs {
+    /// Model, or fingerprint of one request (at least eight digits of it). Default: all requests.
+    #[arg(value_name = "MODEL|FINGERPRINT")]
+    which: Option<String>,
+    #[command(flatten)]
+    instance: InstanceArgs,
+}
+
+pub(crate) fn quarantine(command: &QuarantineCommand) -> Result<(), CommandError> {
+    match command {
+        QuarantineCommand::List(args) => list_quarantine(args),
+        QuarantineCommand::Release(args) => release_requests(args),
+    }
+}
+
+fn list_quarantine(args: &QueryArgs) -> Result<(), CommandError> {
+    let status: AdminStatus = args.instance.ask(Method::GET, &["status"], &[])?;
+    let models = &status.fleet.models;
+    if args.json {
+        let all = models.iter().map(|model| (model.name.to_string(), json!(model.quarantine)));
+        return out::print_json(&serde_json::Value::Object(all.collect()));
+    }
+    out::print_text(&quarantine_table(models))
+}
+
+fn quarantine_table(models: &[Arc<ModelView>]) -> String {
+    let mut rows = Vec::new();
+    for model in models {
+        for known in &model.quarantine.requests {
+            let state = if known.refused { "refused" } else { "suspected" };
+            rows.push(vec![
+                model.name.to_string(),
+                known.fingerprint.to_string(),
+                state.to_owned(),
+                known.deaths.to_string(),
+                known.refusals.to_string(),
+                format!("{} s", known.left_s),
+            ]);
+        }
+    }
+    if rows.is_empty() {
+        return "no request is refused or suspected\n".to_owned();
+    }
+    out::table(["MODEL", "FINGERPRINT", "STATE", "DEATHS", "REFUSED", "TIME LEFT"], rows)
+}
+
+fn release_requests(args: &QuarantineReleaseArgs) -> Result<(), CommandError> {
+    #[derive(serde::Deserialize)]
+    struct ReleaseAnswer {
+        released: usize,
+    }
+    let mut segments = vec!["quarantine", "release"];
+    segments.extend(args.which.as_deref());
+    let answer: ReleaseAnswer = args.instance.ask(Method::POST, &segments, &[])?;
+    out::print_line(&format!("{} request(s) released", answer.released))
+}
+
+#[cfg(test)]
+mod tests {
+    use warden_policies::ModelName;
+    use warden_policies::quarantine::{QuarantinedRequest, RequestFingerprint};
+    use warden_supervisor::{ModelState, QuarantineView};
+
+    use super::*;
+
+    #[test]
+    fn what_is_known_is_listed_with_how_long_it_lasts() {
+        let known = |print, refused| QuarantinedRequest {
+            fingerprint: RequestFingerprint(print),
+            refused,
+            left_s: 90,
+            deaths: 2,
+            refusals: 3,
+        };
+        let requests = vec![known(0xabc, true), known(0xdef, false)];
+        let model = ModelView {
+            state: ModelState::Loaded,
+            was_ready: true,
+            quarantine: QuarantineView { requests, quarantined: 1, refusals: 3 },
+            ..ModelView::unloaded(ModelName::new("m"))
+        };
+        insta::assert_snapshot!(quarantine_table(&[Arc::new(model)]) + "\n" + &quarantine_table(&[]));
+    }
 }

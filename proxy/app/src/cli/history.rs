@@ -6,6 +6,7 @@ use std::path::Path;
 
 use clap::Args;
 use jiff::{SpanRelativeTo, Timestamp};
+use serde::Deserialize;
 use serde_json::Value;
 use warden_policies::secrets;
 use warden_supervisor::{
@@ -13,11 +14,9 @@ use warden_supervisor::{
 };
 
 use super::ConfigArgs;
-use crate::config::machine::HostMachine;
-use crate::event_text::describe_event;
-use crate::events_file;
+use super::control::event_line;
 use crate::exit::CommandError;
-use crate::{clock, out};
+use crate::{clock, events_file, out};
 
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArgs {
@@ -41,7 +40,6 @@ pub(crate) struct HistoryArgs {
     config: ConfigArgs,
 }
 
-/// Parses a time or an age.
 fn parse_time(text: &str) -> Result<Timestamp, String> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time);
@@ -56,8 +54,8 @@ fn parse_time(text: &str) -> Result<Timestamp, String> {
 }
 
 pub(crate) fn run(args: &HistoryArgs) -> Result<(), CommandError> {
-    let machine = HostMachine::read();
-    let state = args.config.load(&machine, Vec::new())?.dirs(&machine)?.state;
+    let (machine, loaded) = args.config.read()?;
+    let state = loaded.dirs(&machine)?.state;
     let mut all = HistoryLog::read(&state)?;
     if all.unread > 0 {
         out::error_line(&format!("warning: {} lines cannot be read and are left out", all.unread));
@@ -70,12 +68,11 @@ pub(crate) fn run(args: &HistoryArgs) -> Result<(), CommandError> {
         out::print_line(&if args.json {
             secrets::redact_json(entry.json.clone()).to_string()
         } else {
-            entry.text()
+            event_line(&entry.event)
         })
     })
 }
 
-/// All recorded entries, in order of time.
 #[derive(Default)]
 struct HistoryLog {
     entries: Vec<HistoryEntry>,
@@ -98,46 +95,14 @@ impl HistoryLog {
         }
         for line in lines {
             all.add(&line, |json| {
-                if let Ok(entry) = serde_json::from_value::<ReclaimEntry>(json.clone()) {
-                    return Some(FleetEvent {
-                        id: entry.id,
-                        at: entry.at.clone(),
-                        model: Some(entry.model.clone()),
-                        generation: Some(entry.generation),
-                        kind: EventKind::Reclaimed { entry: Box::new(entry) },
-                    });
-                }
-                if let Ok(entry) = serde_json::from_value::<PinEntry>(json.clone()) {
-                    return Some(FleetEvent {
-                        id: entry.id,
-                        at: entry.at.clone(),
-                        model: Some(entry.model.clone()),
-                        generation: None,
-                        kind: EventKind::Pinned { entry: Box::new(entry) },
-                    });
-                }
-                if let Ok(entry) = serde_json::from_value::<CanaryEntry>(json.clone()) {
-                    return Some(FleetEvent {
-                        id: entry.id,
-                        at: entry.at.clone(),
-                        model: Some(entry.canary.model.clone()),
-                        generation: None,
-                        kind: EventKind::CanaryEnded { entry: Box::new(entry) },
-                    });
-                }
-                let entry: LedgerEntry = serde_json::from_value(json.clone()).ok()?;
-                Some(FleetEvent {
-                    id: entry.id,
-                    at: entry.at.clone(),
-                    model: Some(entry.model.clone()),
-                    generation: entry.to.or(entry.from),
-                    kind: EventKind::RecycleDone { entry: Box::new(entry) },
-                })
+                let (kind, event) = ledger_event(json)?;
+                json.as_object_mut()?.insert("kind".to_owned(), kind.into());
+                Some(event)
             });
         }
         for path in events_file::event_files(state) {
             for line in read_lines(&path)? {
-                all.add(&line, |json| serde_json::from_value(json.clone()).ok());
+                all.add(&line, |json| Deserialize::deserialize(&*json).ok());
             }
         }
         // Sort stably, to keep the order of entries with equal times.
@@ -145,26 +110,49 @@ impl HistoryLog {
         Ok(all)
     }
 
-    fn add(&mut self, line: &str, event: impl FnOnce(&Value) -> Option<FleetEvent>) {
-        let read = serde_json::from_str::<Value>(line).ok();
-        match read.and_then(|mut json| {
-            let event = event(&json)?;
-            let kind = match event.kind {
-                EventKind::RecycleDone { .. } => Some("recycle_done"),
-                EventKind::Reclaimed { .. } => Some("reclaimed"),
-                EventKind::Pinned { .. } => Some("pinned"),
-                EventKind::CanaryEnded { .. } => Some("canary_ended"),
-                _ => None,
-            };
-            if let (Some(kind), Some(fields)) = (kind, json.as_object_mut()) {
-                fields.insert("kind".to_owned(), kind.into());
-            }
+    fn add(&mut self, line: &str, event: impl FnOnce(&mut Value) -> Option<FleetEvent>) {
+        let read = serde_json::from_str::<Value>(line).ok().and_then(|mut json| {
+            let event = event(&mut json)?;
             Some(HistoryEntry { at: event.at.parse().ok(), event, json })
-        }) {
+        });
+        match read {
             Some(entry) => self.entries.push(entry),
             None => self.unread += 1,
         }
     }
+}
+
+/// The event of a line of the ledger, and its kind, which these lines do not name.
+fn ledger_event(json: &Value) -> Option<(&'static str, FleetEvent)> {
+    if let Ok(entry) = ReclaimEntry::deserialize(json) {
+        let id = entry.id;
+        let at = entry.at.clone();
+        let model = Some(entry.model.clone());
+        let generation = Some(entry.generation);
+        let kind = EventKind::Reclaimed { entry: Box::new(entry) };
+        return Some(("reclaimed", FleetEvent { id, at, model, generation, kind }));
+    }
+    if let Ok(entry) = PinEntry::deserialize(json) {
+        let id = entry.id;
+        let at = entry.at.clone();
+        let model = Some(entry.model.clone());
+        let kind = EventKind::Pinned { entry: Box::new(entry) };
+        return Some(("pinned", FleetEvent { id, at, model, generation: None, kind }));
+    }
+    if let Ok(entry) = CanaryEntry::deserialize(json) {
+        let id = entry.id;
+        let at = entry.at.clone();
+        let model = Some(entry.canary.model.clone());
+        let kind = EventKind::CanaryEnded { entry: Box::new(entry) };
+        return Some(("canary_ended", FleetEvent { id, at, model, generation: None, kind }));
+    }
+    let entry = LedgerEntry::deserialize(json).ok()?;
+    let id = entry.id;
+    let at = entry.at.clone();
+    let model = Some(entry.model.clone());
+    let generation = entry.to.or(entry.from);
+    let kind = EventKind::RecycleDone { entry: Box::new(entry) };
+    Some(("recycle_done", FleetEvent { id, at, model, generation, kind }))
 }
 
 impl HistoryEntry {
@@ -177,18 +165,10 @@ impl HistoryEntry {
             && args.until.is_none_or(|until| self.at.is_some_and(|at| at <= until))
     }
 
-    /// Names that `--reason` matches: the entry's kind and the reasons in it.
     fn filter_names(&self) -> BTreeSet<&str> {
         let of = |path: &str| self.json.pointer(path).and_then(Value::as_str);
         let all = ["/kind", "/reason", "/decision/reason", "/failure/kind"];
         all.into_iter().filter_map(of).collect()
-    }
-
-    fn text(&self) -> String {
-        let FleetEvent { at, model, generation, kind, .. } = &self.event;
-        let model = model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
-        let generation = generation.map(|generation| format!("{generation} ")).unwrap_or_default();
-        format!("{at} {model}{generation}{}", secrets::redact_text(&describe_event(kind)))
     }
 }
 
@@ -204,7 +184,7 @@ fn read_lines(path: &Path) -> Result<Vec<String>, CommandError> {
             Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(CommandError::failed(format!("cannot read {}: {error}", path.display()))),
+        Err(error) => Err(CommandError::cannot("read", path)(error)),
     }
 }
 
@@ -250,7 +230,9 @@ mod tests {
         assert_eq!(shown(&["--since", "2026-01-02T03:00:00Z"]), ["03", "04"]);
         assert_eq!(shown(&["--until", "2026-01-02T03:00:00Z"]), ["02", "03"]);
         assert_eq!(shown(&["--since", "1h"]), [""; 0]);
-        insta::assert_snapshot!(all.entries.iter().map(|entry| entry.text() + "\n").collect::<String>());
+        insta::assert_snapshot!(
+            all.entries.iter().map(|entry| event_line(&entry.event) + "\n").collect::<String>()
+        );
         assert!(HistoryLog::read(&state.path().join("none")).unwrap().entries.is_empty());
     }
 

@@ -16,7 +16,10 @@ pub(crate) enum KeysCommand {
     /// Prints a new key, once, with the section for the file of keys that contains its hash.
     New(KeyNewArgs),
     /// Checks a file of keys and lists the permissions of each. Prints no key.
-    Check(KeysCheckArgs),
+    Check {
+        /// File of keys.
+        file: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -51,7 +54,6 @@ struct KeyLimitArgs {
 }
 
 impl KeyLimitArgs {
-    /// Renders the limits for the section of the key.
     fn lines(&self) -> String {
         let models = (!self.models.is_empty()).then(|| toml::Value::from(self.models.clone()));
         let rate = |text: &Option<String>| text.clone().map(toml::Value::from);
@@ -67,16 +69,10 @@ impl KeyLimitArgs {
     }
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct KeysCheckArgs {
-    /// File of keys.
-    file: PathBuf,
-}
-
 pub(crate) fn run(command: KeysCommand) -> Result<(), CommandError> {
     match command {
         KeysCommand::New(args) => print_new_key(&args),
-        KeysCommand::Check(args) => out::print_text(&keys_table(&KeyFile::load(&args.file)?)),
+        KeysCommand::Check { file } => out::print_text(&keys_table(&KeyFile::load(&file)?)),
     }
 }
 
@@ -92,7 +88,8 @@ fn print_new_key(args: &KeyNewArgs) -> Result<(), CommandError> {
     out::print_line(&key)?;
     let shown = file.display();
     out::error_line(&format!(
-        "{shown} counts where the configuration says `server.keys = \"{shown}\"`, after a reload; from then on every request needs a key"
+        "{shown} counts where the configuration says `server.keys = \"{shown}\"`, after a reload; from then on every \
+         request needs a key"
     ));
     Ok(())
 }
@@ -120,8 +117,6 @@ fn append_section(file: &Path, section: &str, name: &str) -> Result<(), CommandE
 }
 
 fn keys_table(file: &KeyFile) -> String {
-    let head =
-        ["NAME", "KEPT AS", "MODELS", "RATE", "TOKENS", "AT A TIME", "PAGE"].map(str::to_owned).to_vec();
     let text = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
     let rows = file.keys.iter().map(|key| {
         vec![
@@ -134,7 +129,7 @@ fn keys_table(file: &KeyFile) -> String {
             if key.operator { "operator" } else { "no" }.to_owned(),
         ]
     });
-    out::format_table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+    out::table(["NAME", "KEPT AS", "MODELS", "RATE", "TOKENS", "AT A TIME", "PAGE"], rows)
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use warden_patches::mitigation::{
 use warden_patches::set::FixEvidence;
 
 use super::ConfigArgs;
-use crate::config::machine::HostMachine;
 use crate::config::resolve::mitigations::catalogue;
 use crate::config::resolve::{own_sets, store};
 use crate::exit::CommandError;
@@ -62,17 +61,14 @@ pub(crate) struct TargetBuildArgs {
     config: ConfigArgs,
 }
 
-/// The list of mitigations for a build.
 struct MitigationsForBuild {
     list: MitigationCatalogue,
-    /// The build in use, with its display name.
     build: Option<NamedBuild>,
 }
 
 impl TargetBuildArgs {
     fn find(&self) -> Result<MitigationsForBuild, CommandError> {
-        let machine = HostMachine::read();
-        let loaded = self.config.load(&machine, Vec::new())?;
+        let (machine, loaded) = self.config.read()?;
         let mut list = MitigationCatalogue::clone(&*catalogue().map_err(CommandError::failed)?);
         let build = self.build(&loaded.dirs(&machine)?.data)?;
         if let Some(provenance) = build.as_ref().and_then(|(facts, _)| facts.provenance.as_ref()) {
@@ -134,8 +130,8 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), CommandError> {
     match command {
         MitigationsCommand::List { backend, memory, json, .. } => {
             let chosen =
-                MitigationSelection::filtered(all, backend.as_deref(), memory.map(LeakMemory::from))?
-                    .with_build(known.build.as_ref());
+                MitigationSelection::filtered(all, backend.as_deref(), memory.map(LeakMemory::from))?;
+            let chosen = MitigationSelection { here: known.build.as_ref(), ..chosen };
             if *json { out::print_json(&chosen.json()) } else { out::print_text(&chosen.text()) }
         }
         MitigationsCommand::Show { id, json, .. } => match (all.mitigation(id), all.leak(id)) {
@@ -197,7 +193,6 @@ impl<'a> MitigationSelection<'a> {
                 return Err(CommandError::usage(message, format!("known are {}", known.join(", "))));
             }
         }
-        let here = None;
         let fits = |own: &[LeakMemory]| memory.is_none_or(|asked| own.contains(&asked));
         let entries = all.mitigations().iter().map(|entry| &**entry);
         let leaks = all.leaks().iter();
@@ -208,13 +203,8 @@ impl<'a> MitigationSelection<'a> {
             leaks: leaks
                 .filter(|leak| fits(&leak.memory) && backend.is_none_or(|asked| leak.is_for(asked)))
                 .collect(),
-            here,
+            here: None,
         })
-    }
-
-    /// Sets the build for which the entries are shown.
-    fn with_build(self, build: Option<&'a NamedBuild>) -> Self {
-        Self { here: build, ..self }
     }
 
     fn json(&self) -> Value {
@@ -247,9 +237,7 @@ impl<'a> MitigationSelection<'a> {
         }));
         let mut text = out::format_table(&rows);
         text.push('\n');
-        let mut rows =
-            vec![["LEAK, DEFECT", "MEMORY", "BACKENDS", "BUILDS", "WHAT HELPS"].map(str::to_owned).to_vec()];
-        rows.extend(self.leaks.iter().map(|leak| {
+        let rows = self.leaks.iter().map(|leak| {
             let cures: Vec<String> = leak.cures.iter().map(mitigation::LeakCure::short).collect();
             vec![
                 leak.id.clone(),
@@ -258,8 +246,8 @@ impl<'a> MitigationSelection<'a> {
                 leak.builds(),
                 cures.join(", "),
             ]
-        }));
-        text.push_str(&out::format_table(&rows));
+        });
+        text.push_str(&out::table(["LEAK, DEFECT", "MEMORY", "BACKENDS", "BUILDS", "WHAT HELPS"], rows));
         text.push_str(
             "\n`llama-warden mitigations show ID` shows the rest: symptoms, cost, evidence, references.\n",
         );
@@ -501,8 +489,8 @@ mod tests {
         let id = "graph-cache-cap";
         told.extend(["with ", id, ": ", &state_in_build(all().mitigation(id).unwrap(), Some(&with)), "\n"]);
         let build = at(10_587);
-        let text =
-            MitigationSelection::filtered(all(), Some("cuda"), None).unwrap().with_build(Some(&build)).text();
+        let chosen = MitigationSelection::filtered(all(), Some("cuda"), None).unwrap();
+        let text = MitigationSelection { here: Some(&build), ..chosen }.text();
         told.extend(
             text.lines()
                 .filter(|line| {

@@ -5,35 +5,33 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use rustix::fs::FlockOperation;
 
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::{ConfigSources, FlagSetting, LoadedConfig, load_config};
 use crate::exit::CommandError;
+use crate::out;
 
 pub(crate) mod build;
 pub(crate) mod builds;
 mod builds_between;
-mod builds_in_use;
 pub(crate) mod canary;
 mod config;
 mod control;
 mod diagnose;
-mod dropin;
-mod gpu;
 mod history;
 mod import;
 mod keys;
 mod mitigations;
-mod papers;
 mod patches;
 mod plan;
 mod policy;
 pub(crate) mod progress;
-mod quarantine;
 mod quickstart;
 mod report;
 mod requests;
@@ -93,7 +91,7 @@ enum CliCommand {
     /// Writes a small model with random weights, for trials.
     SampleModel(sample_model::SampleModelArgs),
     /// Shows the models of a running instance.
-    Status(control::StatusArgs),
+    Status(control::QueryArgs),
     /// Shows models and their memory live on the terminal.
     Top(Box<top::TopArgs>),
     /// Replaces the processes of a model; requests wait or go to the next process.
@@ -102,7 +100,7 @@ enum CliCommand {
     /// instance.
     Drain(control::DrainArgs),
     /// Asks the processes of a model to return unused memory; they keep serving.
-    Reclaim(control::ReclaimArgs),
+    Reclaim(control::ModelQueryArgs),
     /// Keeps a model loaded: no other model evicts it, until llama-warden restarts.
     Pin(control::ModelArgs),
     /// Allows eviction of a model again, even if its configuration pins it.
@@ -122,7 +120,7 @@ enum CliCommand {
     Report(report::ReportArgs),
     /// Lists and releases requests that may have killed their server.
     #[command(subcommand)]
-    Quarantine(quarantine::QuarantineCommand),
+    Quarantine(control::QuarantineCommand),
     /// Checks, shows or describes the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -133,9 +131,17 @@ enum CliCommand {
     #[command(subcommand)]
     Service(service::ServiceCommand),
     /// Prints a completion script for a shell.
-    Completions(papers::CompletionsArgs),
+    Completions {
+        /// Shell to complete for.
+        #[arg(value_parser = PossibleValuesParser::new(["bash", "zsh", "fish"]).try_map(|name| name.parse::<Shell>()))]
+        shell: Shell,
+    },
     /// Writes manual pages.
-    Man(papers::ManArgs),
+    Man {
+        /// Folder for the pages, one per command. Created if missing.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
     /// Prints the version.
     Version,
 }
@@ -145,13 +151,20 @@ enum CliCommand {
 pub(crate) struct ConfigArgs {
     /// Configuration file (TOML).
     #[arg(long, value_name = "FILE", env = "LLAMA_WARDEN_CONFIG")]
-    pub(crate) config: Option<std::path::PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Sets one key, over file and environment: `--set server.port=9000`. May be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }
 
 impl ConfigArgs {
+    /// Reads the machine and the configuration on it.
+    pub(crate) fn read(&self) -> Result<(HostMachine, LoadedConfig), CommandError> {
+        let machine = HostMachine::read();
+        let loaded = self.load(&machine, Vec::new())?;
+        Ok((machine, loaded))
+    }
+
     /// Loads all layers; `--set` overrides `flags`.
     pub(crate) fn load(
         &self,
@@ -194,7 +207,6 @@ fn open_locked(path: &Path, how: FlockOperation) -> io::Result<File> {
     Ok(file)
 }
 
-/// Runs the future of a short command on this thread.
 pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
@@ -205,7 +217,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CommandError> 
 /// Runs the command line: llama-warden's, or llama-server's if started under that name.
 pub(crate) fn run() -> Result<(), CommandError> {
     let mut words = std::env::args_os();
-    if dropin::is_alias(words.next().as_deref()) {
+    if serve::is_alias(words.next().as_deref()) {
         let args = words.map(|word| {
             word.into_string().map_err(|word| {
                 CommandError::usage(format!("the argument {} is not text", word.display()), "use UTF-8")
@@ -242,14 +254,44 @@ pub(crate) fn run() -> Result<(), CommandError> {
         CliCommand::Events(args) => control::events(&args),
         CliCommand::Requests(args) => requests::run(&args),
         CliCommand::Report(args) => report::run(&args),
-        CliCommand::Quarantine(command) => quarantine::run(&command),
+        CliCommand::Quarantine(command) => control::quarantine(&command),
         CliCommand::Config(command) => config::run(command),
         CliCommand::KeepWrapped(args) => diagnose::keep_wrapped(&args),
         CliCommand::Service(command) => service::run(&command),
-        CliCommand::Completions(args) => papers::completions(&args),
-        CliCommand::Man(args) => papers::man(&args),
-        CliCommand::Version => crate::out::print_line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
+        CliCommand::Completions { shell } => completions(shell),
+        CliCommand::Man { folder } => man(&folder),
+        CliCommand::Version => out::print_line(&format!("llama-warden {}", env!("CARGO_PKG_VERSION"))),
     }
+}
+
+/// The command line without values of the environment, which generated pages must not show.
+fn command_without_env() -> clap::Command {
+    fn quiet(command: clap::Command) -> clap::Command {
+        command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)
+    }
+    quiet(CommandLine::command())
+}
+
+fn completions(shell: Shell) -> Result<(), CommandError> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut command_without_env(), "llama-warden", &mut text);
+    out::print_text(&String::from_utf8_lossy(&text))
+}
+
+fn man(folder: &Path) -> Result<(), CommandError> {
+    let written = std::fs::create_dir_all(folder)
+        .and_then(|()| clap_mangen::generate_to(command_without_env(), folder));
+    written.map_err(|error| {
+        CommandError::hinted(
+            format!("cannot write the pages to {}: {error}", folder.display()),
+            "name a folder that we may write to",
+        )
+    })?;
+    out::print_line(&format!(
+        "pages are in {}: `man -l {}`",
+        folder.display(),
+        folder.join("llama-warden.1").display()
+    ))
 }
 
 #[cfg(test)]

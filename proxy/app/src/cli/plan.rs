@@ -29,7 +29,6 @@ use crate::config::resolve::{resolve_config, store};
 use crate::exit::CommandError;
 use crate::out;
 
-/// Maximum number of models of which all combinations are tried.
 const MAX_COMBINED_MODELS: usize = 12;
 /// Proposed contexts are multiples of this many tokens.
 const CONTEXT_STEP: u64 = 1024;
@@ -52,19 +51,15 @@ pub(crate) struct PlanArgs {
     config: ConfigArgs,
 }
 
-/// A model with its memory needs.
 struct PlanSheet {
     name: String,
-    /// Number of concurrent processes of the model.
     replicas: u32,
     known: Result<ModelMemoryNeeds, String>,
-    /// Recorded leaks of processes with this command.
     leaks: Vec<LeakPrior>,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
-    let machine = HostMachine::read();
-    let loaded = args.config.load(&machine, Vec::new())?;
+    let (machine, loaded) = args.config.read()?;
     let only = match &args.model {
         Some(name) => Some(super::policy::find_model(&loaded, name)?.0.to_owned()),
         None => None,
@@ -103,7 +98,6 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     }
 }
 
-/// Memory available to models.
 fn machine_room(args: &PlanArgs, machine: &HostMachine) -> Result<Room, CommandError> {
     let host = args.host.unwrap_or(machine.memory).0;
     let gpus = match args.gpus.as_deref() {
@@ -134,7 +128,6 @@ impl PlanSheet {
     }
 }
 
-/// Processes to place: one for each replica of a model with known needs.
 fn processes_to_place(sheets: &[PlanSheet]) -> Vec<PlacementRequest> {
     let each = sheets.iter().filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
     let each = each.flat_map(|(sheet, known)| {
@@ -149,7 +142,6 @@ fn processes_to_place(sheets: &[PlanSheet]) -> Vec<PlacementRequest> {
     .collect()
 }
 
-/// Display name of the process of a replica.
 fn replica_name(name: &str, number: u32) -> String {
     if number == 1 { name.to_owned() } else { format!("{name} ({number})") }
 }
@@ -185,8 +177,9 @@ fn part_bytes(parts: &[(NeedPurpose, u64)], part: NeedPurpose) -> String {
 fn plan_text(sheets: &[PlanSheet], room: &Room) -> String {
     let mut lines = Vec::new();
     let rows = plan_rows(sheets);
-    if rows.len() > 1 {
-        lines.push(out::format_table(&rows));
+    if !rows.is_empty() {
+        let head = ["MODEL", "WHERE", "WEIGHTS", "CACHE", "STATE", "COMPUTING", "PROJECTOR", "FIXED", "ALL"];
+        lines.push(out::table(head, rows));
     }
     lines.extend(sheets.iter().map(|sheet| match &sheet.known {
         Ok(known) => model_notes(sheet, known),
@@ -231,10 +224,8 @@ fn plan_text(sheets: &[PlanSheet], room: &Room) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Rows of the table: memory of each model on GPUs and on the host.
 fn plan_rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
-    let head = ["MODEL", "WHERE", "WEIGHTS", "CACHE", "STATE", "COMPUTING", "PROJECTOR", "FIXED", "ALL"];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let mut rows = Vec::new();
     for sheet in sheets {
         let Ok(ModelMemoryNeeds { needs, .. }) = &sheet.known else { continue };
         for (place, parts, fixed, all) in [
@@ -266,7 +257,6 @@ fn plan_rows(sheets: &[PlanSheet]) -> Vec<Vec<String>> {
     rows
 }
 
-/// Describes a model beyond its numbers.
 fn model_notes(sheet: &PlanSheet, known: &ModelMemoryNeeds) -> String {
     let name = &sheet.name;
     let MemoryNeeds { context, slots, mapped, untouched, unknown, .. } = &known.needs;
@@ -296,7 +286,6 @@ fn model_notes(sheet: &PlanSheet, known: &ModelMemoryNeeds) -> String {
     parts.join("; ")
 }
 
-/// Compares the measured with the planned sizes.
 fn measured_note(needs: &MemoryNeeds) -> Option<String> {
     let of = |measured: u64, planned: u64, place: &str| {
         format!("{} {place} ({} planned)", ByteSize(measured), ByteSize(planned))
@@ -307,7 +296,6 @@ fn measured_note(needs: &MemoryNeeds) -> Option<String> {
     (!both.is_empty()).then(|| format!("measured: {}", both.join(" and ")))
 }
 
-/// Describes memory that fills up later.
 fn later_note(later: &LaterMemory) -> Option<String> {
     let cache = match later.prompt_cache {
         Some(0) => None,
@@ -329,7 +317,6 @@ fn max_host_bytes(known: &ModelMemoryNeeds) -> Option<u64> {
     Some(with_caches.max(known.needs.host_bytes()))
 }
 
-/// Warns if all models fit now but not with their maximum memory.
 fn later_warning(sheets: &[PlanSheet], fits: &[ModelFit], room: &Room) -> Option<String> {
     let fitting = sheets.iter().filter(|sheet| fits.iter().any(|fit| fit.name == sheet.name));
     let known = fitting.filter_map(|sheet| Some((sheet, sheet.known.as_ref().ok()?)));
@@ -352,7 +339,6 @@ fn later_warning(sheets: &[PlanSheet], fits: &[ModelFit], room: &Room) -> Option
     }
 }
 
-/// Proposes a smaller context that fits, if there is one.
 fn smaller_context(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room) -> String {
     let fits = |context: u64| {
         let run = ServerRun { context: Some(context), ..known.settings.clone() };
@@ -360,7 +346,8 @@ fn smaller_context(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room
         let needs = book::predict_needs(&known.shape, &run, known.server, known.projector);
         book::fit_models(room, &[&PlacementRequest { needs, ..one.clone() }]).is_ok()
     };
-    let (mut low, mut high) = (0, known.needs.context / CONTEXT_STEP);
+    let mut low = 0;
+    let mut high = known.needs.context / CONTEXT_STEP;
     while low + 1 < high {
         let middle = low.midpoint(high);
         if fits(middle * CONTEXT_STEP) { low = middle } else { high = middle }
@@ -401,14 +388,18 @@ fn as_json(sheets: &[PlanSheet], room: &Room) -> Value {
                     "checkpoints": later.checkpoints, "host_bytes": max_host_bytes(known),
                 },
                 "planned_host_bytes": needs.planned_host(), "planned_gpu_bytes": needs.planned_gpu(1),
-                "measured_host_bytes": needs.measured.host, "measured_gpu_bytes": needs.measured.gpu.map(|(bytes, _)| bytes),
+                "measured_host_bytes": needs.measured.host,
+                "measured_gpu_bytes": needs.measured.gpu.map(|(bytes, _)| bytes),
             }),
             Err(why) => json!({ "name": sheet.name, "error": why }),
         })
         .collect();
     let all = processes_to_place(sheets);
     let every: Vec<&PlacementRequest> = all.iter().collect();
-    let place = |fit: &ModelFit| json!({ "name": fit.name, "gpus": fit.gpus.iter().map(|(gpu, bytes)| json!({ "gpu": gpu, "bytes": bytes })).collect::<Vec<_>>() });
+    let place = |fit: &ModelFit| {
+        let gpus = fit.gpus.iter().map(|(gpu, bytes)| json!({ "gpu": gpu, "bytes": bytes }));
+        json!({ "name": fit.name, "gpus": gpus.collect::<Vec<_>>() })
+    };
     let fit = match book::fit_models(room, &every) {
         Ok(fits) => json!({ "all": true, "places": fits.iter().map(place).collect::<Vec<_>>() }),
         Err(misfit) => json!({ "all": false, "why": misfit_text(&misfit) }),

@@ -11,41 +11,25 @@ use crate::out;
 
 /// Minimum time between two progress lines without a terminal, so that they do not dominate a build log.
 const PLAIN_LINE_INTERVAL: Duration = Duration::from_secs(10);
-/// Columns of a terminal that a changing line may take without wrapping.
 const MAX_LINE_COLUMNS: usize = 79;
 
 /// Shows events until their sender is dropped.
 pub(crate) async fn show_events(mut events: UnboundedReceiver<BuildEvent>) {
-    let mut display = BuildDisplay { lines: ProgressLines::new(), phase: BuildPhase::Fetch };
+    let mut lines = ProgressLines::new();
+    let mut phase = BuildPhase::Fetch;
     while let Some(event) = events.recv().await {
-        display.show(&event);
-    }
-    display.lines.close();
-}
-
-struct BuildDisplay {
-    lines: ProgressLines,
-    phase: BuildPhase,
-}
-
-impl BuildDisplay {
-    fn show(&mut self, event: &BuildEvent) {
         match event {
             BuildEvent::Progress { done, total, item } => {
-                let text = format!("{} {done}/{total} {item}", self.phase);
-                self.lines.change(&text, done == total);
+                lines.change(&format!("{phase} {done}/{total} {item}"), done == total);
             }
-            BuildEvent::Phase(phase) => {
-                self.phase = *phase;
-                self.lines.line(&phase.to_string());
+            BuildEvent::Phase(next) => {
+                phase = next;
+                lines.line(&phase.to_string());
             }
-            other => {
-                if let Some(text) = event_text(other) {
-                    self.lines.more(&text);
-                }
-            }
+            other => event_text(&other).iter().for_each(|text| lines.more(text)),
         }
     }
+    lines.close();
 }
 
 /// Lines on standard error, prefixed with the elapsed time. On a terminal the last line may change.
@@ -90,7 +74,6 @@ impl ProgressLines {
         }
     }
 
-    /// Ends the changing line.
     pub(crate) fn close(&mut self) {
         if std::mem::take(&mut self.open) {
             out::error_text("\n");

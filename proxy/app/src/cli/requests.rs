@@ -8,13 +8,12 @@ use warden_gateway::RequestView;
 use warden_policies::secrets;
 
 use super::block_on;
-use super::control::InstanceArgs;
+use super::control::{InstanceArgs, QueryArgs};
 use crate::admin::client::AdminClient;
 use crate::admin::requests::{CancelReport, RequestList, milliseconds_text, timing_text};
 use crate::exit::CommandError;
 use crate::out;
 
-/// Refresh interval of `--follow`.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
@@ -55,11 +54,8 @@ pub(crate) struct RequestsCancelArgs {
     /// Number of the request (see `requests --json`), if clients used the same id for several.
     #[arg(long, value_name = "NUMBER")]
     number: Option<u64>,
-    /// Prints JSON, for programs.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    instance: InstanceArgs,
+    query: QueryArgs,
 }
 
 pub(crate) fn run(args: &RequestsArgs) -> Result<(), CommandError> {
@@ -96,8 +92,8 @@ async fn show_requests(client: &AdminClient, args: &RequestsArgs) -> Result<(), 
 fn cancel(args: &RequestsCancelArgs) -> Result<(), CommandError> {
     let query: Vec<_> = args.number.map(|number| ("number", number.to_string())).into_iter().collect();
     let path = ["requests", &args.id, "cancel"];
-    let told: CancelReport = block_on(args.instance.client()?.json_with(Method::POST, &path, &query))??;
-    if args.json {
+    let told: CancelReport = args.query.instance.ask(Method::POST, &path, &query)?;
+    if args.query.json {
         return out::print_json(&told);
     }
     let again = if told.again { "was being cancelled already" } else { "is being cancelled" };
@@ -136,8 +132,7 @@ fn table(list: &RequestList) -> String {
     let mut text = if list.requests.is_empty() {
         "no such request is in flight, or has ended lately\n".to_owned()
     } else {
-        let rows = list.requests.iter().map(row);
-        out::format_table(&std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect::<Vec<_>>())
+        out::table(head, list.requests.iter().map(row))
     };
     text.extend([format!("{} in flight", list.in_flight)]);
     if list.left_out > 0 {

@@ -6,7 +6,6 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, RecycleAction};
 use warden_supervisor::{BackendView, ModelOutage, ModelView};
 
-use super::gpu;
 use crate::admin::answer::{AdminStatus, ModelBudget};
 use crate::growth_text;
 use crate::out;
@@ -32,8 +31,8 @@ pub(crate) fn status_table(status: &AdminStatus) -> String {
         text.truncate(text.len() - 1);
         text.extend([trouble.as_str(), "\n\n"]);
     }
-    let mut rows = vec![STATUS_COLUMNS.map(str::to_owned).to_vec()];
-    // Lines below each row.
+    let mut rows = Vec::new();
+    // Lines below the head and each row.
     let mut under = vec![Vec::new()];
     for model in &status.fleet.models {
         let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
@@ -57,7 +56,7 @@ pub(crate) fn status_table(status: &AdminStatus) -> String {
             under.push(lines);
         }
     }
-    for (row, lines) in out::format_table(&rows).lines().zip(under) {
+    for (row, lines) in out::table(STATUS_COLUMNS, rows).lines().zip(under) {
         text.extend([row, "\n"]);
         text.extend(lines.iter().map(|line| format!("  {line}\n")));
     }
@@ -85,7 +84,6 @@ pub(super) fn model_words(status: &AdminStatus, model: &ModelView) -> Vec<String
     words
 }
 
-/// Lines about a model as a whole.
 fn model_lines(status: &AdminStatus, model: &ModelView) -> Vec<String> {
     let name = model.name.as_str();
     let mut lines = Vec::new();
@@ -105,7 +103,6 @@ fn model_lines(status: &AdminStatus, model: &ModelView) -> Vec<String> {
     lines
 }
 
-/// Says whether the model may be evicted, if that differs from the default.
 fn pin_line(model: &ModelView) -> Option<String> {
     let who = model.pin.by.as_ref().map(|by| format!(" (by {by})")).unwrap_or_default();
     match (model.pin.pinned, who.is_empty()) {
@@ -118,7 +115,6 @@ fn pin_line(model: &ModelView) -> Option<String> {
 /// A row, with the lines about its process.
 type StatusRow = (Vec<String>, Vec<String>);
 
-/// One row per process; one row for a model without a process.
 fn model_rows(model: &ModelView, budget: ModelBudget) -> Vec<StatusRow> {
     let with_process: Vec<&BackendView> =
         model.backends.iter().filter(|backend| backend.pid.is_some()).collect();
@@ -145,7 +141,7 @@ fn model_rows(model: &ModelView, budget: ModelBudget) -> Vec<StatusRow> {
                 lines.insert(0, whole.clone());
             }
             lines.extend(growth_text::no_reclaim_note(backend, budget != ModelBudget::default()));
-            lines.extend(backend.report.as_ref().map(gpu::device_lines).unwrap_or_default());
+            lines.extend(backend.report.as_ref().map(growth_text::context_lines).unwrap_or_default());
             (status_row(model, budget, Some(backend), (index == 0).then_some(short.as_str())), lines)
         })
         .collect()
@@ -190,10 +186,8 @@ fn status_row(
     ]
 }
 
-/// Maximum characters of a note in the table.
 const MAX_NOTE_CHARS: usize = 60;
 
-/// Cuts a long note at a word.
 fn shorten_note(text: &str, letters: usize) -> String {
     if text.chars().count() <= letters {
         return text.to_owned();
@@ -203,7 +197,6 @@ fn shorten_note(text: &str, letters: usize) -> String {
     format!("{}…", words.trim_end_matches([',', ';', ':', '.']))
 }
 
-/// The most important message for an operator.
 pub(super) fn model_note(model: &ModelView) -> String {
     if let Some(failure) = &model.last_failure {
         return failure.message.clone();
@@ -222,7 +215,6 @@ pub(super) fn model_note(model: &ModelView) -> String {
     }
 }
 
-/// Says when the next start is due, and what the operator can do.
 fn outage_line(outage: &ModelOutage) -> String {
     let at = i64::try_from(outage.next_start_unix_ms)
         .ok()

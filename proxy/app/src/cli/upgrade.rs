@@ -10,19 +10,19 @@ use warden_policies::defaults::parse_duration;
 use warden_policies::units::as_f64;
 
 use super::block_on;
-use super::control::InstanceArgs;
+use super::control::QueryArgs;
 use crate::admin::upgrade_order::UpgradeReport;
 use crate::exit::CommandError;
 use crate::out;
 
 /// Time on top of `--wait` for the other program's version check and start.
 const START_MARGIN: Duration = Duration::from_secs(60);
-/// Time limit of an answer.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "No request fails, no stream is cut and no model is reloaded. If the new program does not start, the old one continues."
+    after_help = "No request fails, no stream is cut and no model is reloaded. If the new program does not start, \
+                  the old one continues."
 )]
 pub(crate) struct UpgradeArgs {
     /// Program to continue with. Default: the file now at the path from which the instance was started.
@@ -31,18 +31,14 @@ pub(crate) struct UpgradeArgs {
     /// Time limit, including loads in progress (60s).
     #[arg(long, value_name = "TIME")]
     wait: Option<String>,
-    /// Prints JSON, for programs.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    instance: InstanceArgs,
+    query: QueryArgs,
 }
 
 pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
     let mut query = Vec::new();
     if let Some(to) = &args.to {
-        let to = std::path::absolute(to)
-            .map_err(|error| CommandError::failed(format!("cannot use {}: {error}", to.display())))?;
+        let to = std::path::absolute(to).map_err(CommandError::cannot("use", to))?;
         let text = to.to_str().ok_or_else(|| {
             CommandError::usage(
                 format!("the path {} is no text", to.display()),
@@ -52,7 +48,7 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
         query.push(("to", text.to_owned()));
     }
     query.extend(args.wait.clone().map(|wait| ("wait", wait)));
-    let client = args.instance.client()?;
+    let client = args.query.instance.client()?;
     let asked = client.json_with(Method::POST, &["upgrade"], &query);
     let limit = answer_timeout(args.wait.as_deref());
     let answered = block_on(async { tokio::time::timeout(limit, asked).await })?;
@@ -62,13 +58,14 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
             "`llama-warden status` says which version serves, the log what it waits for",
         )
     })??;
-    if args.json {
+    if args.query.json {
         return out::print_json(&upgraded);
     }
     let UpgradeReport { from, to, processes, frozen_ms, program, same, restart_starts } = upgraded;
     let seconds = as_f64(frozen_ms) / 1000.0;
     out::print_line(&format!(
-        "upgraded from {from} to {to}: {processes} llama-servers were carried over; decisions paused for {seconds:.1} s, and requests continued"
+        "upgraded from {from} to {to}: {processes} llama-servers were carried over; decisions paused for \
+         {seconds:.1} s, and requests continued"
     ))?;
     if same {
         out::print_line(&format!("note: it is the same program as before, {program}"))?;

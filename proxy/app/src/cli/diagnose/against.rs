@@ -8,20 +8,18 @@ use std::path::Path;
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
+use warden_diagnose::Experiment;
 use warden_diagnose::between::SearchEvent;
 use warden_diagnose::proof::{ComparedBuilds, ProofProgress, build_side};
 use warden_diagnose::report::ProofReport;
-use warden_diagnose::{Experiment, Lab};
 use warden_experiment::proof::{BuildSide, ProofRuling};
 use warden_policies::defaults::Proof;
 use warden_policies::server_flags::FlagList;
-use warden_supervisor::SoloStarter;
 use warden_supervisor::nursery::NurseryHandle;
 
 use super::display::ExperimentDisplay;
 use super::target::{self, DiagnoseTarget};
-use super::{DiagnoseArgs, outputs, wait_or_interrupt};
-use crate::admin::instance;
+use super::{DiagnoseArgs, open_lab, outputs, wait_or_interrupt};
 use crate::config::arguments;
 use crate::config::machine::HostMachine;
 use crate::config::resolve::binary::BinaryChoice;
@@ -39,20 +37,12 @@ pub(crate) struct AgainstArgs {
         value_name = "OLD",
         conflicts_with_all = ["between", "bisect", "headroom", "trace", "wrap", "html", "report", "replay"]
     )]
-    against: Option<String>,
+    pub(super) against: Option<String>,
     /// Skips the search for growth and crashes, which takes the longest.
     #[arg(long, requires = "against", conflicts_with = "workload")]
     no_growth: bool,
 }
 
-impl DiagnoseArgs {
-    /// Returns whether two builds are compared.
-    pub(super) const fn is_comparison(&self) -> bool {
-        self.against.against.is_some()
-    }
-}
-
-/// Compares the build with OLD and prints the report.
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let Some(old) = args.against.against.as_deref() else { return Ok(()) };
     outputs::check_outputs(args)?;
@@ -76,12 +66,11 @@ pub(crate) async fn compare(
 ) -> Result<ProofReport, CommandError> {
     let machine = HostMachine::read();
     let old = args.against.against.as_deref().unwrap_or_default();
-    let (old, mut new) = resolve_both(args, &machine, old).await?;
+    let (old, mut new) = Box::pin(resolve_both(args, &machine, old)).await?;
     new.resolved.settings.proof = proof;
     Box::pin(prove(args, nursery, signals, old, new)).await
 }
 
-/// Resolves the servers of both builds, the old one first.
 async fn resolve_both(
     args: &DiagnoseArgs,
     machine: &HostMachine,
@@ -110,7 +99,7 @@ async fn prove(
     old: DiagnoseTarget,
     new: DiagnoseTarget,
 ) -> Result<ProofReport, CommandError> {
-    for warning in &new.warnings {
+    for warning in &new.resolved.warnings {
         out::error_line(&format!("warning: {warning}"));
     }
     out::error_line(&format!("old: {}", old.program_line()));
@@ -136,10 +125,7 @@ async fn prove(
         paths: warden_gateway::paths().map(str::to_owned).collect(),
         work: Experiment { spec: new.spec.clone(), workloads, steps, early: true, replay: None },
     };
-    let sockets = instance::private_dir(&new.runtime_dir)?;
-    let starter = SoloStarter::new(nursery, sockets.path(), &new.lifecycle, new.watch)?;
-    let lab =
-        Lab { numbers, proof: new.resolved.settings.proof.clone(), ..Lab::new(starter, new.growth.clone()) };
+    let (lab, sockets) = open_lab(nursery, &new.resolved, &new.model().lifecycle, numbers)?;
     let stop = CancellationToken::new();
     let legs = pair.work.workloads.len();
     let mut display = ExperimentDisplay::new(legs);
@@ -184,7 +170,6 @@ fn print_report(args: &DiagnoseArgs, report: &ProofReport) -> Result<(), Command
     out::print_text(&text)
 }
 
-/// Maps the verdict to an exit code.
 fn exit_for_verdict(report: &ProofReport) -> Result<(), CommandError> {
     let code = match report.verdict {
         ProofRuling::Better | ProofRuling::Same => return Ok(()),

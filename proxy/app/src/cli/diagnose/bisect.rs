@@ -1,60 +1,57 @@
-//! `diagnose --bisect`: finds the mitigations that stop the growth of the experiment, and the lines for the
-//! configuration.
+//! `diagnose --bisect`: finds the mitigations that stop the growth or the crashes of the experiment, and the
+//! lines for the configuration.
 //!
 //! ```text
 //!   Outcome of the experiment ── workloads that leak ──> candidates ──> SwitchTrials ──> CureReport
+//!                             └─ workloads that crash ─> candidates ──> SwitchTrials ──> SurvivalReport
 //!                                                                                --write ──> the file
 //! ```
 
-use tokio_util::sync::CancellationToken;
-use warden_diagnose::cure::{SwitchTrials, TrialProgress};
-use warden_diagnose::report::{CommandChanges, CureReport};
-use warden_diagnose::{Experiment, ExperimentOutcome, Lab};
-use warden_experiment::bisect::{CureConclusion, CureOutcome as Ended};
-use warden_experiment::{LegFinding, Workload};
+use std::sync::{Arc, Mutex};
 
-use super::candidates::{SearchPurpose, SwitchCandidates};
+use warden_diagnose::cure::{SwitchTrials, TrialProgress};
+use warden_diagnose::report::{CommandChanges, CureReport, SurvivalReport, UntriedSwitch};
+use warden_diagnose::{Experiment, ExperimentOutcome, LegProgress, without_prompt_cache};
+use warden_experiment::bisect::{CureConclusion, CureOutcome as Ended, SwitchSet};
+use warden_experiment::crash::WorkloadCrash;
+use warden_experiment::{LegFinding, Workload};
+use warden_supervisor::SoloSpec;
+
+use super::candidates::{self, SearchPurpose, SwitchCandidates};
 use super::target::DiagnoseTarget;
-use super::trials::{self, MitigationTrials};
+use super::{DiagnosisRun, write};
+use crate::advice::AdvisedServer;
 use crate::cli::ConfigArgs;
 use crate::cli::progress::ProgressLines;
 use crate::config::machine::HostMachine;
+use crate::config::resolve::mitigations::MitigationChecker;
 use crate::config::resolve::resolve_config;
 use crate::exit::CommandError;
 use crate::out;
+use crate::sync::lock;
 
-/// Searches for mitigations that stop the growth.
-pub(super) async fn run(
-    target: &DiagnoseTarget,
-    machine: &HostMachine,
-    experiment: &Experiment,
+/// The server with the switches of a trial, or the reason why they cannot be applied.
+type SwitchedServer<'a> = dyn Fn(&SwitchSet) -> Result<SoloSpec, String> + Sync + 'a;
+
+pub(super) async fn stop_growth(
+    run: &DiagnosisRun<'_>,
     outcome: &ExperimentOutcome,
-    lab: &Lab,
-    stop: &CancellationToken,
 ) -> Result<CureReport, CommandError> {
-    let leaks = |finding: &LegFinding| finding.series.iter().any(|found| found.verdict.grows());
-    let known: Vec<LegFinding> = outcome
-        .legs
-        .iter()
-        .map(|leg| &leg.finding)
-        .filter(|one| leaks(one) && one.crash.is_none())
-        .cloned()
-        .collect();
+    let grows = |finding: &LegFinding| finding.series.iter().any(|found| found.verdict.grows());
+    let findings = outcome.legs.iter().map(|leg| &leg.finding);
+    let known: Vec<LegFinding> = findings.filter(|one| grows(one) && one.crash.is_none()).cloned().collect();
     if known.is_empty() {
         return Ok(report_without_growth(outcome));
     }
-    let trials = MitigationTrials::new(target, machine, outcome, SearchPurpose::Growth)?;
+    let trials = MitigationTrials::new(run, outcome, SearchPurpose::Growth)?;
     let mut workloads: Vec<Workload> = known.iter().map(|one| one.workload).collect();
     workloads.dedup();
-    let switches = SwitchTrials {
-        base: Experiment { workloads, ..experiment.clone() },
-        switches: trials.found.switches.len(),
-        clashes: trials.found.clashes.clone(),
-        with: &|arm| trials.server_with(arm),
-    };
+    let base = Experiment { workloads, ..run.experiment.clone() };
+    let with = |arm: &SwitchSet| trials.server_with(arm);
     let mut lines = ProgressLines::new();
     let mut watch = |trying: TrialProgress<'_>| trials.show("bisect", &trying, &mut lines);
-    let conclusion = switches.stop_growth(lab, &known, &mut watch, stop).await;
+    let switches = trials.switches(base, &with);
+    let conclusion = switches.stop_growth(&run.lab, &known, &mut watch, &run.stop).await;
     lines.close();
     let conclusion = conclusion?;
     let (mitigations, added) = trials.cured_mitigations(&conclusion.cure)?;
@@ -62,7 +59,58 @@ pub(super) async fn run(
     Ok(CureReport { added, switches, not_tried, conclusion, mitigations })
 }
 
-/// Report for an experiment in which nothing leaks, or whose readings do not suffice.
+/// Searches for mitigations against each crash of the experiment, one crash after the other.
+pub(super) async fn stop_crashes(
+    run: &DiagnosisRun<'_>,
+    outcome: &ExperimentOutcome,
+) -> Result<Vec<SurvivalReport>, CommandError> {
+    let mut all = Vec::new();
+    for finding in outcome.legs.iter().map(|leg| &leg.finding) {
+        let Some(crash) = &finding.crash else { continue };
+        if run.stop.is_cancelled() {
+            break;
+        }
+        all.push(stop_crash(run, outcome, finding, crash).await?);
+    }
+    Ok(all)
+}
+
+async fn stop_crash(
+    run: &DiagnosisRun<'_>,
+    outcome: &ExperimentOutcome,
+    finding: &LegFinding,
+    crash: &WorkloadCrash,
+) -> Result<SurvivalReport, CommandError> {
+    let purpose = SearchPurpose::Crash { on_gpu: mentions_gpu(&crash.lines) };
+    let trials = MitigationTrials::new(run, outcome, purpose)?;
+    let with = |arm: &SwitchSet| {
+        let mut spec = trials.server_with(arm)?;
+        if finding.control {
+            without_prompt_cache(&mut spec);
+        }
+        Ok(spec)
+    };
+    let workload = finding.workload;
+    let mut lines = ProgressLines::new();
+    let search = format!("crash under {workload}");
+    let mut watch = |trying: TrialProgress<'_>| trials.show(&search, &trying, &mut lines);
+    let switches = trials.switches(run.experiment.clone(), &with);
+    let conclusion = switches.stop_crash(&run.lab, workload, crash, &mut watch, &run.stop).await;
+    lines.close();
+    let conclusion = conclusion?;
+    let (mitigations, added) = trials.cured_mitigations(&conclusion.cure)?;
+    let SwitchCandidates { switches, not_tried, .. } = trials.found;
+    Ok(SurvivalReport { workload, switches, not_tried, conclusion, mitigations, added })
+}
+
+/// Returns whether the last log lines are about GPU code. If so, GPU mitigations are tried first.
+fn mentions_gpu(lines: &[String]) -> bool {
+    lines.iter().any(|line| {
+        let line = line.to_ascii_lowercase();
+        ["cuda", "cublas", "hip", "rocm", "vulkan", "metal"].iter().any(|word| line.contains(word))
+    })
+}
+
 fn report_without_growth(outcome: &ExperimentOutcome) -> CureReport {
     let short: Vec<&str> = outcome
         .legs
@@ -97,7 +145,80 @@ fn report_without_growth(outcome: &ExperimentOutcome) -> CureReport {
     }
 }
 
-/// Formats the report: conclusions, lines for the configuration, tried and untried candidates.
+struct MitigationTrials<'a> {
+    target: &'a DiagnoseTarget,
+    found: SwitchCandidates,
+    configured: Vec<String>,
+    judge: Mutex<MitigationChecker>,
+}
+
+impl<'a> MitigationTrials<'a> {
+    fn new(
+        run: &'a DiagnosisRun<'_>,
+        outcome: &ExperimentOutcome,
+        purpose: SearchPurpose,
+    ) -> Result<Self, CommandError> {
+        let target = &run.target;
+        let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
+        let inherited: Arc<[String]> = run.machine.text_vars().into_iter().map(|(name, _)| name).collect();
+        let DiagnoseTarget { resolved, index, .. } = target;
+        let own = &resolved.models[*index].mitigations;
+        let build = resolved.models[*index].build.as_ref();
+        let server = AdvisedServer::from_spec(target.model(), build, own, &inherited);
+        let mut judge = MitigationChecker::default();
+        let seen = candidates::leak_evidence(&findings, &server);
+        let found = candidates::find_candidates(resolved, *index, &seen, purpose, &mut judge)
+            .map_err(CommandError::failed)?;
+        Ok(Self { target, found, configured: own.list().to_vec(), judge: Mutex::new(judge) })
+    }
+
+    fn switches<'s>(&self, base: Experiment, with: &'s SwitchedServer<'s>) -> SwitchTrials<'s> {
+        let SwitchCandidates { switches, clashes, .. } = &self.found;
+        SwitchTrials { base, switches: switches.len(), clashes: clashes.clone(), with }
+    }
+
+    fn items(&self, switches: &[usize]) -> Vec<&str> {
+        let known = switches.iter().filter_map(|at| self.found.switches.get(*at));
+        known.map(|switch| switch.item.as_str()).collect()
+    }
+
+    fn server_with(&self, arm: &SwitchSet) -> Result<SoloSpec, String> {
+        let mut judge = lock(&self.judge);
+        let items = self.items(&arm.switches);
+        let DiagnoseTarget { resolved, index, spec, .. } = self.target;
+        let own = candidates::with_mitigations(resolved, *index, &self.configured, &items, &mut judge)?;
+        Ok(SoloSpec { command: own.command, ..spec.clone() })
+    }
+
+    fn show(&self, search: &str, trying: &TrialProgress<'_>, lines: &mut ProgressLines) {
+        match trying {
+            TrialProgress::Next { arm, done, of } => {
+                let name = if arm.is_baseline() {
+                    "without any switch".to_owned()
+                } else {
+                    format!("with {}", self.items(&arm.switches).join(" and "))
+                };
+                lines.line(&format!("{search}, {done} of at most {of} tried: {name}"));
+            }
+            TrialProgress::Leg(LegProgress::Step { workload, done, of, .. }) => {
+                lines.change(&format!("{workload} {done}/{of}"), false);
+            }
+            TrialProgress::Leg(_) => {}
+        }
+    }
+
+    /// `mitigations` of the model with the cure, and the additions to its command. Empty without a cure.
+    fn cured_mitigations(&self, cure: &[usize]) -> Result<(Vec<String>, CommandChanges), CommandError> {
+        if cure.is_empty() {
+            return Ok((Vec::new(), CommandChanges::default()));
+        }
+        let mut mitigations = self.configured.clone();
+        mitigations.extend(self.items(cure).into_iter().map(str::to_owned));
+        let cured = self.server_with(&SwitchSet { switches: cure.to_vec() }).map_err(CommandError::failed)?;
+        Ok((mitigations, CommandChanges::between(&self.target.model().command, &cured.command)))
+    }
+}
+
 pub(super) fn cure_text(report: &CureReport, name: Option<&str>) -> String {
     let mut text = "\n".to_owned();
     text.extend(report.sentences().iter().map(|sentence| format!("cure: {sentence}\n")));
@@ -106,22 +227,38 @@ pub(super) fn cure_text(report: &CureReport, name: Option<&str>) -> String {
         let cure = report.conclusion.cure.iter().filter_map(|at| report.switches.get(*at));
         text.extend(cure.map(|switch| format!("# {}: {}\n", switch.item, switch.does)));
     }
-    text + &trials::trials_text(&report.rows(), &report.left_out())
+    text + &trials_text(&report.rows(), &report.left_out())
+}
+
+pub(super) fn survival_text(report: &SurvivalReport, name: Option<&str>) -> String {
+    let mut text = "\n".to_owned();
+    text.extend(report.sentences().iter().map(|sentence| format!("crash: {sentence}\n")));
+    if !report.mitigations.is_empty() {
+        text += &config_lines(&report.mitigations, &report.added, name);
+    }
+    text + &trials_text(&report.rows(), &report.left_out())
 }
 
 /// Describes the lines to write and the section for them; without a model's name, the command line.
-pub(super) fn config_lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
-    match name {
-        Some(name) => format!(
-            "\nin the configuration:\n[models.{}]\nmitigations = {}\n",
-            crate::config::problem::quoted_key(name),
-            toml_list(mitigations)
-        ),
-        None => format!("\nwithout llama-warden:\n{}\n", added.command_line()),
-    }
+fn config_lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
+    let Some(name) = name else { return format!("\nwithout llama-warden:\n{}\n", added.command_line()) };
+    let list = mitigations.iter().collect::<toml_edit::Array>().to_string();
+    let key = crate::config::problem::quoted_key(name);
+    format!("\nin the configuration:\n[models.{key}]\nmitigations = {}\n", list.trim())
 }
 
-/// Writes the mitigations into the configuration file.
+fn trials_text(rows: &[Vec<String>], left_out: &[UntriedSwitch]) -> String {
+    let mut text = String::new();
+    if rows.len() > 1 {
+        text.extend(["\n", &out::format_table(rows)]);
+    }
+    if !left_out.is_empty() {
+        text += "\nnot tried:\n";
+        text.extend(left_out.iter().map(|one| format!("{}: {}\n", one.item, one.why)));
+    }
+    text
+}
+
 pub(super) fn write_to_config(
     mitigations: &[String],
     model: &str,
@@ -133,7 +270,7 @@ pub(super) fn write_to_config(
         out::error_line("nothing was written: there is no cure");
         return Ok(());
     }
-    super::write::write_mitigations(path, model, mitigations, |new| {
+    write::write_mitigations(path, model, mitigations, |new| {
         let config = ConfigArgs { config: Some(new.to_owned()), ..config.clone() };
         let loaded = config.load(machine, Vec::new())?;
         resolve_config(&loaded, machine, false)?;
@@ -141,11 +278,6 @@ pub(super) fn write_to_config(
     })?;
     out::error_line(&format!("written to {}", path.display()));
     Ok(())
-}
-
-/// Formats a list as TOML.
-fn toml_list(items: &[String]) -> String {
-    items.iter().collect::<toml_edit::Array>().to_string().trim().to_owned()
 }
 
 #[cfg(test)]
@@ -180,5 +312,12 @@ mod tests {
         insta::assert_snapshot!(
             [unknown, cure_text(&report, Some("org/m")), cure_text(&report, None)].concat()
         );
+    }
+
+    #[test]
+    fn the_server_says_where_it_computes() {
+        let says = |line: &str| mentions_gpu(&[line.to_owned()]);
+        assert!(says("CUDA error: an illegal instruction was encountered"));
+        assert!(!says("GGML_ASSERT(n > 1) failed"));
     }
 }

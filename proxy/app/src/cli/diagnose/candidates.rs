@@ -27,7 +27,6 @@ use crate::config::resolve::ResolvedConfig;
 use crate::config::resolve::binary::AlternativeCommand;
 use crate::config::resolve::mitigations::{MitigationChecker, ModelMitigations, catalogue};
 
-/// Symptom that the switches should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SearchPurpose {
     Growth,
@@ -46,7 +45,6 @@ pub(super) struct SwitchCandidates {
     pub(super) clashes: Vec<[usize; 2]>,
 }
 
-/// Converts the findings of the experiment for the list of leaks.
 pub(super) fn leak_evidence(findings: &[&LegFinding], server: &AdvisedServer) -> ServerObservations {
     let mut seen = ServerObservations {
         build: server.build,
@@ -79,10 +77,6 @@ fn memory_of(series: MemoryKind) -> LeakMemory {
     if series == MemoryKind::Host { LeakMemory::Host } else { LeakMemory::Vram }
 }
 
-/// Finds the candidates for the model at index `model`.
-///
-/// # Errors
-/// The list of mitigations is broken.
 pub(super) fn find_candidates(
     resolved: &ResolvedConfig,
     model: usize,
@@ -104,33 +98,22 @@ pub(super) fn find_candidates(
         all.sort_by_key(|(entry, _)| entry.backends.is_empty() && !entry.memory.contains(&LeakMemory::Vram));
     }
     for (entry, against) in all {
-        let rule_out = |why: String| UntriedSwitch { item: entry.id.clone(), why };
-        if let Some(why) = unsuitable_for_build(resolved, model, entry) {
-            found.not_tried.push(rule_out(why));
-            continue;
-        }
-        if let Err(why) = check_relevance(list, entry, seen, against, purpose) {
-            found.not_tried.push(rule_out(why));
-            continue;
-        }
-        let item = match mitigation_item(entry, values) {
-            Ok(item) => item,
-            Err(why) => {
-                found.not_tried.push(rule_out(why));
-                continue;
-            }
-        };
-        match with_mitigations(resolved, model, &configured, &[&item], judge)
-            .and_then(|own| check_changes_command(resolved, model, own))
-        {
-            Ok(own) => {
+        let tried = check_suits_build(resolved, model, entry)
+            .and_then(|()| check_relevance(list, entry, seen, against, purpose))
+            .and_then(|()| mitigation_item(entry, values))
+            .and_then(|item| {
+                let own = with_mitigations(resolved, model, &configured, &[&item], judge)?;
+                Ok((item, check_changes_command(resolved, model, own)?))
+            });
+        match tried {
+            Ok((item, own)) => {
                 let does = own.descriptions.last().cloned().unwrap_or_default();
                 let does = does.split_once(": ").map_or(does.clone(), |(_, rest)| rest.to_owned());
                 let against = against.map(|advice| advice.title.clone());
                 found.switches.push(TrialSwitch { item, title: entry.title.clone(), does, against });
                 commands.push(own);
             }
-            Err(why) => found.not_tried.push(rule_out(why)),
+            Err(why) => found.not_tried.push(UntriedSwitch { item: entry.id.clone(), why }),
         }
     }
     for one in 0..found.switches.len() {
@@ -146,7 +129,6 @@ pub(super) fn find_candidates(
     Ok(found)
 }
 
-/// Resolves the model's command with `items` added to its configured mitigations.
 pub(super) fn with_mitigations(
     resolved: &ResolvedConfig,
     model: usize,
@@ -182,18 +164,18 @@ fn order_by_advice<'a>(
     all
 }
 
-/// Says why a mitigation is not tried in the model's build: upstream fixed the leak, or the mitigation does
+/// Refuses a mitigation that is not tried in the model's build: upstream fixed the leak, or the mitigation does
 /// harm there.
-fn unsuitable_for_build(resolved: &ResolvedConfig, model: usize, entry: &MitigationEntry) -> Option<String> {
-    let build = resolved.models.get(model)?.build.as_ref()?;
-    let life = build.mitigation_state(entry).filter(|life| life.is != LifeState::Needed)?;
-    Some(format!("it is {} in this build: {}", life.is.name(), life.reason()))
+fn check_suits_build(resolved: &ResolvedConfig, model: usize, entry: &MitigationEntry) -> Result<(), String> {
+    let build = resolved.models.get(model).and_then(|own| own.build.as_ref());
+    match build.and_then(|build| build.mitigation_state(entry)) {
+        Some(life) if life.is != LifeState::Needed => {
+            Err(format!("it is {} in this build: {}", life.is.name(), life.reason()))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Checks that a mitigation concerns what was observed.
-///
-/// # Errors
-/// The reason if the mitigation does not concern what was observed.
 fn check_relevance(
     list: &MitigationCatalogue,
     entry: &MitigationEntry,
@@ -204,11 +186,8 @@ fn check_relevance(
     if seen.mitigations.contains(&entry.id) {
         return Err("it is in `mitigations` already".to_owned());
     }
-    if against.is_some() {
-        return Ok(());
-    }
     // The cause of a crash is unknown beforehand, so every mitigation may help.
-    if matches!(purpose, SearchPurpose::Crash { .. }) {
+    if against.is_some() || matches!(purpose, SearchPurpose::Crash { .. }) {
         return Ok(());
     }
     let grows = |leak: &String| list.leak(leak).is_some_and(|leak| leak.kind.grows());
@@ -231,7 +210,6 @@ fn check_relevance(
     Ok(())
 }
 
-/// Formats a mitigation as an item of `mitigations`, with the value to try if it needs one.
 fn mitigation_item(entry: &MitigationEntry, values: &BTreeMap<String, String>) -> Result<String, String> {
     if let MitigationAction::BuildOption { name, setting } = &entry.action {
         return Err(format!("it needs another build, with -D{name}={setting}"));
@@ -259,7 +237,6 @@ fn check_changes_command(
     }
 }
 
-/// Name of a memory within a sentence.
 const fn memory_name(memory: LeakMemory) -> &'static str {
     match memory {
         LeakMemory::Host => "host",

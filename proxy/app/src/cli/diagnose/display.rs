@@ -21,7 +21,6 @@ impl ExperimentDisplay {
         Self { lines: ProgressLines::new(), legs, begun: 0 }
     }
 
-    /// Shows an event.
     pub(super) fn show(&mut self, progress: &LegProgress<'_>) {
         match progress {
             LegProgress::Starting(workload) => {
@@ -50,7 +49,8 @@ impl ExperimentDisplay {
             LegProgress::Again(workload, crash) => {
                 let died = crash.runs.iter().filter(|run| run.died).count();
                 self.lines.line(&format!(
-                    "{workload}: the server crashed at request {}; once more, to see whether it does so again ({died} of {} did)",
+                    "{workload}: the server crashed at request {}; once more, to see whether it does so again \
+                     ({died} of {} did)",
                     crash.at_request,
                     crash.runs.len()
                 ));
@@ -64,17 +64,16 @@ impl ExperimentDisplay {
         }
     }
 
-    /// Ends the changing line.
     pub(super) fn close(&mut self) {
         self.lines.close();
     }
 }
 
-/// Formats the growth of each memory so far.
 fn growth_text(first: &BackendSample, now: &BackendSample, growth: &[SeriesGrowth]) -> String {
     let requests = now.work.requests.saturating_sub(first.work.requests);
     let one = |growth: &SeriesGrowth| {
-        let (from, to) = (first.charged(growth.series)?, now.charged(growth.series)?);
+        let from = first.charged(growth.series)?;
+        let to = now.charged(growth.series)?;
         let verdict = match growth.verdict {
             GrowthVerdict::Warming => "",
             verdict => verdict.as_str(),

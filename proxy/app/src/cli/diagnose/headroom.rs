@@ -9,7 +9,6 @@ use warden_diagnose::headroom::{
 use warden_diagnose::report::HeadroomReport;
 use warden_diagnose::{DiagnoseError, Lab};
 use warden_experiment::headroom::grouped;
-use warden_policies::experiment_needs::ExperimentNeeds;
 use warden_policies::units::scale_bytes;
 use warden_policies::{ByteSize, MemoryKind};
 use warden_supervisor::{ServerCommand, SoloSpec};
@@ -108,24 +107,21 @@ fn describe_prompts(tokens: u64, together: u32) -> String {
     }
 }
 
-/// Stores the measurements for the next process of this command.
 pub(super) fn store_measurements(
     target: &DiagnoseTarget,
     report: &HeadroomReport,
-) -> Result<ExperimentNeeds, CommandError> {
+) -> Result<(), CommandError> {
     let mut learnt = report.learned_prices();
     // Leave out a size that does not fit: budgets must not allow memory to grow to that size.
     let fits = |series: MemoryKind| {
         report.verdicts.iter().any(|verdict| verdict.series == series && verdict.fits() != Some(false))
     };
     learnt.worst.retain(|(series, _)| fits(*series));
-    let spec = &target.resolved.fleet.models[target.index];
-    let (state, keep) = (&target.resolved.dirs.state, target.watch.sensors.priors_kept);
-    warden_supervisor::remember_measurements(state, &spec.name, &spec.command, learnt.clone(), keep)
-        .map_err(|error| {
-            CommandError::failed(format!("cannot keep what was measured in {}: {error}", state.display()))
-        })?;
-    Ok(learnt)
+    let spec = target.model();
+    let state = &target.resolved.dirs.state;
+    let keep = target.resolved.fleet.watch.sensors.priors_kept;
+    warden_supervisor::remember_measurements(state, &spec.name, &spec.command, learnt, keep)
+        .map_err(CommandError::cannot("keep what was measured in", state))
 }
 
 pub(super) fn headroom_text(report: &HeadroomReport) -> String {

@@ -15,18 +15,13 @@
 pub(crate) mod against;
 mod between;
 mod bisect;
-mod budgets;
 mod candidates;
 mod display;
-mod folder;
 mod headroom;
-mod keeper;
 mod outputs;
 mod starts;
-mod survive;
 mod target;
 mod trace;
-mod trials;
 mod wrap;
 mod write;
 
@@ -36,21 +31,26 @@ use std::sync::Arc;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
-use warden_diagnose::{DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, Lab, RequestRecording};
+use warden_diagnose::{
+    DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, Lab, LegProgress, RequestRecording,
+};
 use warden_experiment::{LegFinding, Workload, fewest_readings};
-use warden_policies::start_search::StartOutcome;
-use warden_supervisor::SoloStarter;
+use warden_policies::defaults::Diagnose;
+use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::start_search::may_be_load_death;
+use warden_supervisor::{PrivateDir, SoloStarter};
 
 use self::display::ExperimentDisplay;
-pub(crate) use self::folder::describe_machine as machine_facts;
-pub(crate) use self::keeper::{KeeperArgs, run as keep_wrapped};
+pub(crate) use self::outputs::describe_machine as machine_facts;
 use self::target::DiagnoseTarget;
 use self::trace::TraceRecorder;
 use self::wrap::ToolWrapper;
+pub(crate) use self::wrap::{KeeperArgs, keep_wrapped};
 use super::ConfigArgs;
 use crate::admin::instance;
 use crate::config::machine::HostMachine;
+use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::{self, SignalHandlers};
@@ -58,7 +58,10 @@ use crate::serve::{self, SignalHandlers};
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, 5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything else. With --between: 0 the commit was found, 5 it was not. With --against: 0 the new build may take the place of the old one, 3 it is worse, 5 it cannot be told."
+    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, \
+                  5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything \
+                  else. With --between: 0 the commit was found, 5 it was not. With --against: 0 the new build may \
+                  take the place of the old one, 3 it is worse, 5 it cannot be told."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]
@@ -142,7 +145,6 @@ impl DiagnoseArgs {
         self.config.config = None;
     }
 
-    /// Workloads to run, in order: the requested ones, or all.
     fn workloads(&self) -> Result<Vec<Workload>, CommandError> {
         let mut wanted = self.workload.clone();
         if self.replay.is_some() && !wanted.contains(&Workload::Replay) {
@@ -156,14 +158,13 @@ impl DiagnoseArgs {
         if wanted.is_empty() && (!self.headroom || self.bisect) {
             wanted.extend(Workload::ALL.into_iter().filter(|workload| *workload != Workload::Replay));
         }
-        let mut seen = Vec::new();
-        wanted.retain(|workload| {
-            !seen.contains(workload) && {
-                seen.push(*workload);
-                true
+        let mut workloads = Vec::new();
+        for workload in wanted {
+            if !workloads.contains(&workload) {
+                workloads.push(workload);
             }
-        });
-        Ok(wanted)
+        }
+        Ok(workloads)
     }
 }
 
@@ -173,36 +174,48 @@ pub(crate) fn run(args: DiagnoseArgs) -> Result<(), CommandError> {
 }
 
 async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
-    if args.is_search() {
+    if args.between.between.is_some() {
         return Box::pin(between::run(&args, nursery)).await;
     }
-    if args.is_comparison() {
+    if args.against.against.is_some() {
         return Box::pin(against::run(&args, nursery)).await;
     }
+    Box::pin(run_experiment(&args, nursery)).await
+}
+
+/// An experiment with what its follow-ups need.
+struct DiagnosisRun<'a> {
+    args: &'a DiagnoseArgs,
+    machine: HostMachine,
+    target: DiagnoseTarget,
+    experiment: Experiment,
+    lab: Lab,
+    stop: CancellationToken,
+}
+
+async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let workloads = args.workloads()?;
-    let recording = args.replay.as_deref().map(RequestRecording::read).transpose()?.map(Arc::new);
-    if let Some(torn) = recording.as_ref().map(|recording| recording.torn_lines()).filter(|torn| *torn > 0) {
-        let lines = if torn == 1 { "one line is" } else { "some lines are" };
-        out::error_line(&format!("warning: the recording was cut short: {lines} passed over ({torn})"));
-    }
-    outputs::check_outputs(&args)?;
+    let replay = read_replay(args)?;
+    outputs::check_outputs(args)?;
     // Install the handlers before any process starts, so that no signal has its default action halfway
     // through.
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
     let wrap = args.wrap.as_deref().map(ToolWrapper::prepare).transpose()?;
     let mut tracing = args.trace.then(|| TraceRecorder::prepare(args.tracer.as_ref())).transpose()?;
-    let mut target = tokio::select! {
-        target = DiagnoseTarget::find(&args, &machine) => target?,
+    let target = tokio::select! {
+        target = DiagnoseTarget::find(args, &machine) => target?,
         () = signals.wait_leave() => return Err(CommandError::INTERRUPTED),
     };
-    for warning in &target.warnings {
+    for warning in &target.resolved.warnings {
         out::error_line(&format!("warning: {warning}"));
     }
     out::error_line(&target.program_line());
     // Describe the server as configured; a tool around it is named separately.
     let mut about = target.about(crate::clock::now_text(), &machine);
-    let (mut spec, mut numbers) = (target.spec.clone(), target.resolved.settings.diagnose.clone());
+    let mut spec = target.spec.clone();
+    let mut numbers = target.resolved.settings.diagnose.clone();
+    let mut lifecycle = target.model().lifecycle;
     if let Some(tracing) = &mut tracing {
         tracing.apply(&mut spec.command)?;
     }
@@ -210,169 +223,170 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
         out::error_line(&wrap.directory_note(&spec.command));
         wrap.apply(&mut spec.command)?;
         about = about.with_tool(wrap.words());
-        ToolWrapper::extend_deadlines(&mut target.lifecycle, &mut numbers);
+        ToolWrapper::extend_deadlines(&mut lifecycle, &mut numbers);
     }
-    // Private directory for sockets, removed at the end with its contents.
-    let sockets = instance::private_dir(&target.runtime_dir)?;
-    let starter = SoloStarter::new(nursery, sockets.path(), &target.lifecycle, target.watch)?;
-    let steps = args.requests.unwrap_or(numbers.requests);
-    let fewest = fewest_readings(&target.growth, &numbers);
+    let (lab, sockets) = open_lab(nursery, &target.resolved, &lifecycle, numbers)?;
+    let steps = args.requests.unwrap_or(lab.numbers.requests);
+    let fewest = fewest_readings(&lab.growth, &lab.numbers);
     if steps < fewest {
         out::error_line(&format!(
             "warning: {steps} requests are too few for a verdict: it takes `--requests {fewest}` or more"
         ));
     }
-    let lab = Lab { numbers, ..Lab::new(starter, target.growth.clone()) };
-    let experiment = Experiment { spec, workloads, steps, early: true, replay: recording.clone() };
-    let stop = CancellationToken::new();
-    let mut display = ExperimentDisplay::new(experiment.workloads.len());
-    let mut show = |progress: warden_diagnose::LegProgress<'_>| {
-        if let Some(tracing) = &mut tracing {
-            tracing.on_progress(&progress);
-        }
-        display.show(&progress);
-    };
-    // Box the large future: a leg may be repeated within it.
-    let running = Box::pin(experiment.run(&lab, &mut show, &stop));
-    let outcome = wait_or_interrupt(&mut signals, &stop, running).await?;
-    display.close();
-    let further: Result<_, CommandError> = match outcome {
-        Err(DiagnoseError::Start(failure))
-            if warden_supervisor::start_search::may_be_load_death(&failure) =>
-        {
-            let running = starts::search_start_switch(&target, experiment.spec.clone(), &lab, &stop);
-            let finding = wait_or_interrupt(&mut signals, &stop, Box::pin(running)).await?;
+    let experiment = Experiment { spec, workloads, steps, early: true, replay };
+    let run = DiagnosisRun { args, machine, target, experiment, lab, stop: CancellationToken::new() };
+    let mut outcome = match run.run_legs(tracing.as_mut(), &mut signals).await? {
+        Err(DiagnoseError::Start(failure)) if may_be_load_death(&failure) => {
+            let finding = starts::search_start_switch(&run, &mut signals).await?;
             drop(sockets);
-            starts::store_finding(&target, &finding);
-            let failure = DiagnoseError::Start(failure).into();
-            let is_short = matches!(finding.outcome, StartOutcome::Otherwise { .. }) && finding.deaths == 0;
-            if is_short || stop.is_cancelled() {
-                return Err(if stop.is_cancelled() { CommandError::INTERRUPTED } else { failure });
-            }
-            starts::print_finding(&target, &finding, args.json)?;
-            if args.write {
-                bisect::write_to_config(
-                    &starts::writable_cures(&finding),
-                    &target.name,
-                    &args.config,
-                    &machine,
-                )?;
-            }
-            return Err(starts::exit_for_finding(&finding, failure));
+            return starts::report_finding(&run, &finding, DiagnoseError::Start(failure).into());
         }
-        Ok(mut outcome) => {
-            if let Some(tracing) = &tracing {
-                tracing.apply_to_verdicts(&mut outcome);
-            }
-            // Box the large future: it contains whole experiments.
-            let further = Box::pin(run_follow_ups(
-                &args,
-                &target,
-                &machine,
-                &experiment,
-                &outcome,
-                &lab,
-                &mut signals,
-                &stop,
-            ));
-            let found = further.await;
-            Ok((outcome, found))
-        }
-        Err(error) => Err(error.into()),
+        outcome => outcome?,
     };
-    drop(sockets);
-    let (outcome, FollowUpResults { cure, survival, headroom, failure: trouble }) = further?;
-    let mut report = DiagnoseReport { cure, survival, headroom, ..DiagnoseReport::new(about, &outcome) };
-    report.about.system = folder::describe_system(&target, &outcome).await;
-    report.budgets = budgets::model_budgets(&target, &machine, &report);
     if let Some(tracing) = &tracing {
-        let legs = tracing.legs().iter().map(serde_json::to_value).collect::<Result<_, _>>();
-        report.trace = legs.map_err(|error| CommandError::failed(format!("--trace: {error}")))?;
-        report.attribution = tracing.report_lines();
-        report.untraced = tracing.untraced_reason();
+        tracing.apply_to_verdicts(&mut outcome);
     }
-    if args.json {
-        out::print_json(&report)?;
-    } else {
-        out::print_text(&findings_text(&args, &outcome, &report))?;
+    // Box the large future: it contains whole experiments.
+    let found = Box::pin(run.follow_up(&outcome, &mut signals)).await;
+    drop(sockets);
+    let FollowUpResults { cure, survival, headroom, failure } = found;
+    let mut report = DiagnoseReport { cure, survival, headroom, ..DiagnoseReport::new(about, &outcome) };
+    report.about.system = outputs::describe_system(&run.target, &outcome).await;
+    report.budgets = outputs::model_budgets(&run.target, &run.machine, &report);
+    if let Some(tracing) = &tracing {
+        tracing.add_to_report(&mut report)?;
     }
-    // Print these lines in JSON mode, too (on stderr): the JSON report does not contain them.
-    for line in wrap.iter().flat_map(|wrap| wrap.last_lines(&outcome)) {
-        if args.json { out::error_line(&line) } else { out::print_line(&line)? }
-    }
-    // Write files after the table, so that a failed write does not hide the findings.
-    let cures = collect_cures(&report);
-    let all = [
-        args.write.then(|| bisect::write_to_config(&cures, &target.name, &args.config, &machine)),
-        args.html.as_ref().map(|path| outputs::write_page(path, &report.html())),
-        args.report.as_ref().map(|path| {
-            folder::write_report_folder(
-                path,
-                &report,
-                &outcome,
-                &target,
-                &machine.cwd,
-                recording.as_deref(),
-                &[],
-            )
-        }),
-        trouble.map(Err),
-    ];
-    outputs::first_failure(all.into_iter().flatten(), out::error_line)?;
-    exit_for_findings(&outcome, &report, stop.is_cancelled())
+    run.print_report(wrap.as_ref(), &outcome, &report)?;
+    run.write_outputs(&outcome, &report, failure)?;
+    exit_for_findings(&outcome, &report, run.stop.is_cancelled())
 }
 
-/// Runs the requested follow-ups of the experiment.
-#[expect(clippy::too_many_arguments, reason = "all that an experiment is made of, once")]
-async fn run_follow_ups(
-    args: &DiagnoseArgs,
-    target: &DiagnoseTarget,
-    machine: &HostMachine,
-    experiment: &Experiment,
-    outcome: &ExperimentOutcome,
-    lab: &Lab,
-    signals: &mut SignalHandlers,
-    stop: &CancellationToken,
-) -> FollowUpResults {
-    let mut all = FollowUpResults::default();
-    if args.bisect && !outcome.interrupted {
-        let leaks = outcome.legs.iter().any(|leg| leg.finding.crash.is_none() && leg.finding.leaks());
-        if leaks || !outcome.crashed() {
-            let running = Box::pin(bisect::run(target, machine, experiment, outcome, lab, stop));
-            match wait_or_interrupt(signals, stop, running).await.and_then(|done| done) {
-                Ok(cure) => all.cure = Some(cure),
-                Err(trouble) => return FollowUpResults { failure: Some(trouble), ..all },
-            }
-        }
-        let running = Box::pin(survive::run(target, machine, experiment, outcome, lab, stop));
-        match wait_or_interrupt(signals, stop, running).await.and_then(|done| done) {
-            Ok(survival) => all.survival = survival,
-            Err(trouble) => return FollowUpResults { failure: Some(trouble), ..all },
-        }
+fn read_replay(args: &DiagnoseArgs) -> Result<Option<Arc<RequestRecording>>, CommandError> {
+    let Some(path) = &args.replay else { return Ok(None) };
+    let recording = RequestRecording::read(path)?;
+    let torn = recording.torn_lines();
+    if torn > 0 {
+        let lines = if torn == 1 { "one line is" } else { "some lines are" };
+        out::error_line(&format!("warning: the recording was cut short: {lines} passed over ({torn})"));
     }
-    if args.headroom && !stop.is_cancelled() {
-        match wait_or_interrupt(signals, stop, headroom::run(target, lab, stop)).await.and_then(|done| done) {
-            Ok(found) => {
-                // Do not store an interrupted measurement: `serve` would trust a curve of small prompts
-                // alone.
-                if !found.touched.interrupted {
-                    all.failure = headroom::store_measurements(target, &found).err();
-                }
-                all.headroom = Some(found);
-            }
-            Err(trouble) => all.failure = Some(trouble),
-        }
-    }
-    all
+    Ok(Some(Arc::new(recording)))
 }
 
-/// Results of the follow-ups, as far as they ran.
+/// Opens the lab for a model, with the private directory of its sockets, which is removed when it is dropped.
+fn open_lab(
+    nursery: NurseryHandle,
+    resolved: &ResolvedConfig,
+    lifecycle: &LifecyclePolicy,
+    numbers: Diagnose,
+) -> Result<(Lab, PrivateDir), CommandError> {
+    let sockets = instance::private_dir(&resolved.dirs.runtime)?;
+    let starter = SoloStarter::new(nursery, sockets.path(), lifecycle, resolved.fleet.watch)?;
+    let proof = resolved.settings.proof.clone();
+    Ok((Lab { numbers, proof, ..Lab::new(starter, resolved.fleet.growth.clone()) }, sockets))
+}
+
+impl DiagnosisRun<'_> {
+    async fn run_legs(
+        &self,
+        mut tracing: Option<&mut TraceRecorder>,
+        signals: &mut SignalHandlers,
+    ) -> Result<Result<ExperimentOutcome, DiagnoseError>, CommandError> {
+        let mut display = ExperimentDisplay::new(self.experiment.workloads.len());
+        let mut show = |progress: LegProgress<'_>| {
+            if let Some(tracing) = &mut tracing {
+                tracing.on_progress(&progress);
+            }
+            display.show(&progress);
+        };
+        // Box the large future: a leg may be repeated within it.
+        let running = Box::pin(self.experiment.run(&self.lab, &mut show, &self.stop));
+        let outcome = wait_or_interrupt(signals, &self.stop, running).await?;
+        display.close();
+        Ok(outcome)
+    }
+
+    async fn follow_up(&self, outcome: &ExperimentOutcome, signals: &mut SignalHandlers) -> FollowUpResults {
+        let mut all = FollowUpResults::default();
+        all.failure = Box::pin(self.run_follow_ups(outcome, signals, &mut all)).await.err();
+        all
+    }
+
+    async fn run_follow_ups(
+        &self,
+        outcome: &ExperimentOutcome,
+        signals: &mut SignalHandlers,
+        all: &mut FollowUpResults,
+    ) -> Result<(), CommandError> {
+        let Self { args, target, lab, stop, .. } = self;
+        if args.bisect && !outcome.interrupted {
+            let leaks = outcome.legs.iter().any(|leg| leg.finding.crash.is_none() && leg.finding.leaks());
+            if leaks || !outcome.crashed() {
+                let running = Box::pin(bisect::stop_growth(self, outcome));
+                all.cure = Some(wait_or_interrupt(signals, stop, running).await??);
+            }
+            let running = Box::pin(bisect::stop_crashes(self, outcome));
+            all.survival = wait_or_interrupt(signals, stop, running).await??;
+        }
+        if args.headroom && !stop.is_cancelled() {
+            let found =
+                Box::pin(wait_or_interrupt(signals, stop, headroom::run(target, lab, stop))).await??;
+            let found = all.headroom.insert(found);
+            // Do not store an interrupted measurement: `serve` would trust a curve of small prompts alone.
+            if !found.touched.interrupted {
+                headroom::store_measurements(target, found)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn print_report(
+        &self,
+        wrap: Option<&ToolWrapper>,
+        outcome: &ExperimentOutcome,
+        report: &DiagnoseReport,
+    ) -> Result<(), CommandError> {
+        let json = self.args.json;
+        if json {
+            out::print_json(report)?;
+        } else {
+            out::print_text(&findings_text(self.args, outcome, report))?;
+        }
+        // Print these lines in JSON mode, too (on stderr): the JSON report does not contain them.
+        for line in wrap.iter().flat_map(|wrap| wrap.last_lines(outcome)) {
+            if json { out::error_line(&line) } else { out::print_line(&line)? }
+        }
+        Ok(())
+    }
+
+    /// Writes the files after the report, so that a failed write does not hide the findings. Returns the first
+    /// failure, also of the follow-ups.
+    fn write_outputs(
+        &self,
+        outcome: &ExperimentOutcome,
+        report: &DiagnoseReport,
+        failure: Option<CommandError>,
+    ) -> Result<(), CommandError> {
+        let Self { args, machine, target, experiment, .. } = self;
+        let all = [
+            args.write.then(|| {
+                bisect::write_to_config(&collect_cures(report), target.name(), &args.config, machine)
+            }),
+            args.html.as_ref().map(|path| outputs::write_page(path, &report.html())),
+            args.report.as_ref().map(|path| {
+                let replay = experiment.replay.as_deref();
+                outputs::write_report_folder(path, report, outcome, target, &machine.cwd, replay, &[])
+            }),
+            failure.map(Err),
+        ];
+        outputs::first_failure(all.into_iter().flatten(), out::error_line)
+    }
+}
+
 #[derive(Default)]
 struct FollowUpResults {
     cure: Option<CureReport>,
     survival: Vec<SurvivalReport>,
     headroom: Option<HeadroomReport>,
-    /// Failure that ended the follow-ups.
     failure: Option<CommandError>,
 }
 
@@ -396,7 +410,6 @@ async fn wait_or_interrupt<T>(
     }
 }
 
-/// Formats the table and the notes below it.
 fn findings_text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &DiagnoseReport) -> String {
     let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let mut text = String::new();
@@ -410,7 +423,7 @@ fn findings_text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &Diag
     text.extend(notes.iter().map(|note| format!("{note}\n")));
     let name = args.flags.is_empty().then_some(report.about.model.as_str());
     text.extend(report.cure.iter().map(|cure| bisect::cure_text(cure, name)));
-    text.extend(report.survival.iter().map(|one| survive::survival_text(one, name)));
+    text.extend(report.survival.iter().map(|one| bisect::survival_text(one, name)));
     text.extend(report.headroom.iter().map(headroom::headroom_text));
     text.extend(report.attribution.iter().map(|line| format!("{line}\n")));
     text
@@ -429,7 +442,6 @@ fn collect_cures(report: &DiagnoseReport) -> Vec<String> {
     all
 }
 
-/// Maps the findings to an exit code.
 fn exit_for_findings(
     outcome: &ExperimentOutcome,
     report: &DiagnoseReport,
@@ -459,7 +471,8 @@ fn exit_for_findings(
 
 impl From<DiagnoseError> for CommandError {
     fn from(error: DiagnoseError) -> Self {
-        let (message, hint) = (error.to_string(), error.hint());
+        let message = error.to_string();
+        let hint = error.hint();
         match error {
             DiagnoseError::Recording { .. } => Self::usage(message, hint.unwrap_or_default()),
             DiagnoseError::Interrupted => Self::INTERRUPTED,

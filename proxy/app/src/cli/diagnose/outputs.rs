@@ -1,14 +1,25 @@
-//! Writes the files of `diagnose`: the mitigations into the configuration, the page, the folder. All paths
-//! are checked before the experiment starts. A failed write does not prevent the others.
+//! What `diagnose` adds to its report and writes: budgets, facts about the machine, the page, the shareable
+//! folder. All paths are checked before the experiment starts. A failed write does not prevent the others.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
+use std::process::Stdio;
+
+use warden_diagnose::proof::PublishedRequest;
+use warden_diagnose::report::{ReportFolder, SeriesBudget};
+use warden_diagnose::{DiagnoseReport, ExperimentOutcome, RequestRecording};
+use warden_experiment::SeriesFinding;
+use warden_policies::MemoryKind;
+use warden_policies::growth::SeriesGrowth;
+use warden_policies::recycle::{RecyclePolicy, SeriesFacts};
+use warden_supervisor::ServerCommand;
 
 use super::DiagnoseArgs;
+use super::target::DiagnoseTarget;
+use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
 
-/// Checks that all outputs can be written, before the experiment starts.
 pub(super) fn check_outputs(args: &DiagnoseArgs) -> Result<(), CommandError> {
     if let Some(path) = &args.html {
         let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
@@ -44,8 +55,7 @@ pub(super) fn check_outputs(args: &DiagnoseArgs) -> Result<(), CommandError> {
 }
 
 pub(super) fn write_page(path: &Path, page: &str) -> Result<(), CommandError> {
-    std::fs::write(path, page)
-        .map_err(|error| CommandError::failed(format!("cannot write {}: {error}", path.display())))
+    std::fs::write(path, page).map_err(CommandError::cannot("write", path))
 }
 
 /// Returns the first failure of all results. Reports each later one as a line through `tell`.
@@ -62,6 +72,128 @@ pub(super) fn first_failure(
         }
     }
     first
+}
+
+/// Writes the folder. `here` is the directory of the command; `visit` holds requests that show the symptom
+/// where no workload does.
+pub(super) fn write_report_folder(
+    path: &Path,
+    report: &DiagnoseReport,
+    outcome: &ExperimentOutcome,
+    target: &DiagnoseTarget,
+    here: &Path,
+    replay: Option<&RequestRecording>,
+    visit: &[PublishedRequest],
+) -> Result<(), CommandError> {
+    let command = &target.spec.command;
+    let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
+    let folder = ReportFolder {
+        numbers: &target.resolved.settings.diagnose,
+        removed: &command.env_remove,
+        directory: command.directory.as_deref().unwrap_or(here),
+        slots: props.slots.unwrap_or(1),
+        n_ctx: props.n_ctx,
+        tokens_per_word: outcome.legs.first().map_or(0.0, |leg| leg.tokens_per_word),
+        replay,
+        visit,
+    };
+    report.write_folder(path, &folder).map_err(|error| {
+        CommandError::hinted(
+            format!("--report {}: {error}", path.display()),
+            "choose a folder that can be written",
+        )
+    })
+}
+
+pub(super) async fn describe_system(
+    target: &DiagnoseTarget,
+    outcome: &ExperimentOutcome,
+) -> Vec<(String, String)> {
+    let mut all = vec![("llama-server says".to_owned(), server_version(&target.spec.command).await)];
+    let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
+    let known = [("slots", props.slots.map(u64::from)), ("context of a slot", props.n_ctx)];
+    all.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_string()))));
+    all.extend(describe_machine());
+    all.retain(|(_, value)| !value.is_empty());
+    all
+}
+
+async fn server_version(server: &ServerCommand) -> String {
+    let mut words = server.program_words().into_iter();
+    let mut command = tokio::process::Command::new(words.next().unwrap_or_default());
+    command.args(words).arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+    let limit = warden_policies::defaults().child.version_timeout;
+    let Ok(Ok(output)) = tokio::time::timeout(limit, command.output()).await else { return String::new() };
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    let tells = |line: &&str| line.starts_with("version:") || line.starts_with("built with");
+    text.lines().map(str::trim).filter(tells).collect::<Vec<_>>().join(", ")
+}
+
+pub(crate) fn describe_machine() -> Vec<(String, String)> {
+    let name = rustix::system::uname();
+    let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
+    let first = |path: &str| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().next().unwrap_or_default().trim().to_owned()
+    };
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let model = model.map(|(_, name)| name.to_owned()).unwrap_or_default();
+    let all = [
+        ("system", format!("{} {} {}", text(name.sysname()), text(name.release()), text(name.machine()))),
+        ("NVIDIA driver", first("/proc/driver/nvidia/version")),
+        ("processor", model),
+    ];
+    all.into_iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+/// Budgets of the model, for plots. Computed as for a server that settled at the same memory.
+pub(super) fn model_budgets(
+    target: &DiagnoseTarget,
+    machine: &HostMachine,
+    report: &DiagnoseReport,
+) -> Vec<SeriesBudget> {
+    let mut all: Vec<SeriesBudget> = Vec::new();
+    for leg in &report.legs {
+        let allowed = leg.readings.last().map_or(0, |reading| reading.allowed);
+        for found in &leg.finding.series {
+            if all.iter().any(|known| known.series == found.series) {
+                continue;
+            }
+            let facts = series_facts(found, allowed, machine, report);
+            all.extend(series_budget(&target.model().recycle, &facts));
+        }
+    }
+    all
+}
+
+fn series_facts(
+    found: &SeriesFinding,
+    allowed: u64,
+    machine: &HostMachine,
+    report: &DiagnoseReport,
+) -> SeriesFacts {
+    let growth = SeriesGrowth { baseline: Some(found.first), ..SeriesGrowth::without_readings(found.series) };
+    let facts =
+        SeriesFacts { growth: Some(growth), ..SeriesFacts::from_bytes(found.series, Some(found.last)) };
+    match found.series {
+        MemoryKind::Host => SeriesFacts { total: Some(machine.memory.0), allowance: allowed, ..facts },
+        MemoryKind::Vram(gpu) => {
+            let device = report.devices.iter().find(|device| device.gpu == gpu);
+            let (total, free) = device.map_or((None, None), |device| (device.total, device.free));
+            SeriesFacts { total, free, ..facts }
+        }
+    }
+}
+
+fn series_budget(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<SeriesBudget> {
+    let budget = policy.budget(facts);
+    let any = budget.soft.is_some() || budget.hard.is_some();
+    any.then_some(SeriesBudget { series: facts.series, budget })
 }
 
 #[cfg(test)]

@@ -1,15 +1,14 @@
 //! The server of an experiment: a configured model with all its settings, or a command line. `--binary` and
 //! `--build` override the configured program, to try another program with the same model.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use warden_diagnose::ExperimentSetup;
-use warden_policies::growth::GrowthPolicy;
-use warden_policies::lifecycle::LifecyclePolicy;
-use warden_supervisor::{ModelSpec, SoloSpec, WatchConfig};
+use warden_supervisor::spec::SharedSpec;
+use warden_supervisor::{ModelSpec, SoloSpec};
 
 use super::DiagnoseArgs;
-use crate::cli::{dropin, serve};
+use crate::cli::serve;
 use crate::config::machine::HostMachine;
 use crate::config::problem::ConfigPlace;
 use crate::config::resolve::ResolvedConfig;
@@ -19,22 +18,11 @@ use crate::serve::ConfigSource;
 
 #[derive(Debug)]
 pub(crate) struct DiagnoseTarget {
-    pub(crate) name: String,
     pub(crate) spec: SoloSpec,
     /// Build number and build id, if known.
     pub(crate) server: String,
     /// Flag that selected the program, if any.
     chosen_by: Option<&'static str>,
-    /// Deadlines for start and stop.
-    pub(crate) lifecycle: LifecyclePolicy,
-    /// Settings for the kept log lines and readings.
-    pub(crate) watch: WatchConfig,
-    /// Detector settings.
-    pub(crate) growth: GrowthPolicy,
-    /// Parent directory of the server's socket.
-    pub(crate) runtime_dir: PathBuf,
-    /// Warnings about settings that are allowed but probably unintended.
-    pub(crate) warnings: Vec<String>,
     pub(crate) resolved: ResolvedConfig,
     /// Index of the model in `resolved`.
     pub(crate) index: usize,
@@ -82,38 +70,29 @@ impl DiagnoseTarget {
         let build = facts
             .and_then(|facts| facts.provenance.as_ref())
             .map(|provenance| format!("build {}", provenance.id));
-        Ok(Self {
-            name: spec.name.as_str().to_owned(),
-            spec: SoloSpec {
-                command: spec.command.clone(),
-                oom_score_adj: spec.oom_score_adj,
-                socket: spec.run.socket,
-                facts: spec.facts,
-            },
-            server: number.into_iter().chain(build).collect::<Vec<_>>().join(", "),
-            chosen_by,
-            lifecycle: spec.lifecycle,
-            watch: resolved.fleet.watch,
-            growth: resolved.fleet.growth.clone(),
-            runtime_dir: resolved.dirs.runtime.clone(),
-            warnings: resolved.warnings.iter().map(ToString::to_string).collect(),
-            index,
-            resolved,
-        })
+        let server = number.into_iter().chain(build).collect::<Vec<_>>().join(", ");
+        Ok(Self { spec: solo_spec(spec), server, chosen_by, resolved, index })
     }
 
-    /// Describes the diagnosed program in one line.
+    pub(crate) fn model(&self) -> &SharedSpec {
+        &self.resolved.fleet.models[self.index]
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.model().name.as_str()
+    }
+
     pub(crate) fn program_line(&self) -> String {
         let known = if self.server.is_empty() { String::new() } else { format!(" ({})", self.server) };
         let by = self.chosen_by.map_or_else(String::new, |flag| format!(", chosen by {flag}"));
-        format!("{}: {}{known}{by}", self.name, self.spec.command.binary.display())
+        format!("{}: {}{known}{by}", self.name(), self.spec.command.binary.display())
     }
 
     pub(crate) fn about(&self, began: String, machine: &HostMachine) -> ExperimentSetup {
         let about = ExperimentSetup {
             warden: env!("CARGO_PKG_VERSION").to_owned(),
             began,
-            model: self.name.clone(),
+            model: self.name().to_owned(),
             server: self.server.clone(),
             ..ExperimentSetup::default()
         };
@@ -121,7 +100,6 @@ impl DiagnoseTarget {
     }
 }
 
-/// Chooses the sources of the configuration.
 fn configuration_plan(args: &DiagnoseArgs, machine: &HostMachine) -> Result<ConfigSource, CommandError> {
     let any_name = !args.flags.is_empty();
     if !any_name && args.config.config.is_none() && args.models_dir.is_empty() {
@@ -134,17 +112,25 @@ fn configuration_plan(args: &DiagnoseArgs, machine: &HostMachine) -> Result<Conf
     if args.write && args.config.config.is_none() {
         return Err(CommandError::usage("--write: there is no file to write to", "name it with `--config`"));
     }
-    let mut flags = if any_name { dropin::dropin_settings(&args.flags, machine)? } else { Vec::new() };
+    let mut flags = if any_name { serve::dropin_settings(&args.flags, machine)? } else { Vec::new() };
     flags.extend(serve::model_folders(&args.models_dir));
     Ok(ConfigSource { config: args.config.clone(), flags, any_name })
 }
 
-/// The program that the command line selects, with the flag that selects it.
 fn program(args: &DiagnoseArgs, machine: &HostMachine) -> Option<(&'static str, BinaryChoice)> {
     let Some(binary) = &args.binary else {
         return Some(("--build", BinaryChoice::Build(args.build.clone()?)));
     };
     Some(("--binary", typed_program(binary, machine)))
+}
+
+pub(super) fn solo_spec(model: &SharedSpec) -> SoloSpec {
+    SoloSpec {
+        command: model.command.clone(),
+        oom_score_adj: model.oom_score_adj,
+        socket: model.run.socket,
+        facts: model.facts,
+    }
 }
 
 /// Resolves a typed path relative to the working directory, not to the configuration. Searches PATH for a

@@ -16,11 +16,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use tempfile::TempDir;
-use warden_diagnose::{ExperimentOutcome, LegProgress};
+use warden_diagnose::{DiagnoseReport, ExperimentOutcome, LegProgress};
 use warden_experiment::{GrowthAttribution, GrowthEnd, LegFinding, TracedMoment, Workload};
 use warden_policies::MemoryKind;
 use warden_policies::growth::GrowthVerdict;
-use warden_policies::sample::{BackendSample, HostMemory};
+use warden_policies::sample::BackendSample;
 use warden_supervisor::ServerCommand;
 use warden_tracer_reader::{
     AllocationKind, AllocationPlace, PreloadObstacle, ProcessModules, SymbolTables, TRACE_VARIABLE,
@@ -30,7 +30,6 @@ use warden_tracer_reader::{
 use crate::exit::CommandError;
 use crate::{out, private_temp};
 
-/// Kinds of handles in a [`TracedMoment`], with their names in the report.
 const HANDLE_KINDS: [(AllocationKind, &str); 2] =
     [(AllocationKind::GraphExec, "live graph executables"), (AllocationKind::Cublas, "cuBLAS handles")];
 const HOST_KINDS: [AllocationKind; 3] =
@@ -38,11 +37,9 @@ const HOST_KINDS: [AllocationKind; 3] =
 const DEVICE_KINDS: [AllocationKind; 3] =
     [AllocationKind::Device, AllocationKind::Pool, AllocationKind::DeviceMapped];
 
-/// Attribution of the growth of one memory in a leg.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct MemoryAttribution {
     memory: TracedMemory,
-    /// The detector says that this memory grows.
     grows: bool,
     #[serde(flatten)]
     attribution: GrowthAttribution,
@@ -50,7 +47,6 @@ pub(super) struct MemoryAttribution {
     explained: f64,
 }
 
-/// Call sites of a leg and their growth.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct LegTrace {
     workload: Workload,
@@ -74,7 +70,6 @@ pub(super) struct LegTrace {
     own_heap: bool,
 }
 
-/// A snapshot during the current leg.
 #[derive(Debug)]
 struct TraceMoment {
     at: usize,
@@ -82,28 +77,35 @@ struct TraceMoment {
     snapshot: TraceSnapshot,
 }
 
-/// Traces the legs of an experiment.
+/// Readings and snapshots of the current leg.
+#[derive(Debug, Default)]
+struct LegReadings {
+    host: Vec<TracedMoment>,
+    device: Vec<TracedMoment>,
+    kept: Vec<TraceMoment>,
+    /// Every second snapshot of the kept ones was dropped this many times.
+    halvings: u32,
+    last: Option<TraceMoment>,
+    /// The leg has readings but no trace.
+    silent: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct TraceRecorder {
     folder: TempDir,
     library: PathBuf,
-    readings: [Vec<TracedMoment>; 2],
-    kept: Vec<TraceMoment>,
-    every: usize,
-    last: Option<TraceMoment>,
+    leg: LegReadings,
     modules: ProcessModules,
     symbols: SymbolTables,
     legs: Vec<LegTrace>,
     /// Started program, and the obstacle to tracing found in its file.
     server: PathBuf,
     obstacle: Option<PreloadObstacle>,
-    /// The current leg has readings but no trace. `untraced` lists the workloads of such legs.
-    silent: bool,
+    /// Workloads of silent legs.
     untraced: Vec<Workload>,
 }
 
 impl TraceRecorder {
-    /// Prepares the tracer library: the built-in one, or `other`.
     pub(super) fn prepare(other: Option<&PathBuf>) -> Result<Self, CommandError> {
         let failed = |what: &str, error: &std::io::Error| {
             CommandError::hinted(format!("--trace: {what}: {error}"), "name a library with `--tracer PATH`")
@@ -125,16 +127,12 @@ impl TraceRecorder {
         Ok(Self {
             folder,
             library,
-            readings: [Vec::new(), Vec::new()],
-            kept: Vec::new(),
-            every: 1,
-            last: None,
+            leg: LegReadings::default(),
             modules: ProcessModules::default(),
             symbols: SymbolTables::default(),
             legs: Vec::new(),
             server: PathBuf::new(),
             obstacle: None,
-            silent: false,
             untraced: Vec::new(),
         })
     }
@@ -145,7 +143,8 @@ impl TraceRecorder {
         const PRELOAD: &str = "LD_PRELOAD";
         self.server = std::fs::canonicalize(&command.binary).unwrap_or_else(|_| command.binary.clone());
         self.obstacle = preload_obstacle(&self.server);
-        let (server, glibc) = (self.server.display(), "take a build that is linked with glibc 2.34 or newer");
+        let server = self.server.display();
+        let glibc = "take a build that is linked with glibc 2.34 or newer";
         match self.obstacle {
             Some(why @ PreloadObstacle::Musl) => {
                 return Err(CommandError::hinted(format!("--trace: {server} {why}"), glibc));
@@ -179,11 +178,7 @@ impl TraceRecorder {
     }
 
     fn begin(&mut self) {
-        self.readings = [Vec::new(), Vec::new()];
-        self.kept.clear();
-        self.every = 1;
-        self.last = None;
-        self.silent = false;
+        self.leg = LegReadings::default();
         // Remove files of ended processes: they would be mistaken for those of the next server.
         for entry in std::fs::read_dir(self.folder.path()).into_iter().flatten().flatten() {
             if entry.path().extension().is_some_and(|end| end == "trace") {
@@ -194,29 +189,31 @@ impl TraceRecorder {
 
     fn read(&mut self, now: &BackendSample) {
         let Some(snapshot) = self.snapshot() else {
-            self.silent = true;
+            self.leg.silent = true;
             return;
         };
         self.modules = ProcessModules::read(snapshot.pid);
+        let leg = &mut self.leg;
         let requests = now.work.requests;
         let handles = HANDLE_KINDS.map(|(kind, _)| snapshot.live_count(&[kind]));
-        let vram = (!now.vram.is_empty()).then(|| now.vram.iter().map(|vram| vram.bytes).sum());
-        let measured = [now.host.map(HostMemory::charged), vram];
-        for ((readings, measured), kinds) in
-            self.readings.iter_mut().zip(measured).zip([HOST_KINDS, DEVICE_KINDS])
-        {
-            let counted = snapshot.live_bytes(&kinds);
-            readings.extend(measured.map(|measured| TracedMoment { requests, measured, counted, handles }));
+        let moment = |kinds: &[AllocationKind], measured: u64| {
+            let counted = snapshot.live_bytes(kinds);
+            TracedMoment { requests, measured, counted, handles }
+        };
+        leg.host.extend(now.host.map(|host| moment(&HOST_KINDS, host.charged())));
+        if !now.vram.is_empty() {
+            leg.device.push(moment(&DEVICE_KINDS, now.vram.iter().map(|vram| vram.bytes).sum()));
         }
-        let at = self.last.as_ref().map_or(0, |last| last.at + 1);
-        if let Some(last) = self.last.replace(TraceMoment { at, requests, snapshot })
-            && last.at.is_multiple_of(self.every)
+        let at = leg.last.as_ref().map_or(0, |last| last.at + 1);
+        let is_kept = |moment: &TraceMoment, halvings: u32| moment.at.is_multiple_of(1 << halvings);
+        if let Some(last) = leg.last.replace(TraceMoment { at, requests, snapshot })
+            && is_kept(&last, leg.halvings)
         {
-            self.kept.push(last);
-            if self.kept.len() > warden_policies::defaults().diagnose.trace.kept {
-                self.every *= 2;
-                let every = self.every;
-                self.kept.retain(|moment| moment.at.is_multiple_of(every));
+            leg.kept.push(last);
+            if leg.kept.len() > warden_policies::defaults().diagnose.trace.kept {
+                leg.halvings += 1;
+                let halvings = leg.halvings;
+                leg.kept.retain(|moment| is_kept(moment, halvings));
             }
         }
     }
@@ -234,14 +231,15 @@ impl TraceRecorder {
     }
 
     fn end(&mut self, finding: &LegFinding) {
-        let Some(last) = self.last.take() else {
-            if self.silent && !self.untraced.contains(&finding.workload) {
+        let leg = std::mem::take(&mut self.leg);
+        let Some(last) = leg.last else {
+            if leg.silent && !self.untraced.contains(&finding.workload) {
                 self.untraced.push(finding.workload);
             }
             return;
         };
         let third = last.at / 3;
-        let base = self.kept.iter().min_by_key(|moment| moment.at.abs_diff(third));
+        let base = leg.kept.iter().min_by_key(|moment| moment.at.abs_diff(third));
         let requests = last.requests.saturating_sub(base.map_or(0, |base| base.requests));
         let places =
             group_by_place(base.map(|base| &base.snapshot), &last.snapshot, &self.modules, &mut self.symbols);
@@ -252,23 +250,19 @@ impl TraceRecorder {
                 (found.series == MemoryKind::Host) == host && (judged || found.settles == GrowthEnd::No)
             })
         };
-        let memories = [(TracedMemory::Host, true), (TracedMemory::Device, false)];
-        let memories = memories.into_iter().zip(&self.readings).filter_map(|((memory, host), readings)| {
+        let memory = |memory: TracedMemory, grows: bool, readings: &[TracedMoment]| {
             let attribution = GrowthAttribution::from_readings(readings)?;
-            Some(MemoryAttribution {
-                memory,
-                grows: grows(host),
-                attribution,
-                explained: attribution.explained_share(),
-            })
-        });
+            Some(MemoryAttribution { memory, grows, attribution, explained: attribution.explained_share() })
+        };
+        let host = memory(TracedMemory::Host, grows(true), &leg.host);
+        let device = memory(TracedMemory::Device, grows(false), &leg.device);
         let TraceLosses { unfollowed, siteless, .. } = last.snapshot.losses;
         self.legs.push(LegTrace {
             workload: finding.workload,
             control: finding.control,
             requests,
             answered: finding.requests,
-            memories: memories.collect(),
+            memories: host.into_iter().chain(device).collect(),
             places,
             program: last.snapshot.exe.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             interval: last.snapshot.interval,
@@ -282,7 +276,8 @@ impl TraceRecorder {
     pub(super) fn apply_to_verdicts(&self, outcome: &mut ExperimentOutcome) {
         let mut traced: Vec<&LegTrace> = self.legs.iter().collect();
         for leg in &mut outcome.legs {
-            let (workload, answered) = (leg.finding.workload, leg.finding.requests);
+            let workload = leg.finding.workload;
+            let answered = leg.finding.requests;
             let own = |trace: &&LegTrace| trace.workload == workload && trace.answered == answered;
             let Some(place) = traced.iter().position(own) else { continue };
             let trace = traced.remove(place);
@@ -296,12 +291,15 @@ impl TraceRecorder {
         }
     }
 
-    pub(super) fn legs(&self) -> &[LegTrace] {
-        &self.legs
+    pub(super) fn add_to_report(&self, report: &mut DiagnoseReport) -> Result<(), CommandError> {
+        let legs = self.legs.iter().map(serde_json::to_value).collect::<Result<_, _>>();
+        report.trace = legs.map_err(|error| CommandError::failed(format!("--trace: {error}")))?;
+        report.attribution = self.report_lines();
+        report.untraced = self.untraced_reason();
+        Ok(())
     }
 
-    /// Says why legs are missing from the trace, if any are.
-    pub(super) fn untraced_reason(&self) -> Option<String> {
+    fn untraced_reason(&self) -> Option<String> {
         if self.untraced.is_empty() {
             return None;
         }
@@ -318,8 +316,7 @@ impl TraceRecorder {
         Some(format!("not traced: {}. The tracer was not loaded into the server: {why}", legs.join(", ")))
     }
 
-    /// Describes what grows and where it is allocated.
-    pub(super) fn report_lines(&self) -> Vec<String> {
+    fn report_lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for leg in &self.legs {
             leg.append_lines(&mut lines);
@@ -332,5 +329,6 @@ impl TraceRecorder {
     }
 }
 
-const UNTRACED_CAUSES: &str = "it may start another program that is linked statically, with another C library than glibc 2.34 or newer, or \
-as another user; or the folder for temporary files may not hold programs (set TMPDIR to one that may)";
+const UNTRACED_CAUSES: &str = "it may start another program that is linked statically, with another C \
+     library than glibc 2.34 or newer, or as another user; or the folder for temporary files may not hold programs \
+     (set TMPDIR to one that may)";

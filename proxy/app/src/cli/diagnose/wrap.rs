@@ -4,14 +4,37 @@
 //! The server's arguments stay unchanged: a script replaces the binary and runs the tool with the binary.
 //! Tools write their report after the server has ended by itself. So the script ignores the signal that
 //! ends the server; tool and server inherit that setting. llama-server installs its own handler and ends;
-//! the tool survives and writes its report. The script also starts the [`keeper`], which kills the
-//! processes that the tool leaves behind.
+//! the tool survives and writes its report.
+//!
+//! The script also starts the keeper, which kills all processes that the tool leaves behind. The keeper is a
+//! process of its own, because the experiment may be killed.
+//! Tools fork: a shell script runs the server as its child, a profiler leaves an agent in another session.
+//! The kernel kills the tool's first process when llama-warden dies, and llama-warden kills the process
+//! group. Other processes would stay.
+//!
+//! ```text
+//!   llama-warden ── spawns ──> script of the wrap ─ starts the keeper, waits for it ─ exec ─> the tool ─> …
+//!        │ ends                                       │                                         │ ends
+//!        └──────────────────────> keeper: waits <─────┴─────────────────────────────────────────┘
+//!                                   └─> kills every process that has the mark in its environment
+//! ```
+//!
+//! Every process that the tool starts inherits the mark. A process that clears its environment is missed.
 
 use std::fmt::Write as _;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 use tempfile::TempDir;
+use tokio::time::Instant;
 use warden_diagnose::ExperimentOutcome;
 use warden_diagnose::shell::{quote_word, split_words};
 use warden_policies::defaults;
@@ -19,11 +42,9 @@ use warden_policies::defaults::Diagnose;
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::ServerCommand;
 
-use super::keeper;
 use crate::exit::CommandError;
-use crate::private_temp;
+use crate::{out, private_temp};
 
-/// A tool in front of a server.
 #[derive(Debug)]
 pub(super) struct ToolWrapper {
     folder: TempDir,
@@ -31,7 +52,6 @@ pub(super) struct ToolWrapper {
 }
 
 impl ToolWrapper {
-    /// Splits the tool's command line and checks that the tool is installed.
     pub(super) fn prepare(line: &str) -> Result<Self, CommandError> {
         let usage = |why: &str| {
             CommandError::usage(
@@ -61,9 +81,11 @@ impl ToolWrapper {
         let fail = |what: String| CommandError::failed(format!("--wrap: {what}"));
         let own = std::env::current_exe().map_err(|error| fail(format!("where are we? {error}")))?;
         let mut script = String::from("#!/bin/sh\n# Made by `llama-warden diagnose --wrap`.\ntrap '' TERM\n");
-        let (mark, folder) = (keeper::WRAP_MARK_VARIABLE, quote_word(&self.folder.path().to_string_lossy()));
+        let mark = WRAP_MARK_VARIABLE;
+        let folder = quote_word(&self.folder.path().to_string_lossy());
         let _ = writeln!(script, "{mark}={folder}:$$; export {mark}");
-        let (own, owner) = (quote_word(&own.to_string_lossy()), std::process::id());
+        let own = quote_word(&own.to_string_lossy());
+        let owner = std::process::id();
         let _ = write!(script, "{own} keep-wrapped $$ {owner} || exit 1\nexec");
         let words = self.words.iter().map(String::as_str);
         for word in words.chain(std::iter::once(&*command.binary.to_string_lossy())) {
@@ -82,7 +104,6 @@ impl ToolWrapper {
         &self.words
     }
 
-    /// Says in which directory the tool runs, so that its output files are found.
     pub(super) fn directory_note(&self, command: &ServerCommand) -> String {
         let here = || std::env::current_dir().unwrap_or_default();
         let folder = command.directory.clone().unwrap_or_else(here);
@@ -104,10 +125,10 @@ impl ToolWrapper {
         told
     }
 
-    /// Extends the deadlines to the time that server and tool need.
     pub(super) fn extend_deadlines(lifecycle: &mut LifecyclePolicy, numbers: &mut Diagnose) {
         let wrap = &numbers.wrap;
-        let (start, report) = (wrap.start, wrap.report);
+        let start = wrap.start;
+        let report = wrap.report;
         lifecycle.start_timeout = lifecycle.start_timeout.max(start);
         lifecycle.stop_grace = lifecycle.stop_grace.max(report);
         numbers.request_limit = numbers.request_limit.max(start);
@@ -116,7 +137,6 @@ impl ToolWrapper {
     }
 }
 
-/// Finds a program in PATH, like a shell.
 fn find_program(name: &str) -> Option<PathBuf> {
     let runs = |path: &Path| {
         path.is_file() && path.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o111 != 0)
@@ -127,13 +147,122 @@ fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| runs(path))
 }
 
-/// Says how to install a tool.
 fn install_hint(name: &str) -> &'static str {
     match name {
         "compute-sanitizer" => "it comes with the CUDA toolkit: add its `bin` folder to PATH",
         "nsys" => "it comes with NVIDIA Nsight Systems",
         "valgrind" | "heaptrack" => "install the package of that name",
         _ => "check the name, or give its path",
+    }
+}
+
+/// Variable in the environment of every process of a tool. Its value identifies one run of the tool.
+const WRAP_MARK_VARIABLE: &str = "LLAMA_WARDEN_WRAPPED";
+
+/// Arguments of the keeper. The script of a wrap runs this command, users do not.
+#[derive(Debug, Args)]
+pub(crate) struct KeeperArgs {
+    /// PID that becomes the tool.
+    tool: i32,
+    /// PID of the experiment.
+    owner: i32,
+    /// Runs as the keeper; without it, starts a keeper and waits until it is ready.
+    #[arg(long)]
+    stay: bool,
+}
+
+pub(crate) fn keep_wrapped(args: &KeeperArgs) -> Result<(), CommandError> {
+    let mark = std::env::var(WRAP_MARK_VARIABLE)
+        .map_err(|_| CommandError::usage(format!("{WRAP_MARK_VARIABLE} is not set"), "use --wrap"))?;
+    if args.stay { keep_until_end(args, &mark) } else { start_keeper(args) }
+}
+
+/// Starts the keeper in a process group of its own, so that signals to other groups do not end it.
+fn start_keeper(args: &KeeperArgs) -> Result<(), CommandError> {
+    let failed =
+        |what: &str, error: &std::io::Error| CommandError::failed(format!("--wrap: {what}: {error}"));
+    let mut keeper = Command::new("/proc/self/exe")
+        .args(["keep-wrapped", "--stay", &args.tool.to_string(), &args.owner.to_string()])
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| failed("cannot start the keeper", &error))?;
+    let mut word = [0];
+    let output = keeper.stdout.as_mut().map(|output| output.read_exact(&mut word));
+    match output {
+        Some(Ok(())) => Ok(()),
+        Some(Err(error)) => Err(failed("the keeper does not watch", &error)),
+        None => Err(CommandError::failed("--wrap: the keeper has no output")),
+    }
+}
+
+/// Waits until the tool or the experiment ends, then kills the remaining processes with the mark.
+fn keep_until_end(args: &KeeperArgs, mark: &str) -> Result<(), CommandError> {
+    let open = |pid: i32| Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let tool = open(args.tool);
+    let owner = open(args.owner);
+    out::print_line("watching")?;
+    let both: Vec<&OwnedFd> = tool.iter().chain(&owner).collect();
+    // A process that could not be opened has ended already.
+    while both.len() == 2 && !wait_for_any_end(&both, TOOL_WAIT_LIMIT) {}
+    let mark = format!("{WRAP_MARK_VARIABLE}={mark}");
+    let deadline = Instant::now() + defaults().diagnose.wrap.rest;
+    loop {
+        let left = marked_processes(Path::new("/proc"), mark.as_bytes());
+        if left.is_empty() {
+            return Ok(());
+        }
+        let orphaned = owner.as_ref().is_none_or(|owner| wait_for_any_end(&[owner], Duration::ZERO));
+        if orphaned || Instant::now() >= deadline {
+            for pid in left {
+                kill_marked(pid, mark.as_bytes());
+            }
+        }
+        // Poll no process: this is only a pause.
+        wait_for_any_end(&[], SCAN_INTERVAL);
+    }
+}
+
+/// Longest single wait for the end of the tool; repeated until it ends.
+const TOOL_WAIT_LIMIT: Duration = Duration::from_secs(3600);
+const SCAN_INTERVAL: Duration = Duration::from_millis(50);
+
+fn wait_for_any_end(processes: &[&OwnedFd], limit: Duration) -> bool {
+    let mut asked: Vec<PollFd<'_>> = processes.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
+    let limit = Timespec::try_from(limit).ok();
+    matches!(poll(&mut asked, limit.as_ref()), Ok(ended) if ended > 0)
+}
+
+/// Processes other than this one whose environment contains `mark`.
+fn marked_processes(proc: &Path, mark: &[u8]) -> Vec<Pid> {
+    let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
+    pids.filter(|pid| *pid != getpid() && has_mark(proc, *pid, mark)).collect()
+}
+
+fn has_mark(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
+    let process = proc.join(pid.as_raw_nonzero().to_string());
+    let has = |folder: &Path| {
+        let all = std::fs::read(folder.join("environ")).ok().filter(|all| !all.is_empty())?;
+        Some(all.split(|byte| *byte == 0).any(|line| line == mark))
+    };
+    // The environment of a zombie is empty, and so is that of a process whose first thread has ended. Other
+    // threads still show the environment.
+    has(&process).unwrap_or_else(|| {
+        let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+        threads.filter_map(|thread| has(&thread.path())).any(|has| has)
+    })
+}
+
+/// Kills a process if it still has the mark: the PID may have been reused.
+fn kill_marked(pid: Pid, mark: &[u8]) {
+    if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+        && has_mark(Path::new("/proc"), pid, mark)
+    {
+        // Ignore the error: the process may have ended.
+        let _ = pidfd_send_signal(process, Signal::KILL);
     }
 }
 
@@ -169,5 +298,25 @@ mod tests {
         let script = std::fs::read_to_string(&command.binary).unwrap();
         assert!(script.ends_with(" -c 'echo its' '/opt/llama server' \"$@\"\n"), "{script}");
         assert_eq!(command.args.len(), 2);
+    }
+
+    #[test]
+    fn only_processes_with_the_whole_mark_are_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let environment = |pid: &str, text: &str| {
+            std::fs::create_dir(directory.path().join(pid)).unwrap();
+            std::fs::write(directory.path().join(pid).join("environ"), text).unwrap();
+        };
+        environment("11", "A=1\0LLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
+        environment("12", "LLAMA_WARDEN_WRAPPED=/tmp/x:12\0");
+        environment("13", "XLLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
+        environment("14", "");
+        environment("15", "");
+        std::fs::create_dir_all(directory.path().join("15/task/16")).unwrap();
+        std::fs::write(directory.path().join("15/task/16/environ"), "LLAMA_WARDEN_WRAPPED=/tmp/x:1\0")
+            .unwrap();
+        environment("self", "LLAMA_WARDEN_WRAPPED=/tmp/x:1\0");
+        let found = marked_processes(directory.path(), b"LLAMA_WARDEN_WRAPPED=/tmp/x:1");
+        assert_eq!(found.iter().map(|pid| pid.as_raw_nonzero().get()).collect::<Vec<_>>(), [11, 15]);
     }
 }

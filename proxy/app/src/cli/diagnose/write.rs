@@ -14,10 +14,6 @@ use toml_edit::{Array, DocumentMut, Item, RawString, TableLike, Value, value};
 use crate::access_list::{self, access_list};
 use crate::exit::CommandError;
 
-/// Returns the text of a configuration with `list` added to the mitigations of `model`.
-///
-/// # Errors
-/// A message if the text is no TOML, or has no such model.
 fn with_mitigations(text: &str, model: &str, list: &[String]) -> Result<String, String> {
     let mut document: DocumentMut = text.parse().map_err(|error| format!("it is no TOML: {error}"))?;
     let models = document.get_mut("models").and_then(Item::as_table_like_mut);
@@ -109,7 +105,6 @@ pub(super) fn write_mitigations(
     file.persist(&real).map(drop).map_err(|error| fail("cannot replace", &error.error))
 }
 
-/// Copies owner, group, mode and access list of the old file to the new one.
 fn copy_ownership(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
     let own = new.metadata()?;
     if (own.uid(), own.gid()) != (old.uid(), old.gid()) {

@@ -5,13 +5,11 @@ use std::path::Path;
 use crate::config::arguments::{self, ListeningFlag};
 use crate::exit::CommandError;
 
-use super::{ImportedConfig, ImportedModel, container, shell};
+use super::{ImportedConfig, ImportedModel, container, is_listed, shell};
 
-/// A parsed command.
 #[derive(Debug, Default)]
 pub(super) struct ParsedCommand {
     pub(super) model: ImportedModel,
-    /// Listening flags, with their values.
     pub(super) listening: Vec<(&'static str, String, ListeningFlag)>,
     /// Published address of a container: the host address, if given, and the port.
     pub(super) published: Option<(Option<String>, u16)>,
@@ -20,29 +18,8 @@ pub(super) struct ParsedCommand {
 }
 
 /// Programs that run the server given as their arguments.
-const WRAPPERS: [&str; 21] = [
-    "taskset",
-    "nice",
-    "ionice",
-    "chrt",
-    "numactl",
-    "setsid",
-    "stdbuf",
-    "time",
-    "timeout",
-    "prlimit",
-    "setarch",
-    "cgexec",
-    "schedtool",
-    "systemd-run",
-    "toolbox",
-    "distrobox",
-    "distrobox-enter",
-    "flatpak-spawn",
-    "gamemoderun",
-    "caffeinate",
-    "firejail",
-];
+const WRAPPERS: &str = "taskset nice ionice chrt numactl setsid stdbuf time timeout prlimit setarch cgexec schedtool \
+    systemd-run toolbox distrobox distrobox-enter flatpak-spawn gamemoderun caffeinate firejail";
 const CONTAINER_PROGRAMS: [&str; 2] = ["docker", "podman"];
 /// Prefixes of programs whose arguments never name a llama-server to start.
 const INTERPRETERS: [&str; 3] = ["python", "node", "vllm"];
@@ -65,7 +42,6 @@ const REFUSED_WRAPPERS: [(&str, &str); 9] = [
     ("wsl.exe", "is a program of Windows: run llama-warden within WSL"),
 ];
 
-/// Imports one command as a whole configuration.
 pub(super) fn import_command(words: &[String], from: &str) -> Result<ImportedConfig, CommandError> {
     let taken = parse_command(words).map_err(|why| {
         CommandError::usage(
@@ -79,21 +55,20 @@ pub(super) fn import_command(words: &[String], from: &str) -> Result<ImportedCon
         imported.add_unsupported(what, nearest);
     }
     let mut model = taken.model;
-    if imported.port.is_none() {
+    if imported.listener.port.is_none() {
         model.notes.push(
             "it names no port: here it is 8080, where builds of llama-server from late 2026 on take 9931"
                 .to_owned(),
         );
     }
-    let mut names = arguments::aliases(&model.args).into_iter();
+    let mut names = arguments::aliases(&model.command.args).into_iter();
     model.name = names.next().unwrap_or_else(|| default_model_name(&model));
     model.aliases.extend(names);
-    model.preload = true;
+    model.loading.preload = true;
     imported.models.push(model);
     Ok(imported)
 }
 
-/// Converts the listening flags of the command to settings of llama-warden.
 pub(super) fn import_listening(
     taken: &ParsedCommand,
     imported: &mut ImportedConfig,
@@ -109,11 +84,11 @@ pub(super) fn import_listening(
     };
     for (flag, value, what) in &taken.listening {
         match what {
-            ListeningFlag::Host => imported.host = Some(value.clone()),
-            ListeningFlag::Port => imported.port = Some(number(flag, value)?),
-            ListeningFlag::Certificate => imported.tls_cert = Some(value.clone()),
-            ListeningFlag::PrivateKey => imported.tls_key = Some(value.clone()),
-            ListeningFlag::Prefix => imported.api_prefix = Some(value.clone()),
+            ListeningFlag::Host => imported.listener.host = Some(value.clone()),
+            ListeningFlag::Port => imported.listener.port = Some(number(flag, value)?),
+            ListeningFlag::Certificate => imported.listener.tls_cert = Some(value.clone()),
+            ListeningFlag::PrivateKey => imported.listener.tls_key = Some(value.clone()),
+            ListeningFlag::Prefix => imported.listener.api_prefix = Some(value.clone()),
             ListeningFlag::Ignored | ListeningFlag::Key => {
                 imported.add_unsupported(*flag, "one process listens, and nothing shares its port");
             }
@@ -121,23 +96,18 @@ pub(super) fn import_listening(
     }
     if let Some((host, port)) = taken.published.clone() {
         // Docker publishes on all addresses if none is given.
-        imported.host = Some(host.unwrap_or_else(|| "0.0.0.0".to_owned()));
-        imported.port = Some(port);
+        imported.listener.host = Some(host.unwrap_or_else(|| "0.0.0.0".to_owned()));
+        imported.listener.port = Some(port);
     }
     Ok(())
 }
 
-/// Names a model by its file without folder and extension, or by its repository.
 fn default_model_name(model: &ImportedModel) -> String {
-    let file = model.model.as_deref().or_else(|| arguments::model_path(&model.args));
+    let file = model.model.as_deref().or_else(|| arguments::model_path(&model.command.args));
     let stem = file.and_then(|file| Path::new(file).file_stem()).and_then(|stem| stem.to_str());
-    stem.or_else(|| arguments::remote_model(&model.args)).unwrap_or("default").to_owned()
+    stem.or_else(|| arguments::remote_model(&model.command.args)).unwrap_or("default").to_owned()
 }
 
-/// Parses a command.
-///
-/// # Errors
-/// The reason why the command starts no llama-server.
 pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
     let mut taken = ParsedCommand::default();
     let mut rest = words;
@@ -147,7 +117,7 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
             [word, more @ ..] if word == "exec" || is_program(word, &["nohup"]) => rest = more,
             [word, more @ ..] if is_assignment(word) => {
                 let (name, value) = word.split_once('=').unwrap_or_default();
-                taken.model.env.push((name.to_owned(), value.to_owned()));
+                taken.model.command.env.push((name.to_owned(), value.to_owned()));
                 rest = more;
             }
             [word, more @ ..] if is_program(word, &["env"]) => rest = parse_env(word, more, &mut taken)?,
@@ -159,9 +129,9 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
                     Some(end) => {
                         if is_program(program, &INTO_CONTAINERS) && starts_server(&rest[end..]) {
                             // Use the container's binary, not the one of this system.
-                            taken.model.binary = Some(rest[end].clone());
+                            taken.model.command.binary = Some(rest[end].clone());
                         }
-                        taken.model.wrapper.extend(rest[..end].iter().cloned());
+                        taken.model.command.wrapper.extend(rest[..end].iter().cloned());
                         rest = &rest[end..];
                     }
                     None => break,
@@ -177,34 +147,30 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
         ));
     }
     if is_program(program, &CONTAINER_PROGRAMS) {
-        if let Some(wrapper) = taken.model.wrapper.first() {
-            let words = taken.model.wrapper.join(" ");
+        if let Some(wrapper) = taken.model.command.wrapper.first() {
+            let words = taken.model.command.wrapper.join(" ");
             taken.unsupported.push((
                 format!("`{words}`"),
                 format!("`{wrapper}` was put before `{program}`, which no model is started by"),
             ));
-            taken.model.wrapper.clear();
+            taken.model.command.wrapper.clear();
         }
         let args = container::parse_container_run(program, args, &mut taken)?;
         parse_flags(&args, &mut taken);
         return Ok(taken);
     }
-    if is_program(program, &WRAPPERS) {
+    if is_listed(WRAPPERS, file_name(program)) {
         return Err(format!("`{program}` is not followed by a llama-server"));
     }
-    if let Some(args) = unified_server_args(rest) {
-        // `llama serve`, llama.cpp's unified program.
-        taken.model.binary = Some(program.clone());
-        parse_flags(args, &mut taken);
-        return Ok(taken);
-    }
-    if !is_server(program, args) {
+    // `llama serve`, llama.cpp's unified program.
+    let unified = unified_server_args(rest);
+    if unified.is_none() && !is_server(program, args) {
         return Err(format!("`{program}` is no llama-server, and llama-warden starts nothing else"));
     }
     if !matches!(program.as_str(), "llama-server" | "llama-server.exe") {
-        taken.model.binary = Some(program.clone());
+        taken.model.command.binary = Some(program.clone());
     }
-    parse_flags(args, &mut taken);
+    parse_flags(unified.unwrap_or(args), &mut taken);
     Ok(taken)
 }
 
@@ -246,8 +212,8 @@ fn parse_env<'a>(
         }
     }
     if !kept.is_empty() {
-        taken.model.wrapper.push(program.to_owned());
-        taken.model.wrapper.extend(kept);
+        taken.model.command.wrapper.push(program.to_owned());
+        taken.model.command.wrapper.extend(kept);
     }
     Ok(rest)
 }
@@ -256,7 +222,6 @@ fn is_shell(program: &str, flag: &str) -> bool {
     is_program(program, &["sh", "bash", "dash", "zsh"]) && flag.starts_with('-') && flag.ends_with('c')
 }
 
-/// Returns the arguments after `llama serve`.
 fn unified_server_args(words: &[String]) -> Option<&[String]> {
     match words {
         [program, command, args @ ..]
@@ -269,7 +234,6 @@ fn unified_server_args(words: &[String]) -> Option<&[String]> {
     }
 }
 
-/// Returns whether these words begin with a llama-server, by its name.
 fn starts_server(words: &[String]) -> bool {
     let named = |word: &String| !word.contains('=') && file_name(word).contains("llama-server");
     unified_server_args(words).is_some() || words.first().is_some_and(named)
@@ -330,25 +294,10 @@ pub(super) fn is_program(word: &str, names: &[&str]) -> bool {
 
 /// Recognises a server by its name, or by a model flag: the program may be a script around llama-server.
 fn is_server(program: &str, args: &[String]) -> bool {
-    const OTHERS: [&str; 15] = [
-        "python",
-        "vllm",
-        "uv",
-        "sd-server",
-        "whisper-server",
-        "node",
-        "ollama",
-        "flatpak",
-        "mlx",
-        "conda",
-        "npx",
-        "sglang",
-        "tabby",
-        "koboldcpp",
-        "ds4-server",
-    ];
+    const OTHERS: &str = "python vllm uv sd-server whisper-server node ollama flatpak mlx conda npx sglang tabby \
+        koboldcpp ds4-server";
     let name = file_name(program);
-    let other = OTHERS.iter().any(|other| name.starts_with(other))
+    let other = OTHERS.split_whitespace().any(|other| name.starts_with(other))
         || REFUSED_WRAPPERS.iter().any(|(known, _)| *known == name);
     let model = arguments::model_path(args).or_else(|| arguments::remote_model(args)).is_some();
     name.contains("llama-server") || (!other && model)
@@ -366,7 +315,6 @@ pub(super) fn split_flag_values(args: &[String]) -> Vec<String> {
     args.iter().flat_map(|word| both(word).map_or_else(|| vec![word.clone()], Vec::from)).collect()
 }
 
-/// Parses llama-server's flags: separates the listening flags and the model's file.
 fn parse_flags(args: &[String], taken: &mut ParsedCommand) {
     let split = arguments::split_listening(&split_flag_values(args));
     taken.listening = split.listening;
@@ -379,6 +327,6 @@ fn parse_flags(args: &[String], taken: &mut ParsedCommand) {
         }
         taken.model.model = Some(file);
     }
-    taken.model.args = args;
+    taken.model.command.args = args;
     taken.model.note_windows();
 }

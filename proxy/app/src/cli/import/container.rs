@@ -1,7 +1,7 @@
 //! Imports `docker run` and `podman run`: converts container options to settings of a plain process.
 
 use super::command::{ParsedCommand, is_program, split_flag_values};
-use super::macros::{inherited_note, is_inherited};
+use super::yaml::{inherited_note, is_inherited};
 use crate::config::arguments;
 
 /// Options without a value that have no meaning outside a container, such as removal and terminal.
@@ -23,8 +23,8 @@ pub(super) fn parse_container_run(
         return Err(format!("`{program}` is not told to `run` anything"));
     };
     let mut mounts: Vec<(String, String)> = Vec::new();
-    let mut words = words[run + 1..].iter().peekable();
-    let mut entry = None;
+    let mut words = words[run + 1..].iter();
+    let mut is_server = false;
     let image = loop {
         let Some(word) = words.next() else { return Err(format!("`{program} run` names no image")) };
         if !word.starts_with('-') {
@@ -45,41 +45,22 @@ pub(super) fn parse_container_run(
                 (word.as_str(), value.clone())
             }
         };
-        match option {
-            "-v" | "--volume" => parse_volume(&value, &mut mounts, taken),
-            "--mount" => parse_mount(&value, &mut mounts, taken),
-            "-e" | "--env" => match value.split_once('=') {
-                Some((name, value)) if !is_inherited(name, value) => {
-                    taken.model.env.push((name.to_owned(), value.to_owned()));
-                }
-                Some((value, _)) => taken.model.notes.push(inherited_note(value)),
-                None => taken.model.notes.push(inherited_note(&value)),
-            },
-            "-p" | "--publish" => taken.published = parse_published_port(&value).or(taken.published.take()),
-            "--gpus" => import_gpus(&value, taken),
-            "-w" | "--workdir" => taken.model.directory = Some(value),
-            "--entrypoint" => entry = Some(value),
-            _ if IGNORED_SWITCHES.contains(&option) || IGNORED_OPTIONS.contains(&option) => {}
-            _ => {
-                let value = if value.is_empty() { value } else { format!(" {value}") };
-                taken.unsupported.push((
-                    format!("`{program} run {option}{value}`"),
-                    "llama-warden starts the process itself, without a container".to_owned(),
-                ));
-            }
+        if option == "--entrypoint" {
+            is_server = value.contains("llama-server");
+        } else {
+            import_option(program, option, value, &mut mounts, taken);
         }
     };
     let mut args = split_flag_values(&words.cloned().collect::<Vec<_>>());
-    let served = entry.as_deref().is_some_and(|entry| entry.contains("llama-server"));
     if args.first().is_some_and(|word| is_program(word, &["llama-server"]) || word == "--server") {
         args.remove(0);
-    } else if !served && !image.contains("llama") {
+    } else if !is_server && !image.contains("llama") {
         return Err(format!("the image `{image}` is not known to be one of llama-server"));
     }
     let by_variable =
         |(name, _): &(String, String)| matches!(name.as_str(), "LLAMA_ARG_MODEL" | "LLAMA_ARG_HF_REPO");
     let names_model = arguments::model_path(&args).or_else(|| arguments::remote_model(&args)).is_some()
-        || taken.model.env.iter().any(by_variable);
+        || taken.model.command.env.iter().any(by_variable);
     if !names_model {
         return Err(format!(
             "no model is given to the image `{image}`: it starts its server by a script of its own"
@@ -92,11 +73,42 @@ pub(super) fn parse_container_run(
     // Match the longest mount first, because one may be within another.
     mounts.sort_by_key(|(inside, _)| std::cmp::Reverse(inside.len()));
     let there = |word: &String| host_path(word, &mounts);
-    taken.model.directory = taken.model.directory.as_ref().map(there);
-    for (_, value) in &mut taken.model.env {
+    taken.model.command.directory = taken.model.command.directory.as_ref().map(there);
+    for (_, value) in &mut taken.model.command.env {
         *value = host_path(value, &mounts);
     }
     Ok(args.iter().map(there).collect())
+}
+
+fn import_option(
+    program: &str,
+    option: &str,
+    value: String,
+    mounts: &mut Vec<(String, String)>,
+    taken: &mut ParsedCommand,
+) {
+    match option {
+        "-v" | "--volume" => parse_volume(&value, mounts, taken),
+        "--mount" => parse_mount(&value, mounts, taken),
+        "-e" | "--env" => match value.split_once('=') {
+            Some((name, value)) if !is_inherited(name, value) => {
+                taken.model.command.env.push((name.to_owned(), value.to_owned()));
+            }
+            Some((name, _)) => taken.model.notes.push(inherited_note(name)),
+            None => taken.model.notes.push(inherited_note(&value)),
+        },
+        "-p" | "--publish" => taken.published = parse_published_port(&value).or(taken.published.take()),
+        "--gpus" => import_gpus(&value, taken),
+        "-w" | "--workdir" => taken.model.command.directory = Some(value),
+        _ if IGNORED_SWITCHES.contains(&option) || IGNORED_OPTIONS.contains(&option) => {}
+        _ => {
+            let value = if value.is_empty() { value } else { format!(" {value}") };
+            taken.unsupported.push((
+                format!("`{program} run {option}{value}`"),
+                "llama-warden starts the process itself, without a container".to_owned(),
+            ));
+        }
+    }
 }
 
 /// Maps a path in the container to the path on the host.
@@ -152,7 +164,7 @@ fn parse_published_port(value: &str) -> Option<(Option<String>, u16)> {
 fn import_gpus(value: &str, taken: &mut ParsedCommand) {
     let value = value.trim_matches('"');
     if let Some(devices) = value.strip_prefix("device=") {
-        taken.model.env.push(("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned()));
+        taken.model.command.env.push(("CUDA_VISIBLE_DEVICES".to_owned(), devices.to_owned()));
     } else if value != "all" {
         let nearest = "name the devices: `env.CUDA_VISIBLE_DEVICES = \"0\"`";
         taken.unsupported.push((format!("`--gpus {value}`"), nearest.to_owned()));

@@ -5,12 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::{ImportedConfig, ImportedModel};
 
-/// Known kinds of content.
 const MODALITIES: [&str; 3] = ["text", "image", "audio"];
 /// Maximum bytes of metadata, with room left for the rest of `listing`.
 const MAX_METADATA_BYTES: usize = 12 << 10;
 
-/// Imports the listing keys of a model.
 pub(super) fn import_listing(
     table: &Map<String, Value>,
     model: &mut ImportedModel,
@@ -39,7 +37,6 @@ pub(super) fn import_listing(
     }
 }
 
-/// Imports capabilities. Skips those that are off or empty.
 fn import_capabilities(
     table: &Map<String, Value>,
     model: &str,

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::macros::{MacroError, MacroScope, inherited_note, is_inherited, unset_variable};
-use super::yaml::{line_of, plain_text};
+use super::yaml::{
+    MacroError, MacroScope, inherited_note, is_inherited, line_of, plain_text, unset_variable,
+};
 use super::{
-    EnvLookup, ImportedConfig, ImportedModel, ImportedRemote, NameVariant, command, listing, peers, routing,
-    split, write, yaml,
+    EnvLookup, ImportedConfig, ImportedModel, ImportedRemote, ImportedRequests, NameVariant, command,
+    is_listed, listing, peers, routing, shell, write, yaml,
 };
 use crate::exit::CommandError;
 
@@ -36,7 +37,6 @@ const UNSUPPORTED_KEYS: [(&str, &str); 13] = [
     ("scheduler", "requests of a model are served in the order in which they came"),
 ];
 
-/// Model keys without an equivalent, with the nearest alternative.
 const UNSUPPORTED_MODEL_KEYS: [(&str, &str); 5] = [
     ("cmdStop", "a process gets SIGTERM, and `lifecycle.stop_grace` to end"),
     ("checkEndpoint", "`/health` of llama-server is asked"),
@@ -45,8 +45,7 @@ const UNSUPPORTED_MODEL_KEYS: [(&str, &str); 5] = [
     ("healthCheckTimeout", "`lifecycle.start_timeout`"),
 ];
 
-/// Imported keys of a model that is a remote endpoint.
-const ENDPOINT_KEYS: [&str; 5] = ["cmd", "proxy", "aliases", "filters", "useModelName"];
+const ENDPOINT_KEYS: &str = "cmd proxy aliases filters useModelName";
 const UNSUPPORTED_ENDPOINT_KEYS: [(&str, &str); 9] = [
     ("headers", "`key_file` of a model in `[remotes]` names a file with its key"),
     ("apiKey", "`key_file` of a model in `[remotes]` names a file with its key"),
@@ -60,40 +59,10 @@ const UNSUPPORTED_ENDPOINT_KEYS: [(&str, &str); 9] = [
 ];
 
 /// Global keys that are imported elsewhere, or are irrelevant here, such as ports.
-const GLOBAL_KEYS: [&str; 14] = [
-    "peers",
-    "selectors",
-    "sendLoadingState",
-    "models",
-    "macros",
-    "groups",
-    "matrix",
-    "routing",
-    "hooks",
-    "healthCheckTimeout",
-    "unloadTimeout",
-    "globalTTL",
-    "logLevel",
-    "startPort",
-];
-const MODEL_KEYS: [&str; 16] = [
-    "name",
-    "description",
-    "metadata",
-    "capabilities",
-    "unlisted",
-    "sendLoadingState",
-    "cmd",
-    "proxy",
-    "aliases",
-    "env",
-    "ttl",
-    "unloadTimeout",
-    "useModelName",
-    "concurrencyLimit",
-    "filters",
-    "macros",
-];
+const GLOBAL_KEYS: &str = "peers selectors sendLoadingState models macros groups matrix routing hooks \
+    healthCheckTimeout unloadTimeout globalTTL logLevel startPort";
+const MODEL_KEYS: &str = "name description metadata capabilities unlisted sendLoadingState cmd proxy aliases env ttl \
+    unloadTimeout useModelName concurrencyLimit filters macros";
 
 /// Note on a key that llama-swap ignores, too, or that is newer than this program.
 pub(super) const UNKNOWN_KEY_NOTE: &str = "no key of llama-swap that is known here";
@@ -107,12 +76,7 @@ pub(super) fn import_llama_swap(
 ) -> Result<ImportedConfig, CommandError> {
     let raw = yaml::read_yaml(text, from)?;
     let macros = MacroScope::new(env).with(raw.get("macros"));
-    let wrong = |wrong: MacroError| {
-        CommandError::usage(
-            format!("{from}{}: {}: {}", line_of(text, &wrong.written), wrong.written, wrong.why),
-            wrong.hint,
-        )
-    };
+    let wrong = |wrong: MacroError| wrong.at(from, &line_of(text, &wrong.written));
     let mut top = Map::new();
     for (key, value) in raw.iter().filter(|(key, _)| *key != "models" && *key != "macros") {
         top.insert(key.clone(), macros.expand(value).map_err(wrong)?);
@@ -135,8 +99,8 @@ pub(super) fn import_llama_swap(
         log_level: top.get("logLevel").map(plain_text),
         ..ImportedConfig::default()
     };
-    report_unsupported(&top, &GLOBAL_KEYS, &UNSUPPORTED_KEYS, None, &mut imported);
-    for (key, value) in top.iter().filter(|(key, _)| GLOBAL_KEYS.contains(&key.as_str()) && *key != "peers") {
+    report_unsupported(&top, GLOBAL_KEYS, &UNSUPPORTED_KEYS, None, &mut imported);
+    for (key, value) in top.iter().filter(|(key, _)| is_listed(GLOBAL_KEYS, key) && *key != "peers") {
         if let Some(variable) = unset_variable(&value.to_string()) {
             let why = format!("the variable {variable} is not set here: set it for the import");
             imported.add_unsupported(format!("`{key}`, as far as it is `${{env.{variable}}}`"), why);
@@ -163,7 +127,6 @@ pub(super) fn import_llama_swap(
     Ok(imported)
 }
 
-/// A file to import.
 struct LlamaSwapFile<'a> {
     text: &'a str,
     from: &'a str,
@@ -173,7 +136,6 @@ struct LlamaSwapFile<'a> {
 }
 
 impl LlamaSwapFile<'_> {
-    /// Imports one model.
     fn import_model(
         &self,
         name: &str,
@@ -181,7 +143,8 @@ impl LlamaSwapFile<'_> {
         port: u64,
         imported: &mut ImportedConfig,
     ) -> Result<(), CommandError> {
-        let (text, from) = (self.text, self.from);
+        let text = self.text;
+        let from = self.from;
         let at = line_of(text, name);
         let Some(table) = value.as_object() else {
             return Err(CommandError::usage(
@@ -190,12 +153,7 @@ impl LlamaSwapFile<'_> {
             ));
         };
         let place = |written: &str| yaml::line_after(text, name, written);
-        let wrong = |wrong: MacroError| {
-            CommandError::usage(
-                format!("{from}{}: {}: {}", place(&wrong.written), wrong.written, wrong.why),
-                wrong.hint,
-            )
-        };
+        let wrong = |wrong: MacroError| wrong.at(from, &place(&wrong.written));
         let mut own = self.macros.with(table.get("macros"));
         own.set("MODEL_ID", Value::from(name));
         own.set("PORT", Value::from(port));
@@ -240,9 +198,9 @@ impl LlamaSwapFile<'_> {
         // 0 means never, whatever the global TTL is; -1 means the global TTL.
         let ttl = expanded.get("ttl").and_then(Value::as_i64).filter(|ttl| *ttl >= 0);
         let ttl = ttl.map_or_else(|| number_of(self.top, "globalTTL"), |ttl| u64::try_from(ttl).ok());
-        model.ttl = ttl.filter(|seconds| *seconds > 0);
+        model.loading.ttl = ttl.filter(|seconds| *seconds > 0);
         let shows = |table: &Map<String, Value>| table.get("sendLoadingState").and_then(Value::as_bool);
-        model.shows_loading = shows(&expanded).or_else(|| shows(self.top)).unwrap_or(false);
+        model.loading.is_shown = shows(&expanded).or_else(|| shows(self.top)).unwrap_or(false);
         imported.models.push(model);
         Ok(())
     }
@@ -250,8 +208,8 @@ impl LlamaSwapFile<'_> {
 
 /// The endpoint of a model that is not started: it has no command, and its `proxy` is on another machine.
 fn remote_endpoint(table: &Map<String, Value>) -> Option<String> {
-    let started = table.get("cmd").map(plain_text).is_some_and(|cmd| !cmd.trim().is_empty());
-    table.get("proxy").map(plain_text).filter(|proxy| !started && !proxy.is_empty() && !is_local(proxy))
+    let started = text_of(table, "cmd").is_some_and(|cmd| !cmd.trim().is_empty());
+    text_of(table, "proxy").filter(|proxy| !started && !is_local(proxy))
 }
 
 fn is_local(proxy: &str) -> bool {
@@ -264,24 +222,24 @@ fn import_remote(
     table: &Map<String, Value>,
     imported: &mut ImportedConfig,
 ) -> ImportedRemote {
-    let mut model = ImportedModel {
-        name: name.to_owned(),
-        aliases: text_list(table.get("aliases")),
-        ..ImportedModel::default()
-    };
-    import_filters(table.get("filters"), &mut model, imported);
-    report_unsupported(table, &ENDPOINT_KEYS, &UNSUPPORTED_ENDPOINT_KEYS, Some(name), imported);
-    let ImportedModel { strip, set, names, aliases, .. } = model;
-    let called = table.get("useModelName").map(plain_text).filter(|name| !name.is_empty());
-    ImportedRemote { name: name.to_owned(), url, model: called, aliases, key_file: None, strip, set, names }
+    let mut aliases = text_list(table.get("aliases"));
+    let requests = import_filters(table.get("filters"), name, &mut aliases, imported);
+    report_unsupported(table, ENDPOINT_KEYS, &UNSUPPORTED_ENDPOINT_KEYS, Some(name), imported);
+    let model = text_of(table, "useModelName");
+    ImportedRemote { name: name.to_owned(), url, model, aliases, key_file: None, requests }
 }
 
 fn is_known(key: &str) -> bool {
-    GLOBAL_KEYS.contains(&key) || UNSUPPORTED_KEYS.iter().any(|(known, _)| *known == key)
+    is_listed(GLOBAL_KEYS, key) || UNSUPPORTED_KEYS.iter().any(|(known, _)| *known == key)
 }
 
 fn without_comments(text: &str) -> String {
     text.lines().filter(|line| !line.trim_start().starts_with('#')).collect::<Vec<_>>().join("\n")
+}
+
+/// The text of a key that is set and not empty.
+pub(super) fn text_of(table: &Map<String, Value>, key: &str) -> Option<String> {
+    table.get(key).map(plain_text).filter(|text| !text.is_empty())
 }
 
 fn number_of(table: &Map<String, Value>, key: &str) -> Option<u64> {
@@ -289,7 +247,6 @@ fn number_of(table: &Map<String, Value>, key: &str) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
-/// Converts a list of texts, or a single text.
 pub(super) fn text_list(value: Option<&Value>) -> Vec<String> {
     match value {
         Some(Value::Array(list)) => list.iter().map(plain_text).collect(),
@@ -301,7 +258,7 @@ pub(super) fn text_list(value: Option<&Value>) -> Vec<String> {
 /// Reports the keys of a table that have no equivalent. Skips those that are empty or off.
 pub(super) fn report_unsupported(
     table: &Map<String, Value>,
-    read: &[&str],
+    read: &str,
     known: &[(&str, &str)],
     model: Option<&str>,
     imported: &mut ImportedConfig,
@@ -315,7 +272,7 @@ pub(super) fn report_unsupported(
             Value::Number(number) => number.as_f64() == Some(0.0),
             Value::Bool(true) => false,
         };
-        if read.contains(&key.as_str()) || empty {
+        if is_listed(read, key) || empty {
             continue;
         }
         // Report only the name of a key, because its value may be secret.
@@ -336,7 +293,7 @@ fn model(
     imported: &mut ImportedConfig,
 ) -> Result<Option<ImportedModel>, CommandError> {
     let cmd = table.get("cmd").map(plain_text).unwrap_or_default();
-    let words = split::split_words(&cmd, at)?;
+    let words = shell::split_words(&cmd, at)?;
     if words.is_empty() {
         return Err(CommandError::usage(
             format!("{at}: it has no `cmd`"),
@@ -364,7 +321,7 @@ fn model(
             Some((variable, value)) if is_inherited(variable, value) => {
                 model.notes.push(inherited_note(variable));
             }
-            Some((variable, value)) => model.env.push((variable.to_owned(), value.to_owned())),
+            Some((variable, value)) => model.command.env.push((variable.to_owned(), value.to_owned())),
             None => {
                 return Err(CommandError::usage(
                     format!("{at}: `env`: an entry is no `NAME=VALUE`"),
@@ -374,7 +331,7 @@ fn model(
         }
     }
     model.aliases = text_list(table.get("aliases"));
-    model.upstream_model = table.get("useModelName").map(plain_text).filter(|name| !name.is_empty());
+    model.upstream_model = text_of(table, "useModelName");
     model.stop_grace = number_of(table, "unloadTimeout").filter(|seconds| *seconds > 0);
     model.max_in_flight = number_of(table, "concurrencyLimit").filter(|limit| *limit > 0);
     if model.max_in_flight.is_some() {
@@ -389,51 +346,57 @@ fn model(
             "a model is served by processes of this machine, or named in `[remotes]`",
         );
     }
-    import_filters(table.get("filters"), &mut model, imported);
+    model.requests = import_filters(table.get("filters"), name, &mut model.aliases, imported);
     listing::import_listing(table, &mut model, imported);
-    let mut read = MODEL_KEYS.to_vec();
+    let mut read = MODEL_KEYS.to_owned();
     if table.get("checkEndpoint").and_then(Value::as_str) == Some("/health") {
         // llama-warden checks `/health`, too.
-        read.push("checkEndpoint");
+        read.push_str(" checkEndpoint");
     }
     report_unsupported(table, &read, &UNSUPPORTED_MODEL_KEYS, Some(name), imported);
     Ok(Some(model))
 }
 
-/// Imports the changes to requests of a model, for all or some of its names.
 pub(super) fn import_filters(
     filters: Option<&Value>,
-    model: &mut ImportedModel,
+    model: &str,
+    aliases: &mut Vec<String>,
     imported: &mut ImportedConfig,
-) {
+) -> ImportedRequests {
     let mut table: BTreeMap<&str, &Value> = filters
         .and_then(Value::as_object)
         .into_iter()
         .flatten()
         .map(|(key, value)| (key.as_str(), value))
         .collect();
+    let mut requests = ImportedRequests::default();
     // Older files spell the key with an underscore.
     for key in ["stripParams", "strip_params"] {
         let text = table.remove(key).map(plain_text).unwrap_or_default();
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "model");
-        model.strip.extend(names.map(str::to_owned));
+        requests.strip.extend(names.map(str::to_owned));
     }
-    model.set = import_parameters(table.remove("setParams"), "setParams", &model.name, imported);
+    requests.set = import_parameters(table.remove("setParams"), "setParams", model, imported);
     let by_name = table.remove("setParamsByID").and_then(Value::as_object).into_iter().flatten();
-    let by_name: Vec<(&String, Vec<(String, Value)>)> = by_name
-        .map(|(name, value)| (name, import_parameters(Some(value), "setParamsByID", &model.name, imported)))
-        .collect();
-    for key in table.keys() {
-        imported.add_unsupported_of(
-            &model.name,
-            format!("`filters.{key}`"),
-            "`request` of a model has what can be changed",
-        );
+    for (name, value) in by_name {
+        let set = import_parameters(Some(value), "setParamsByID", model, imported);
+        requests.names.push(NameVariant { name: name.clone(), set });
     }
-    import_variants(by_name, model);
+    for key in table.keys() {
+        let nearest = "`request` of a model has what can be changed";
+        imported.add_unsupported_of(model, format!("`filters.{key}`"), nearest);
+    }
+    aliases.retain(|alias| requests.names.iter().all(|variant| variant.name != *alias));
+    // A model whose only name is its own needs no variant: set the parameters on the model.
+    if aliases.is_empty() && matches!(requests.names.as_slice(), [only] if only.name == model) {
+        for (key, value) in requests.names.drain(..).flat_map(|only| only.set) {
+            requests.set.retain(|(known, _)| *known != key);
+            requests.set.push((key, value));
+        }
+    }
+    requests
 }
 
-/// Parameters that are set in requests.
 fn import_parameters(
     value: Option<&Value>,
     key: &str,
@@ -452,20 +415,4 @@ fn import_parameters(
         }
     }
     all
-}
-
-/// Imports names of the model that have parameters of their own; the model's own name may be one of them.
-fn import_variants(by_name: Vec<(&String, Vec<(String, Value)>)>, model: &mut ImportedModel) {
-    model.aliases.retain(|alias| by_name.iter().all(|(name, _)| *name != alias));
-    let own = |(name, set): (&String, Vec<(String, Value)>)| NameVariant { name: name.clone(), set };
-    model.names = by_name.into_iter().map(own).collect();
-    // A model whose only name is its own needs no variant: set the parameters on the model.
-    let is_only =
-        model.aliases.is_empty() && matches!(model.names.as_slice(), [only] if only.name == model.name);
-    if is_only {
-        for (key, value) in model.names.drain(..).flat_map(|only| only.set) {
-            model.set.retain(|(known, _)| *known != key);
-            model.set.push((key, value));
-        }
-    }
 }

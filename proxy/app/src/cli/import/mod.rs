@@ -20,15 +20,12 @@ mod command;
 mod container;
 mod listing;
 mod llama_swap;
-mod macros;
-mod matrix;
 mod ollama;
 mod peers;
 mod preset;
 mod router;
 mod routing;
 mod shell;
-mod split;
 mod write;
 mod yaml;
 
@@ -59,47 +56,56 @@ enum ImportFormat {
     Command,
 }
 
-/// A model to be written.
 #[derive(Debug, Default)]
 struct ImportedModel {
     name: String,
     /// Notes for the operator, written as comments.
     notes: Vec<String>,
+    command: ImportedCommand,
+    model: Option<String>,
+    aliases: Vec<String>,
+    loading: ImportedLoading,
+    max_in_flight: Option<u64>,
+    upstream_model: Option<String>,
+    /// In seconds.
+    stop_grace: Option<u64>,
+    requests: ImportedRequests,
+    listing: Vec<(&'static str, Value)>,
+}
+
+#[derive(Debug, Default)]
+struct ImportedCommand {
     /// Words before the binary.
     wrapper: Vec<String>,
     binary: Option<String>,
-    model: Option<String>,
     directory: Option<String>,
     args: Vec<String>,
     mitigations: Vec<String>,
     env: Vec<(String, String)>,
-    aliases: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+struct ImportedLoading {
     preload: bool,
-    max_in_flight: Option<u64>,
-    upstream_model: Option<String>,
-    /// In seconds.
-    start_timeout: Option<u64>,
-    /// In seconds.
-    stop_grace: Option<u64>,
+    pin: bool,
+    /// At most one model of each group is loaded.
+    groups: Vec<String>,
+    /// Idle seconds after which the model is unloaded.
+    ttl: Option<u64>,
+    /// Chats show the progress of loading.
+    is_shown: bool,
+}
+
+#[derive(Debug, Default)]
+struct ImportedRequests {
     strip: Vec<String>,
     set: Vec<(String, Value)>,
     default: Vec<(String, Value)>,
     system_prompt: Option<String>,
-    /// Idle seconds after which the model is unloaded.
-    ttl: Option<u64>,
-    /// At most one model of each group is loaded.
-    groups: Vec<String>,
-    /// The model is never unloaded for another one.
-    pin: bool,
-    /// Chats show the progress of loading.
-    shows_loading: bool,
     /// Names under which requests get other parameters.
     names: Vec<NameVariant>,
-    /// Keys of `listing`, shown in lists of models.
-    listing: Vec<(&'static str, Value)>,
 }
 
-/// A name of a model, with the parameters that its requests get.
 #[derive(Debug, Default)]
 struct NameVariant {
     name: String,
@@ -107,15 +113,14 @@ struct NameVariant {
 }
 
 impl ImportedModel {
-    /// Returns whether requests for `name` are for this model.
     fn answers_to(&self, name: &str) -> bool {
         self.all_names().any(|own| own == name)
     }
 
-    /// Adds a note if the arguments contain paths of Windows.
     fn note_windows(&mut self) {
-        let words = self.args.iter().chain(&self.model).chain(&self.binary).chain(&self.wrapper);
-        if words.into_iter().any(|word| split::is_windows_path(word)) {
+        let ImportedCommand { args, binary, wrapper, .. } = &self.command;
+        let words = args.iter().chain(&self.model).chain(binary).chain(wrapper);
+        if words.into_iter().any(|word| shell::is_windows_path(word)) {
             let note = "its paths are those of Windows: write where the files are on this machine \
                         (in WSL `C:\\x` is `/mnt/c/x`)";
             self.notes.push(note.to_owned());
@@ -123,16 +128,17 @@ impl ImportedModel {
     }
 
     fn all_names(&self) -> impl Iterator<Item = &String> {
-        let variants = self.names.iter().map(|variant| &variant.name).filter(|name| **name != self.name);
+        let variants =
+            self.requests.names.iter().map(|variant| &variant.name).filter(|name| **name != self.name);
         std::iter::once(&self.name).chain(&self.aliases).chain(variants)
     }
 
     /// Sets whether the model's file is mapped. Written as a mitigation, because the flag differs between
     /// builds.
     fn set_mmap(&mut self, on: bool) {
-        self.mitigations.retain(|item| item != NO_MMAP);
+        self.command.mitigations.retain(|item| item != NO_MMAP);
         if !on {
-            self.mitigations.push(NO_MMAP.to_owned());
+            self.command.mitigations.push(NO_MMAP.to_owned());
         }
     }
 }
@@ -140,7 +146,6 @@ impl ImportedModel {
 /// The mitigation that reads a model's file instead of mapping it. Builds map by default.
 const NO_MMAP: &str = "no-mmap";
 
-/// A model served by another endpoint, to be written.
 #[derive(Debug)]
 struct ImportedRemote {
     name: String,
@@ -150,20 +155,21 @@ struct ImportedRemote {
     aliases: Vec<String>,
     /// File with the endpoint's key, if there is one.
     key_file: Option<String>,
-    strip: Vec<String>,
-    set: Vec<(String, Value)>,
-    /// Names under which requests get other parameters.
-    names: Vec<NameVariant>,
+    requests: ImportedRequests,
 }
 
-/// A name for the best of several models.
+impl ImportedRemote {
+    fn all_names(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.name).chain(&self.aliases)
+    }
+}
+
 #[derive(Debug)]
 struct ImportedSelector {
     name: String,
     models: Vec<String>,
 }
 
-/// A setting without an equivalent, with the nearest alternative.
 #[derive(Debug)]
 struct UnsupportedSetting {
     setting: String,
@@ -172,22 +178,23 @@ struct UnsupportedSetting {
     models: Vec<String>,
 }
 
-/// All imported settings.
 #[derive(Debug, Default)]
-struct ImportedConfig {
+struct ImportedListener {
     host: Option<String>,
     port: Option<u16>,
     tls_cert: Option<String>,
     tls_key: Option<String>,
     api_prefix: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct ImportedConfig {
+    listener: ImportedListener,
     log_level: Option<String>,
     /// The models without a file come from a folder.
     has_folder: bool,
-    /// Folders of models.
     folders: Vec<String>,
-    /// Defaults for all models.
     defaults: Option<ImportedModel>,
-    /// Maximum number of loaded models.
     max_loaded: Option<u32>,
     /// Start timeout of all models, in seconds.
     start_timeout: Option<u64>,
@@ -211,7 +218,8 @@ impl ImportedConfig {
     /// Records a setting of a model without an equivalent. Settings that models share are merged into one
     /// entry.
     fn add_unsupported_of(&mut self, model: &str, what: impl Into<String>, nearest: impl Into<String>) {
-        let (what, nearest) = (what.into(), nearest.into());
+        let what = what.into();
+        let nearest = nearest.into();
         let is_same = |left: &&mut UnsupportedSetting| {
             left.setting == what && left.nearest == nearest && !left.models.is_empty()
         };
@@ -246,6 +254,10 @@ impl ImportedConfig {
     }
 }
 
+fn is_listed(words: &str, word: &str) -> bool {
+    words.split_whitespace().any(|known| known == word)
+}
+
 pub(crate) fn run(args: &ImportArgs) -> Result<(), CommandError> {
     let machine = HostMachine::read();
     let env = |name: &str| machine.var(name).map(|value| value.to_string_lossy().into_owned());
@@ -267,7 +279,6 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Prints a summary of the import on standard error.
 fn print_summary(imported: &ImportedConfig) {
     let models = out::count_noun(imported.models.len() + imported.remotes.len(), "model");
     out::error_line(&format!("{models} imported, {} left without an equal", imported.unmatched.len()));
@@ -280,7 +291,6 @@ fn print_summary(imported: &ImportedConfig) {
 const MAX_SHOWN_MODELS: usize = 3;
 
 impl UnsupportedSetting {
-    /// Describes the setting, its models (at most `most`), and the nearest alternative.
     fn describe(&self, most: usize) -> String {
         let Self { setting: what, nearest, models } = self;
         let shown: Vec<String> = models.iter().take(most).map(|model| format!("`{model}`")).collect();
@@ -340,7 +350,7 @@ fn read_source(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, Importe
         ImportFormat::LlamaSwap => llama_swap::import_llama_swap(&text, &from, env)?,
         ImportFormat::Preset => preset::import_preset(&text, &from)?,
         ImportFormat::Command | ImportFormat::Ollama => {
-            command_or_router(&split::split_words(&text, &from)?, &from)?
+            command_or_router(&shell::split_words(&text, &from)?, &from)?
         }
     };
     Ok((from, imported))
@@ -361,7 +371,6 @@ fn command_or_router(words: &[String], from: &str) -> Result<ImportedConfig, Com
     }
 }
 
-/// Guesses the format by the extension of the file, else by its first meaningful line.
 fn guess_format(path: &Path, text: &str) -> ImportFormat {
     match path.extension().and_then(|end| end.to_str()) {
         Some("yaml" | "yml") => return ImportFormat::LlamaSwap,
@@ -394,7 +403,7 @@ pub(crate) fn import_each_format(text: &str) -> [Result<String, CommandError>; 3
     [
         written(llama_swap::import_llama_swap(text, "x", &|_| None)),
         written(preset::import_preset(text, "x")),
-        written(split::split_words(text, "x").and_then(|words| command::import_command(&words, "x"))),
+        written(shell::split_words(text, "x").and_then(|words| command::import_command(&words, "x"))),
     ]
 }
 

@@ -58,7 +58,7 @@ proptest! {
 
     #[test]
     fn of_a_command(text in mutated_text(&[DOCKER, MORE])) {
-        sound(split::split_words(&text, "x.sh").and_then(|words| command::import_command(&words, "x.sh")))?;
+        sound(shell::split_words(&text, "x.sh").and_then(|words| command::import_command(&words, "x.sh")))?;
     }
 }
 

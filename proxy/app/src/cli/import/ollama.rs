@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use warden_supervisor::regular_file;
 
-use super::{EnvLookup, ImportedConfig, ImportedModel};
+use super::{EnvLookup, ImportedConfig, ImportedModel, is_listed};
 use crate::exit::CommandError;
 
 /// Maximum bytes of a manifest, a system prompt or a list of parameters. Ollama's own files are smaller than
@@ -13,7 +13,6 @@ use crate::exit::CommandError;
 const MAX_TEXT_BYTES: u64 = 4 << 20;
 /// Maximum nesting of folders: manifests are in HOST/OWNER/MODEL/TAG.
 const MAX_FOLDER_DEPTH: usize = 8;
-/// Maximum number of files in all folders.
 const MAX_MANIFESTS: usize = 10_000;
 
 /// Parameters of Ollama with the equivalent flag of llama-server.
@@ -25,24 +24,9 @@ const PARAMETER_FLAGS: [(&str, &str); 6] = [
     ("main_gpu", "-mg"),
     ("num_keep", "--keep"),
 ];
-/// Parameters of Ollama with the equivalent request parameter of llama-server.
-const REQUEST_PARAMETERS: [(&str, &str); 15] = [
-    ("temperature", "temperature"),
-    ("top_k", "top_k"),
-    ("top_p", "top_p"),
-    ("min_p", "min_p"),
-    ("typical_p", "typical_p"),
-    ("repeat_penalty", "repeat_penalty"),
-    ("repeat_last_n", "repeat_last_n"),
-    ("presence_penalty", "presence_penalty"),
-    ("frequency_penalty", "frequency_penalty"),
-    ("seed", "seed"),
-    ("stop", "stop"),
-    ("num_predict", "max_tokens"),
-    ("mirostat", "mirostat"),
-    ("mirostat_eta", "mirostat_eta"),
-    ("mirostat_tau", "mirostat_tau"),
-];
+/// Parameters of Ollama that requests to llama-server have, too.
+const REQUEST_PARAMETERS: &str = "temperature top_k top_p min_p typical_p repeat_penalty repeat_last_n \
+                                  presence_penalty frequency_penalty seed stop mirostat mirostat_eta mirostat_tau";
 
 /// Finds the folder of Ollama's models: the given one, else that of `OLLAMA_MODELS`, else Ollama's default.
 pub(super) fn models_folder(given: Option<&Path>, env: EnvLookup<'_>) -> Result<PathBuf, CommandError> {
@@ -169,20 +153,25 @@ fn import_layers(
         };
         match kind {
             "model" if model.model.is_none() => model.model = Some(shown),
-            "projector" => model.args.extend(["--mmproj".to_owned(), shown]),
-            "adapter" => model.args.extend(["--lora".to_owned(), shown]),
-            "system" => model.system_prompt = Some(read()?).filter(|text| !text.trim().is_empty()),
+            "projector" => model.command.args.extend(["--mmproj".to_owned(), shown]),
+            "adapter" => model.command.args.extend(["--lora".to_owned(), shown]),
+            "system" => model.requests.system_prompt = Some(read()?).filter(|text| !text.trim().is_empty()),
             "params" => {
                 let text = read()?;
-                let table = serde_json::from_str(&text).map_err(|error| wrong(format!("its parameters in {shown} are no JSON: {error}")))?;
+                let table = serde_json::from_str(&text)
+                    .map_err(|error| wrong(format!("its parameters in {shown} are no JSON: {error}")))?;
                 import_parameters(&table, model, imported);
             }
             "license" => model.notes.push(format!("its license: {shown}")),
             "template" => imported.add_unsupported(
                 format!("model `{name}`: its template ({shown})"),
-                "llama-server takes the template within the model's file, or one in Jinja with `--chat-template-file`",
+                "llama-server takes the template within the model's file, or one in Jinja with \
+                 `--chat-template-file`",
             ),
-            _ => imported.add_unsupported(format!("model `{name}`: its layer `{kind}` ({shown})"), "look whether llama-server has a flag for it"),
+            _ => imported.add_unsupported(
+                format!("model `{name}`: its layer `{kind}` ({shown})"),
+                "look whether llama-server has a flag for it",
+            ),
         }
     }
     Ok(())
@@ -191,11 +180,13 @@ fn import_layers(
 fn import_parameters(table: &Value, model: &mut ImportedModel, imported: &mut ImportedConfig) {
     for (key, value) in table.as_object().into_iter().flatten() {
         if let Some((_, flag)) = PARAMETER_FLAGS.iter().find(|(name, _)| name == key) {
-            model.args.extend([(*flag).to_owned(), super::yaml::plain_text(value)]);
+            model.command.args.extend([(*flag).to_owned(), super::yaml::plain_text(value)]);
         } else if key == "num_predict" && value.as_i64().is_some_and(|count| count < 0) {
             model.notes.push(format!("num_predict {value}: no limit, as without it"));
-        } else if let Some((_, name)) = REQUEST_PARAMETERS.iter().find(|(name, _)| name == key) {
-            model.default.push(((*name).to_owned(), value.clone()));
+        } else if key == "num_predict" {
+            model.requests.default.push(("max_tokens".to_owned(), value.clone()));
+        } else if is_listed(REQUEST_PARAMETERS, key) {
+            model.requests.default.push((key.clone(), value.clone()));
         } else if let ("use_mmap", Some(on)) = (key.as_str(), value.as_bool()) {
             model.set_mmap(on);
         } else {
@@ -238,7 +229,10 @@ mod tests {
     fn what_a_manifest_names_is_neither_waited_for_nor_read_without_end() {
         let (base, _, blob) = folder();
         fs::write(&blob, "Be kind.").unwrap();
-        assert_eq!(import_ollama(base.path()).unwrap().models[0].system_prompt.as_deref(), Some("Be kind."));
+        assert_eq!(
+            import_ollama(base.path()).unwrap().models[0].requests.system_prompt.as_deref(),
+            Some("Be kind.")
+        );
         fs::remove_file(&blob).unwrap();
         File::create(&blob).unwrap().set_len(3 << 30).unwrap();
         let refused = import_ollama(base.path()).err().unwrap().to_string();

@@ -4,45 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::llama_swap::{import_filters, report_unsupported, text_list};
-use super::macros::unset_variable;
-use super::yaml::plain_text;
+use super::llama_swap::{import_filters, report_unsupported, text_list, text_of};
+use super::yaml::unset_variable;
 use super::{ImportedConfig, ImportedModel, ImportedRemote, ImportedSelector};
 
-/// Imported keys of a peer.
-const PEER_KEYS: [&str; 4] = ["proxy", "apiKey", "models", "filters"];
+const PEER_KEYS: &str = "proxy apiKey models filters";
 
-/// Keys of a peer without an equivalent, with the nearest alternative.
 const UNSUPPORTED_PEER_KEYS: [(&str, &str); 3] = [
     ("timeouts", "`timeout` of a model in `[remotes]` is for a whole answer"),
-    (
-        "headers",
-        "an endpoint gets the key in `key_file`, and what clients send but for their own keys and cookies",
-    ),
-    (
-        "setHeaders",
-        "an endpoint gets the key in `key_file`, and what clients send but for their own keys and cookies",
-    ),
+    ("headers", HEADERS_NOTE),
+    ("setHeaders", HEADERS_NOTE),
 ];
+const HEADERS_NOTE: &str =
+    "an endpoint gets the key in `key_file`, and what clients send but for their own keys and cookies";
 
-/// Advice for a key that was written in the file.
 const KEY_FILE_ADVICE: &str =
     "write it into a file of its own that nobody else can read, and name that in `key_file`";
 
 /// Imports each model of each peer. The model is named `PEER/MODEL`, or only `MODEL` if no other model has
 /// that name.
 pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConfig) {
-    let mut taken: BTreeSet<String> = BTreeSet::new();
-    for model in &imported.models {
-        taken.extend(model.all_names().cloned());
-    }
-    taken.extend(
-        imported
-            .remotes
-            .iter()
-            .flat_map(|remote| std::iter::once(&remote.name).chain(&remote.aliases))
-            .cloned(),
-    );
+    let models = imported.models.iter().flat_map(ImportedModel::all_names);
+    let remotes = imported.remotes.iter().flat_map(ImportedRemote::all_names);
+    let mut taken: BTreeSet<String> = models.chain(remotes).cloned().collect();
     let peers = || top.get("peers").and_then(Value::as_object).into_iter().flatten();
     let mut counts = BTreeMap::<String, usize>::new();
     for (_, table) in peers() {
@@ -60,9 +44,8 @@ pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConf
             );
             continue;
         };
-        report_unsupported(table, &PEER_KEYS, &UNSUPPORTED_PEER_KEYS, None, imported);
-        let url =
-            table.get("proxy").map(plain_text).filter(|url| !url.is_empty() && unset_variable(url).is_none());
+        report_unsupported(table, PEER_KEYS, &UNSUPPORTED_PEER_KEYS, None, imported);
+        let url = text_of(table, "proxy").filter(|url| unset_variable(url).is_none());
         let Some(url) = url else {
             imported.add_unsupported(
                 format!("the peer `{peer}`, which has no `proxy`"),
@@ -70,7 +53,7 @@ pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConf
             );
             continue;
         };
-        let has_key = table.get("apiKey").map(plain_text).is_some_and(|key| !key.is_empty());
+        let has_key = text_of(table, "apiKey").is_some();
         if has_key {
             imported.add_unsupported(format!("{of}its key"), KEY_FILE_ADVICE);
         }
@@ -86,20 +69,10 @@ pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConf
             let is_free = counts.get(&own) == Some(&1) && taken.insert(own.clone());
             let (name, aliases, called) =
                 if is_free { (own, vec![whole], None) } else { (whole, Vec::new(), Some(own)) };
-            let mut model = ImportedModel { name: name.clone(), ..ImportedModel::default() };
-            import_filters(table.get("filters"), &mut model, imported);
-            let ImportedModel { strip, set, names, .. } = model;
+            let requests = import_filters(table.get("filters"), &name, &mut Vec::new(), imported);
             let key_file = has_key.then(|| format!("{peer}.key"));
-            imported.remotes.push(ImportedRemote {
-                name,
-                url: url.clone(),
-                model: called,
-                aliases,
-                key_file,
-                strip,
-                set,
-                names,
-            });
+            let url = url.clone();
+            imported.remotes.push(ImportedRemote { name, url, model: called, aliases, key_file, requests });
         }
     }
     import_selectors(top, imported);
@@ -111,10 +84,7 @@ fn import_selectors(top: &Map<String, Value>, imported: &mut ImportedConfig) {
         let targets = text_list(selector.get("targets"));
         let real = |target: &String| {
             let here = imported.models.iter().find(|model| model.answers_to(target)).map(|model| &model.name);
-            let there = imported
-                .remotes
-                .iter()
-                .find(|remote| remote.name == *target || remote.aliases.contains(target));
+            let there = imported.remotes.iter().find(|remote| remote.all_names().any(|own| own == target));
             here.or(there.map(|remote| &remote.name)).cloned()
         };
         let mut models: Vec<String> = Vec::new();

@@ -3,89 +3,19 @@
 
 use std::collections::BTreeMap;
 
-use super::{ImportedConfig, ImportedModel};
+use super::{ImportedConfig, ImportedModel, is_listed};
 use crate::config::arguments;
 use crate::exit::CommandError;
 
-/// Flags without a value, with the flag that switches them off.
-const OPPOSITE_FLAGS: [(&str, &str); 42] = [
-    ("agent", "no-agent"),
-    ("ag", "no-agent"),
-    ("cache-idle-slots", "no-cache-idle-slots"),
-    ("cache-prompt", "no-cache-prompt"),
-    ("cont-batching", "no-cont-batching"),
-    ("cb", "no-cont-batching"),
-    ("context-shift", "no-context-shift"),
-    ("cors-credentials", "no-cors-credentials"),
-    ("direct-io", "no-direct-io"),
-    ("dio", "no-direct-io"),
-    ("escape", "no-escape"),
-    ("e", "no-escape"),
-    ("jinja", "no-jinja"),
-    ("kv-offload", "no-kv-offload"),
-    ("kvo", "no-kv-offload"),
-    ("kv-unified", "no-kv-unified"),
-    ("kvu", "no-kv-unified"),
-    ("log-prefix", "no-log-prefix"),
-    ("log-timestamps", "no-log-timestamps"),
-    ("mmap", "no-mmap"),
-    ("mmproj-auto", "no-mmproj-auto"),
-    ("mmproj-offload", "no-mmproj-offload"),
-    ("models-autoload", "no-models-autoload"),
-    ("op-offload", "no-op-offload"),
-    ("perf", "no-perf"),
-    ("prefill-assistant", "no-prefill-assistant"),
-    ("reasoning-preserve", "no-reasoning-preserve"),
-    ("repack", "no-repack"),
-    ("skip-chat-parsing", "no-skip-chat-parsing"),
-    ("slots", "no-slots"),
-    ("spec-draft-backend-sampling", "no-spec-draft-backend-sampling"),
-    ("ui", "no-ui"),
-    ("ui-mcp-proxy", "no-ui-mcp-proxy"),
-    ("warmup", "no-warmup"),
-    ("webui", "no-webui"),
-    ("webui-mcp-proxy", "no-webui-mcp-proxy"),
-    ("log-jsonl", "no-log-jsonl"),
-    // Other names of the flags above.
-    ("agent", "no-ag"),
-    ("cont-batching", "nocb"),
-    ("kv-offload", "nkvo"),
-    ("kv-unified", "no-kvu"),
-    ("repack", "nr"),
-];
+/// Flags without a value that a flag with the prefix `no-` switches off.
+const SWITCHES: &str = "agent cache-idle-slots cache-prompt cont-batching context-shift cors-credentials direct-io \
+    escape jinja kv-offload kv-unified log-jsonl log-prefix log-timestamps mmap mmproj-auto mmproj-offload \
+    models-autoload op-offload perf prefill-assistant reasoning-preserve repack skip-chat-parsing slots \
+    spec-draft-backend-sampling ui ui-mcp-proxy warmup webui webui-mcp-proxy";
 /// Flags without a value and without an opposite.
-const PLAIN_FLAGS: [&str; 30] = [
-    "backend-sampling",
-    "bs",
-    "check-tensors",
-    "cmoe",
-    "cmoed",
-    "cpu-moe",
-    "cpu-moe-draft",
-    "embedding",
-    "embeddings",
-    "ignore-eos",
-    "log-disable",
-    "log-verbose",
-    "lora-init-without-apply",
-    "metrics",
-    "mlock",
-    "no-host",
-    "no-mmproj",
-    "offline",
-    "props",
-    "rerank",
-    "reranking",
-    "reuse-port",
-    "sp",
-    "spec-default",
-    "spec-draft-cpu-moe",
-    "special",
-    "spm-infill",
-    "swa-full",
-    "v",
-    "verbose",
-];
+const PLAIN_FLAGS: &str = "backend-sampling bs check-tensors cmoe cmoed cpu-moe cpu-moe-draft embedding embeddings \
+    ignore-eos log-disable log-verbose lora-init-without-apply metrics mlock no-host no-mmproj offline props rerank \
+    reranking reuse-port sp spec-default spec-draft-cpu-moe special spm-infill swa-full v verbose";
 /// Flags of several letters with a single dash.
 const SINGLE_DASH_FLAGS: [&str; 72] = [
     "Cb", "Cbd", "Cd", "Cr", "Crb", "Crd", "ag", "bf", "bs", "cb", "cl", "cmoe", "cmoed", "cms", "cram",
@@ -113,39 +43,10 @@ const VARIABLE_FLAGS: [(&str, &str); 16] = [
     ("SPEC_DRAFT_CACHE_TYPE_V", "spec-draft-type-v"),
     ("MODELS_DIR", "models-dir"),
 ];
-/// Keys of the router itself. The router reads them only from its command line: in a file they have no
-/// effect.
-const ROUTER_KEYS: [(&str, &str); 7] = [
-    (
-        "api-key",
-        "a router takes keys from its command line alone: `llama-warden keys new`, and `server.keys`",
-    ),
-    (
-        "api-key-file",
-        "a router takes keys from its command line alone: `llama-warden keys new`, and `server.keys`",
-    ),
-    (
-        "models-max",
-        "a router takes it from its command line alone; `loading.max_loaded` says how many models are loaded at a time",
-    ),
-    ("models-dir", "a router takes it from its command line alone; `paths.models` names folders of models"),
-    ("models-preset", "a router takes it from its command line alone"),
-    (
-        "models-autoload",
-        "a router takes it from its command line alone; a model is loaded by its first request",
-    ),
-    (
-        "no-models-autoload",
-        "a router takes it from its command line alone; a model is loaded by its first request",
-    ),
-];
-/// Note on a key before the first section.
 const BEFORE_SECTIONS_NOTE: &str = "before the first section it is of a model `default`, which names no file: \
                       put it under `[*]` if it is for all";
-/// Keys that name a model.
 const MODEL_KEYS: [&str; 10] =
     ["model", "m", "hf-repo", "hf", "hfr", "model-url", "mu", "docker-repo", "dr", "hf-file"];
-/// Values that switch a flag on.
 const ON_VALUES: [&str; 4] = ["on", "enabled", "true", "1"];
 const OFF_VALUES: [&str; 4] = ["off", "disabled", "false", "0"];
 
@@ -172,11 +73,8 @@ pub(super) fn import_preset(text: &str, from: &str) -> Result<ImportedConfig, Co
         let mut keys: Vec<_> = before.iter().filter(|(key, _)| *key != "version").collect();
         keys.sort_by_key(|(_, (_, line))| *line);
         for (key, (_, line)) in keys {
-            let own = ROUTER_KEYS.iter().find(|(name, _)| name == key);
-            imported.add_unsupported(
-                format!("`{key}` (line {line})"),
-                own.map_or(BEFORE_SECTIONS_NOTE, |(_, nearest)| nearest),
-            );
+            let nearest = router_key_note(key).unwrap_or(BEFORE_SECTIONS_NOTE);
+            imported.add_unsupported(format!("`{key}` (line {line})"), nearest);
         }
     }
     for name in order.iter().filter(|name| !name.is_empty() && *name != "*") {
@@ -212,11 +110,32 @@ fn truncated_values(text: &str) -> impl Iterator<Item = (&str, usize)> {
     })
 }
 
-/// Note on a section that names no file.
 pub(super) const NO_FILE_NOTE: &str = "its file";
 
 /// Name of the model formed by keys before the first section.
 const DEFAULT_MODEL: &str = "default";
+
+/// Note on a key of the router itself. The router reads such a key only from its command line: in a file it has
+/// no effect.
+fn router_key_note(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "api-key" | "api-key-file" => {
+            "a router takes keys from its command line alone: `llama-warden keys new`, and `server.keys`"
+        }
+        "models-max" => {
+            "a router takes it from its command line alone; `loading.max_loaded` says how many models are loaded \
+             at a time"
+        }
+        "models-dir" => {
+            "a router takes it from its command line alone; `paths.models` names folders of models"
+        }
+        "models-preset" => "a router takes it from its command line alone",
+        "models-autoload" | "no-models-autoload" => {
+            "a router takes it from its command line alone; a model is loaded by its first request"
+        }
+        _ => return None,
+    })
+}
 
 /// The name that a router lists for a section whose name ends in a quantisation: the quantisation in
 /// capitals, without the rest of the tag.
@@ -237,7 +156,6 @@ fn flag_name(key: &str) -> String {
     other.unwrap_or_else(|| variable.to_ascii_lowercase().replace('_', "-"))
 }
 
-/// Parses the sections, in order, with the keys of each.
 fn parse_sections(
     text: &str,
     from: &str,
@@ -288,13 +206,13 @@ fn import_section(
     let mut model = ImportedModel { name: name.to_owned(), ..ImportedModel::default() };
     for (key, (value, line)) in keys {
         let what = format!("`{key}` (line {line})");
-        if let Some((_, nearest)) = ROUTER_KEYS.iter().find(|(own, _)| *own == key) {
-            imported.add_unsupported_of(name, what, *nearest);
+        if let Some(nearest) = router_key_note(&key) {
+            imported.add_unsupported_of(name, what, nearest);
             continue;
         }
         match key.as_str() {
             "version" => {}
-            "load-on-startup" => model.preload = parse_switch(&key, &value, from, line)?,
+            "load-on-startup" => model.loading.preload = parse_switch(&key, &value, from, line)?,
             "stop-timeout" => match value.parse() {
                 Ok(seconds) => model.stop_grace = Some(seconds),
                 Err(_) => {
@@ -327,10 +245,12 @@ fn import_section(
         }
     }
     model.note_windows();
-    let given = arguments::model_path(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some();
+    let given = arguments::model_path(&model.command.args)
+        .or_else(|| arguments::remote_model(&model.command.args))
+        .is_some();
     if model.model.is_none() && !given && name.contains('/') {
         // The router looks up a model of this name among the downloaded ones.
-        model.args.splice(0..0, ["-hf".to_owned(), name.to_owned()]);
+        model.command.args.splice(0..0, ["-hf".to_owned(), name.to_owned()]);
         model.notes.push(
             "its section names no file; a router takes the model that was downloaded under this name"
                 .to_owned(),
@@ -366,30 +286,44 @@ fn apply_flag(
         model.set_mmap(parse_switch(key, &value, from, line)? == (key == "mmap"));
         return Ok(());
     }
-    let positive = OPPOSITE_FLAGS.iter().find(|(name, _)| *name == key);
-    let negative = OPPOSITE_FLAGS.iter().find(|(_, no)| *no == key);
-    if let Some((_, no)) = positive {
-        let on = parse_switch(key, &value, from, line)?;
-        model.args.push(if on { dashed(key) } else { dashed(no) });
-    } else if let Some((yes, no)) = negative {
-        let off = parse_switch(key, &value, from, line)?;
-        model.args.push(if off { dashed(no) } else { dashed(yes) });
+    if let Some((name, means_on)) = switch_of(key) {
+        let opposite = if means_on { format!("no-{name}") } else { name.to_owned() };
+        let is_set = parse_switch(key, &value, from, line)?;
+        model.command.args.push(dashed(if is_set { key } else { &opposite }));
     } else if is_plain(key) {
         // Remove the flag first: the section `[*]` may have switched it on.
-        model.args.retain(|word| *word != dashed(key));
+        model.command.args.retain(|word| *word != dashed(key));
         if parse_switch(key, &value, from, line)? {
-            model.args.push(dashed(key));
+            model.command.args.push(dashed(key));
         }
     } else {
-        model.args.extend([dashed(key), value]);
+        model.command.args.extend([dashed(key), value]);
     }
     Ok(())
 }
 
-/// Returns whether a flag takes no value and has no opposite.
+/// The switch that a key sets, and whether the key means that it is on.
+fn switch_of(key: &str) -> Option<(&str, bool)> {
+    let (name, means_on) = match key {
+        "ag" => ("agent", true),
+        "cb" => ("cont-batching", true),
+        "dio" => ("direct-io", true),
+        "e" => ("escape", true),
+        "kvo" => ("kv-offload", true),
+        "kvu" => ("kv-unified", true),
+        "no-ag" => ("agent", false),
+        "nocb" => ("cont-batching", false),
+        "nkvo" => ("kv-offload", false),
+        "no-kvu" => ("kv-unified", false),
+        "nr" => ("repack", false),
+        key => key.strip_prefix("no-").map_or((key, true), |name| (name, false)),
+    };
+    is_listed(SWITCHES, name).then_some((name, means_on))
+}
+
 fn is_plain(key: &str) -> bool {
     // Flags of these forms select a model that llama-server knows.
-    PLAIN_FLAGS.contains(&key) || key.ends_with("-default") || key.starts_with("fim-")
+    is_listed(PLAIN_FLAGS, key) || key.ends_with("-default") || key.starts_with("fim-")
 }
 
 fn dashed(key: &str) -> String {

@@ -5,9 +5,8 @@ use crate::config::arguments;
 use crate::exit::CommandError;
 
 use super::command::{ParsedCommand, import_listening, parse_command};
-use super::{ImportedConfig, ImportedModel, preset};
+use super::{ImportedCommand, ImportedConfig, ImportedModel, preset};
 
-/// Reads a file that the command names.
 pub(super) type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, CommandError>;
 
 /// Flags of the router itself that take a value.
@@ -23,7 +22,7 @@ pub(super) fn import_router(
 ) -> Result<Option<ImportedConfig>, CommandError> {
     let Ok(taken) = parse_command(words) else { return Ok(None) };
     let value = |flag: &str| {
-        let args = &taken.model.args;
+        let args = &taken.model.command.args;
         let at = args.iter().rposition(|word| arguments::normalize_flag(word) == flag)?;
         args.get(at + 1).cloned()
     };
@@ -37,52 +36,44 @@ pub(super) fn import_router(
     };
     import_listening(&taken, &mut imported, from)?;
     imported.max_loaded = most.and_then(|most| most.parse().ok()).filter(|most| *most > 0);
-    let (own, rest) = split_router_flags(&taken.model.args);
-    if own.iter().any(|word| word == "--no-models-autoload") {
+    if taken.model.command.args.iter().any(|word| arguments::normalize_flag(word) == "--no-models-autoload") {
         imported.add_unsupported(
             "`--no-models-autoload`",
             "a model is loaded by its first request, or by `POST /models/load`",
         );
     }
-    let ParsedCommand {
-        model: ImportedModel { wrapper, binary, env, directory, notes, .. },
-        unsupported: left,
-        ..
-    } = taken;
-    for (what, nearest) in left {
+    let ParsedCommand { model: ImportedModel { notes, command, .. }, unsupported, .. } = taken;
+    for (what, nearest) in unsupported {
         imported.add_unsupported(what, nearest);
     }
-    let for_all =
-        ImportedModel { wrapper, binary, env, directory, notes, args: rest, ..ImportedModel::default() };
+    let command = ImportedCommand { args: without_router_flags(&command.args), ..command };
     for model in &mut imported.models {
+        let own = &mut model.command;
         // Flags on the router's command line override those of a section.
-        model.args.extend(for_all.args.iter().cloned());
-        model.wrapper.clone_from(&for_all.wrapper);
-        model.binary.clone_from(&for_all.binary);
-        model.directory.clone_from(&for_all.directory);
-        model.env.extend(for_all.env.iter().cloned());
+        own.args.extend(command.args.iter().cloned());
+        own.wrapper.clone_from(&command.wrapper);
+        own.binary.clone_from(&command.binary);
+        own.directory.clone_from(&command.directory);
+        own.env.extend(command.env.iter().cloned());
     }
     if let Some(folder) = folder {
         imported.folders.push(folder);
-        imported.defaults = Some(for_all);
+        imported.defaults = Some(ImportedModel { notes, command, ..ImportedModel::default() });
         imported.unmatched.retain(|left| left.setting != preset::NO_FILE_NOTE);
     }
     Ok(Some(imported))
 }
 
-/// Separates the router's own flags from those that it passes to each model.
-fn split_router_flags(args: &[String]) -> (Vec<String>, Vec<String>) {
-    let (mut own, mut rest) = (Vec::new(), Vec::new());
+fn without_router_flags(args: &[String]) -> Vec<String> {
+    let mut rest = Vec::new();
     let mut words = args.iter();
     while let Some(word) = words.next() {
         let flag = arguments::normalize_flag(word);
         if ROUTER_OPTIONS.contains(&flag.as_str()) {
-            own.extend([Some(flag), words.next().cloned()].into_iter().flatten());
-        } else if ROUTER_SWITCHES.contains(&flag.as_str()) {
-            own.push(flag);
-        } else {
+            words.next();
+        } else if !ROUTER_SWITCHES.contains(&flag.as_str()) {
             rest.push(word.clone());
         }
     }
-    (own, rest)
+    rest
 }

@@ -1,13 +1,15 @@
 //! Imports llama-swap's rules about models loaded together: groups, sets of a matrix, and models loaded at
 //! the start.
+//!
+//! A matrix has expressions that say which models may be loaded together. Two models that share no set exclude
+//! each other, which becomes a group of `groups`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
 use super::ImportedConfig;
 use super::llama_swap::{UNKNOWN_KEY_NOTE, text_list};
-use super::matrix::{ExclusionGroups, exclusion_groups};
 use crate::exit::CommandError;
 
 /// Group of the models that are in no other.
@@ -15,8 +17,8 @@ const DEFAULT_GROUP: &str = "(default)";
 /// Maximum number of pairwise groups that replace two groups.
 const MAX_PAIR_GROUPS: usize = 64;
 
-/// Nearest alternative to an unsupported rule.
-const NEAREST_RULE: &str = "`groups` of a model name those of which at most one is loaded, `with` those that are loaded and kept together with it; without either, memory decides";
+const NEAREST_RULE: &str = "`groups` of a model name those of which at most one is loaded, `with` those that are \
+                            loaded and kept together with it; without either, memory decides";
 
 pub(super) fn import_routing(
     top: &Map<String, Value>,
@@ -88,7 +90,7 @@ fn import_matrix(matrix: &Value, imported: &mut ImportedConfig) {
     for (at, group) in groups.iter().enumerate() {
         let name = format!("matrix-{}", at + 1);
         for &model in group {
-            imported.models[model].groups.push(name.clone());
+            imported.models[model].loading.groups.push(name.clone());
         }
     }
     if is_looser {
@@ -154,9 +156,9 @@ impl SwapGroup {
             );
         }
         for model in imported.models.iter_mut().filter(|model| self.members.contains(&model.name)) {
-            model.pin |= self.persistent && !is_group;
+            model.loading.pin |= self.persistent && !is_group;
             if is_group {
-                model.groups.push(self.name.clone());
+                model.loading.groups.push(self.name.clone());
             }
         }
     }
@@ -166,7 +168,8 @@ impl SwapGroup {
     /// loaded first.
     fn exclude_group(&self, other: &Self, imported: &mut ImportedConfig) {
         let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
-        let (there, back) = (drives(self, other), drives(other, self));
+        let there = drives(self, other);
+        let back = drives(other, self);
         if self.members.is_empty() || other.members.is_empty() || !(there || back) {
             return;
         }
@@ -186,7 +189,8 @@ impl SwapGroup {
                 group.members.iter().map(|member| vec![member.clone()]).collect()
             }
         };
-        let (ours, theirs) = (single(self), single(other));
+        let ours = single(self);
+        let theirs = single(other);
         if ours.len() * theirs.len() > MAX_PAIR_GROUPS {
             let what = format!("groups `{}` and `{}` evict each other as a whole", self.name, other.name);
             imported.add_unsupported(what, NEAREST_RULE);
@@ -201,7 +205,7 @@ impl SwapGroup {
             let both = |model: &&mut super::ImportedModel| {
                 one.contains(&model.name) || another.contains(&model.name)
             };
-            imported.models.iter_mut().filter(both).for_each(|model| model.groups.push(name.clone()));
+            imported.models.iter_mut().filter(both).for_each(|model| model.loading.groups.push(name.clone()));
         }
     }
 }
@@ -212,7 +216,7 @@ fn import_preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
         let name = name.trim();
         let found = imported.models.iter_mut().find(|model| model.answers_to(name));
         match found {
-            Some(model) => model.preload = true,
+            Some(model) => model.loading.preload = true,
             None => imported.add_unsupported(
                 format!("`hooks`: `{name}` is to be loaded at the start"),
                 "there is no such model in what was imported",
@@ -227,5 +231,215 @@ fn import_preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
     {
         imported
             .add_unsupported(format!("`hooks.{key}`"), "`llama-warden events` shows what happens to models");
+    }
+}
+
+/// Maximum number of models, because the state grows with its third power.
+const MAX_MODELS: usize = 64;
+const MAX_NESTING: usize = 32;
+
+/// Indexes of two models in the file, in ascending order.
+type ModelPair = (usize, usize);
+
+/// Models of an expression, and those that occur together in one of its sets.
+#[derive(Clone, Debug, Default)]
+struct CoLoadedModels {
+    members: BTreeSet<usize>,
+    pairs: BTreeSet<ModelPair>,
+    triples: BTreeSet<[usize; 3]>,
+}
+
+impl CoLoadedModels {
+    /// Sets of either expression (`|`).
+    fn either(mut self, other: Self) -> Self {
+        self.members.extend(other.members);
+        self.pairs.extend(other.pairs);
+        self.triples.extend(other.triples);
+        self
+    }
+
+    /// Each set of one expression joined with each of the other (`&`).
+    fn join(&self, other: &Self) -> Self {
+        let mut all = self.clone().either(other.clone());
+        for (one, another) in [(self, other), (other, self)] {
+            for &member in &one.members {
+                all.pairs.extend(
+                    another
+                        .members
+                        .iter()
+                        .filter(|&&own| own != member)
+                        .map(|&own| ordered_pair(own, member)),
+                );
+                let apart =
+                    another.pairs.iter().filter(|(first, second)| ![first, second].contains(&&member));
+                all.triples.extend(apart.map(|&(first, second)| ordered_triple(first, second, member)));
+            }
+        }
+        all
+    }
+}
+
+fn ordered_pair(one: usize, another: usize) -> ModelPair {
+    (one.min(another), one.max(another))
+}
+
+fn ordered_triple(one: usize, another: usize, third: usize) -> [usize; 3] {
+    let mut all = [one, another, third];
+    all.sort_unstable();
+    all
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ExclusionGroups {
+    /// Groups of models of which at most one is loaded at a time.
+    groups: Vec<Vec<usize>>,
+    /// Some three models share sets pairwise but never all three, which `groups` cannot express.
+    is_looser: bool,
+}
+
+/// Converts the sets of a matrix over the models with these names. `None` if the matrix cannot be read.
+fn exclusion_groups(matrix: &Value, models: &[&str]) -> Option<ExclusionGroups> {
+    if models.len() > MAX_MODELS {
+        return None;
+    }
+    let sets = matrix["sets"].as_object()?;
+    let vars = &matrix["vars"];
+    let find = |name: &str| {
+        let name = vars[name].as_str().unwrap_or(name);
+        models.iter().position(|model| *model == name)
+    };
+    let mut all = CoLoadedModels::default();
+    for set in sets.values() {
+        all =
+            all.either(MatrixParser { sets, find: &find, rest: set.as_str()?, depth: 0 }.parse_expression()?);
+    }
+    let apart =
+        |one: usize, another: usize| one != another && !all.pairs.contains(&ordered_pair(one, another));
+    let count = models.len();
+    let mut open: BTreeSet<ModelPair> = (0..count)
+        .flat_map(|one| (one + 1..count).map(move |other| (one, other)))
+        .filter(|&(a, b)| apart(a, b))
+        .collect();
+    let mut groups = Vec::new();
+    while let Some(&(first, second)) = open.first() {
+        let mut group = vec![first, second];
+        for model in 0..count {
+            if group.iter().all(|&member| apart(member, model)) {
+                group.push(model);
+            }
+        }
+        group.sort_unstable();
+        open.retain(|(one, another)| !(group.contains(one) && group.contains(another)));
+        groups.push(group);
+    }
+    let is_looser = all.pairs.iter().any(|&(one, another)| {
+        (another + 1..count).any(|third| {
+            !apart(one, third)
+                && !apart(another, third)
+                && !all.triples.contains(&ordered_triple(one, another, third))
+        })
+    });
+    Some(ExclusionGroups { groups, is_looser })
+}
+
+/// Parser of expressions such as `a & (b | c)` or `+another-set & d`.
+struct MatrixParser<'a> {
+    sets: &'a Map<String, Value>,
+    find: &'a dyn Fn(&str) -> Option<usize>,
+    rest: &'a str,
+    depth: usize,
+}
+
+impl<'a> MatrixParser<'a> {
+    fn parse_expression(&mut self) -> Option<CoLoadedModels> {
+        let all = self.parse_or()?;
+        self.rest.trim().is_empty().then_some(all)
+    }
+
+    fn consume_sign(&mut self, sign: char) -> bool {
+        self.rest = self.rest.trim_start();
+        let rest = self.rest.strip_prefix(sign);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    fn parse_or(&mut self) -> Option<CoLoadedModels> {
+        let mut all = self.parse_and()?;
+        while self.consume_sign('|') {
+            all = all.either(self.parse_and()?);
+        }
+        Some(all)
+    }
+
+    fn parse_and(&mut self) -> Option<CoLoadedModels> {
+        let mut all = self.parse_operand()?;
+        while self.consume_sign('&') {
+            all = all.join(&self.parse_operand()?);
+        }
+        Some(all)
+    }
+
+    fn parse_operand(&mut self) -> Option<CoLoadedModels> {
+        self.depth += 1;
+        if self.depth > MAX_NESTING {
+            return None;
+        }
+        let all = if self.consume_sign('(') {
+            let all = self.parse_or()?;
+            self.consume_sign(')').then_some(all)?
+        } else if self.consume_sign('+') {
+            let set = self.sets.get(self.parse_word()?)?.as_str()?;
+            MatrixParser { sets: self.sets, find: self.find, rest: set, depth: self.depth }
+                .parse_expression()?
+        } else {
+            // Skip a model that is not imported: it is never loaded with others.
+            let model = (self.find)(self.parse_word()?);
+            CoLoadedModels { members: model.into_iter().collect(), ..CoLoadedModels::default() }
+        };
+        self.depth -= 1;
+        Some(all)
+    }
+
+    fn parse_word(&mut self) -> Option<&'a str> {
+        let rest = self.rest.trim_start();
+        let end = rest.find(|c: char| !(c.is_alphanumeric() || "_-.".contains(c))).unwrap_or(rest.len());
+        self.rest = &rest[end..];
+        Some(&rest[..end]).filter(|word| !word.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(sets: &Value) -> Option<ExclusionGroups> {
+        let matrix = json!({ "vars": { "x": "a" }, "sets": sets });
+        exclusion_groups(&matrix, &["a", "b", "c", "d"])
+    }
+
+    #[test]
+    fn two_models_that_no_set_has_together_exclude_each_other() {
+        let groups = |sets| read(&sets).map(|all| (all.groups, all.is_looser));
+        assert_eq!(groups(json!({ "s": "a & b & c & d" })), Some((vec![], false)));
+        assert_eq!(groups(json!({ "s": "(x | b) & c" })), Some((vec![vec![0, 1, 3], vec![2, 3]], false)));
+        assert_eq!(
+            groups(json!({ "one": "a | b", "s": "+one & c & gone" })),
+            groups(json!({ "s": "(a|b) & c" }))
+        );
+        assert_eq!(groups(json!({ "s": "a & b | c" })), Some((vec![vec![0, 2, 3], vec![1, 2, 3]], false)));
+        assert_eq!(groups(json!({ "s": "gone" })), Some((vec![vec![0, 1, 2, 3]], false)));
+        let two = json!({ "s": "a & b", "t": "b & c", "u": "a & c" });
+        assert_eq!(groups(two), Some((vec![vec![0, 3], vec![1, 3], vec![2, 3]], true)));
+    }
+
+    #[test]
+    fn what_is_no_expression_is_none() {
+        for set in ["", "a &", "(a", "a b", "+none", "+s", "a ? b"] {
+            assert_eq!(read(&json!({ "s": set })), None, "{set}");
+        }
+        assert_eq!(read(&json!({ "s": "(".repeat(100_000) })), None);
+        assert_eq!(read(&json!({ "s": 1 })), None);
     }
 }

@@ -1,12 +1,82 @@
 //! Imports `bash -c "source FILE && exec llama-server FLAGS"`: the commands before the server become a
-//! wrapper script that runs the server at its end.
+//! wrapper script that runs the server at its end. Also splits a command line into words, like a shell.
 
-use super::command::{ParsedCommand, parse_command as take_command};
+use super::command::{ParsedCommand, parse_command};
+use crate::exit::CommandError;
 
-/// Separators of consecutive commands in a script.
+/// Splits a command into words. The text may span several lines, with or without `\` at their ends, and with
+/// comment lines.
+pub(super) fn split_words(text: &str, from: &str) -> Result<Vec<String>, CommandError> {
+    let told = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let joined: Vec<&str> = told.map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line)).collect();
+    let joined = joined.join("\n");
+    let split = if joined.split_whitespace().any(is_windows_path) {
+        windows_words(&joined)
+    } else {
+        shlex::split(&joined)
+    };
+    split.ok_or_else(|| {
+        CommandError::usage(
+            format!("{from}: {}", unclosed_quote_line(text)),
+            "close the quote, or write `\\'` or `\\\"` for one that belongs to the word",
+        )
+    })
+}
+
+/// Returns whether a word contains a Windows path; in such a path, `\` is an ordinary character.
+pub(super) fn is_windows_path(word: &str) -> bool {
+    let bytes = word.as_bytes();
+    let drive = |at: usize| {
+        bytes[at].is_ascii_alphabetic()
+            && bytes.get(at + 1..at + 3) == Some(b":\\")
+            && at.checked_sub(1).is_none_or(|before| !bytes[before].is_ascii_alphanumeric())
+    };
+    (0..bytes.len()).any(drive) || (word.contains(".exe") && word.contains('\\'))
+}
+
+/// Splits like Windows: only `"` quotes, and `\` is an ordinary character, except before a `"`.
+fn windows_words(text: &str) -> Option<Vec<String>> {
+    let mut words = Vec::new();
+    let mut word = None::<String>;
+    let mut quoted = false;
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' if letters.peek() == Some(&'"') => word.get_or_insert_default().extend(letters.next()),
+            '"' => {
+                quoted = !quoted;
+                word.get_or_insert_default();
+            }
+            letter if letter.is_whitespace() && !quoted => words.extend(word.take()),
+            letter => word.get_or_insert_default().push(letter),
+        }
+    }
+    words.extend(word);
+    (!quoted).then_some(words)
+}
+
+fn unclosed_quote_line(text: &str) -> String {
+    let mut open = None;
+    let mut line = 1;
+    let mut at = 1;
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match (letter, open) {
+            ('\n', _) => line += 1,
+            ('\\', None | Some('"')) => line += usize::from(letters.next() == Some('\n')),
+            ('\'' | '"', None) => (open, at) = (Some(letter), line),
+            (_, Some(quote)) if quote == letter => open = None,
+            _ => {}
+        }
+    }
+    match open {
+        Some(quote) => format!("line {at} of the command opens a quote {quote} that nothing closes"),
+        None => "the command ends within a word".to_owned(),
+    }
+}
+
 const COMMAND_SEPARATORS: [&str; 3] = ["&&", ";", "\n"];
 
-/// Returns whether only a shell can interpret this word.
 pub(super) fn is_operator(word: &str) -> bool {
     let redirects = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '&');
     matches!(word, "|" | "||" | "&&" | ";" | "&") || redirects.starts_with('>') && !word.contains('=')
@@ -22,7 +92,7 @@ pub(super) fn parse_shell_command(
         split_last_command(script).ok_or("a quote in the shell's command is never closed")?;
     let words = shlex::split(command).ok_or("a quote in the shell's command is never closed")?;
     let (words, redirected) = split_redirections(words);
-    let mut taken = take_command(&words)?;
+    let mut taken = parse_command(&words)?;
     taken.unsupported.extend(redirected.map(|words| {
         (
             format!("`{words}` of its command"),
@@ -35,7 +105,7 @@ pub(super) fn parse_shell_command(
     let mut model = before.model;
     match (preamble, cd_target(preamble)) {
         ("", _) => {}
-        (_, Some(folder)) => taken.model.directory = Some(folder),
+        (_, Some(folder)) => taken.model.command.directory = Some(folder),
         // Wrap the preamble in a function, so that it does not see the server's words as its positional
         // parameters.
         (preamble, None) => {
@@ -44,12 +114,12 @@ pub(super) fn parse_shell_command(
                 None => (preamble.trim_end_matches(';'), ";"),
             };
             let lines = format!("prepare() {{ {}; }}; prepare{then} exec \"$@\"", lines.trim());
-            model.wrapper.extend([shell[0].clone(), shell[1].clone(), lines, shell[0].clone()]);
+            model.command.wrapper.extend([shell[0].clone(), shell[1].clone(), lines, shell[0].clone()]);
         }
     }
-    model.wrapper.append(&mut taken.model.wrapper);
-    model.env.append(&mut taken.model.env);
-    (taken.model.wrapper, taken.model.env) = (model.wrapper, model.env);
+    model.command.wrapper.append(&mut taken.model.command.wrapper);
+    model.command.env.append(&mut taken.model.command.env);
+    (taken.model.command.wrapper, taken.model.command.env) = (model.command.wrapper, model.command.env);
     Ok(taken)
 }
 
@@ -87,7 +157,9 @@ fn cd_target(preamble: &str) -> Option<String> {
 /// quote is never closed.
 fn split_last_command(script: &str) -> Option<(&str, &str)> {
     let script = script.trim().trim_end_matches(';').trim_end();
-    let (mut quote, mut at, mut end) = (None, 0, 0);
+    let mut quote = None;
+    let mut at = 0;
+    let mut end = 0;
     while let Some(letter) = script[at..].chars().next() {
         let next = at + letter.len_utf8();
         let separator = COMMAND_SEPARATORS.iter().find(|separator| script[at..].starts_with(**separator));
@@ -113,7 +185,8 @@ fn split_last_command(script: &str) -> Option<(&str, &str)> {
 
 /// The first word that a shell would expand (a variable or a command).
 fn expanded_word(command: &str) -> Option<&str> {
-    let (mut quote, mut escaped) = (None, false);
+    let mut quote = None;
+    let mut escaped = false;
     for (at, letter) in command.char_indices() {
         match (quote, letter) {
             _ if escaped => escaped = false,
@@ -163,5 +236,39 @@ mod tests {
         assert_eq!(expanded_word("a -t $(nproc) b"), Some("$(nproc)"));
         assert_eq!(expanded_word("a \"$HOME/x\""), Some("$HOME/x\""));
         assert_eq!(expanded_word(r#"a '$x' \$y '{"b": 1}'"#), None);
+    }
+
+    #[test]
+    fn lines_are_joined_and_comments_left_out() {
+        let text = "llama-server \\\n  # the model\n  -m 'a b.gguf'\n  -c 1\n";
+        assert_eq!(split_words(text, "x").unwrap(), ["llama-server", "-m", "a b.gguf", "-c", "1"]);
+    }
+
+    #[test]
+    fn backslashes_of_windows_paths_stay() {
+        let text =
+            "C:\\llama\\llama-server.exe -m \"D:\\my models\\a.gguf\" --kwargs \"{\\\"a\\\": 1}\" \\\n -c 1";
+        let wanted = [
+            "C:\\llama\\llama-server.exe",
+            "-m",
+            "D:\\my models\\a.gguf",
+            "--kwargs",
+            "{\"a\": 1}",
+            "-c",
+            "1",
+        ];
+        assert_eq!(split_words(text, "x").unwrap(), wanted);
+        assert_eq!(split_words("llama-server -m /my\\ models/a", "x").unwrap()[2], "/my models/a");
+        assert!(
+            !is_windows_path("http://x/y")
+                && is_windows_path("--x=c:\\y")
+                && is_windows_path("bin\\llama-server.exe")
+        );
+    }
+
+    #[test]
+    fn a_quote_that_nothing_closes_is_told_with_its_line() {
+        let told = split_words("llama-server \\\n -m \"a", "run.sh").unwrap_err().lines();
+        assert!(told[0].starts_with("error: run.sh: line 2 of the command opens a quote \""), "{told:?}");
     }
 }

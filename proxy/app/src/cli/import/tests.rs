@@ -22,7 +22,7 @@ fn swap(text: &str) -> Result<ImportedConfig, CommandError> {
 }
 
 fn docker() -> ImportedConfig {
-    command::import_command(&split::split_words(DOCKER, "run.sh").unwrap(), "run.sh").unwrap()
+    command::import_command(&shell::split_words(DOCKER, "run.sh").unwrap(), "run.sh").unwrap()
 }
 
 /// Message and hint of a usage failure.
@@ -150,7 +150,7 @@ fn wrong_input_is_told_with_its_place_and_a_cure() {
         "docker run nginx",
         "",
     ] {
-        all.push(told(command::import_command(&split::split_words(line, "run.sh").unwrap(), "run.sh")));
+        all.push(told(command::import_command(&shell::split_words(line, "run.sh").unwrap(), "run.sh")));
     }
     insta::assert_snapshot!(all.join("\n"));
 }
@@ -177,10 +177,10 @@ fn models_that_drive_each_other_out_do_so_here() {
     // Each model with its groups and its pin, and the unsupported settings.
     let of = |groups: &str| {
         let imported = swap(&format!("{four}{groups}")).unwrap();
-        assert_eq!((imported.models[0].ttl, imported.models[1].ttl), (Some(90), None));
+        assert_eq!((imported.models[0].loading.ttl, imported.models[1].loading.ttl), (Some(90), None));
         let models = imported.models.iter().map(|model| {
-            let pin = if model.pin { " pinned" } else { "" };
-            format!("{}: {}{pin}", model.name, model.groups.join(" "))
+            let pin = if model.loading.pin { " pinned" } else { "" };
+            format!("{}: {}{pin}", model.name, model.loading.groups.join(" "))
         });
         let left = imported.unmatched.iter().map(|left| format!("! {}", left.setting));
         let most = imported.max_loaded.map(|most| format!("{most} at a time"));
@@ -206,8 +206,9 @@ fn models_that_drive_each_other_out_do_so_here() {
 #[test]
 fn what_is_put_before_a_server_stays_before_it() {
     let taken = |line: &str| {
-        let taken = command::parse_command(&split::split_words(line, "x").unwrap())?;
-        let ImportedModel { wrapper, binary, env, args, model, directory, .. } = taken.model;
+        let taken = command::parse_command(&shell::split_words(line, "x").unwrap())?;
+        let ImportedModel { command, model, .. } = taken.model;
+        let ImportedCommand { wrapper, binary, env, args, directory, .. } = command;
         assert_eq!((args.join(" ").as_str(), model.as_deref()), ("-c 1", Some("/a.gguf")), "{line}");
         let env: Vec<String> = env.iter().map(|(name, value)| format!("{name}={value} ")).collect();
         let env = env.concat();
@@ -254,7 +255,8 @@ fn what_is_put_before_a_server_stays_before_it() {
 #[test]
 fn what_stands_before_a_server_is_a_wrapper_that_runs_it() {
     let line = "sh -c 'X=$((40 + 2)) && export X && exec /bin/llama-server -m /a.gguf'";
-    let words = command::parse_command(&split::split_words(line, "x").unwrap()).unwrap().model.wrapper;
+    let words =
+        command::parse_command(&shell::split_words(line, "x").unwrap()).unwrap().model.command.wrapper;
     // Run a shell in place of the server, to show the effects of the preamble and the arguments behind it.
     let ran = std::process::Command::new(&words[0])
         .args(&words[1..])
@@ -293,7 +295,10 @@ fn parameters_of_its_own_name_are_nobody_elses() {
     // The model has no other names, so the variant becomes part of the model.
     let only = "models:\n  q:\n    cmd: llama-server -m /a.gguf\n    filters: {setParams: {a: 1}, setParamsByID: {q: {a: 2}}}\n";
     let model = swap(only).unwrap().models.remove(0);
-    assert!(model.names.is_empty() && model.set == [("a".to_owned(), 2.into())], "{model:?}");
+    assert!(
+        model.requests.names.is_empty() && model.requests.set == [("a".to_owned(), 2.into())],
+        "{model:?}"
+    );
 }
 
 #[test]
@@ -343,7 +348,7 @@ fn keys_before_the_first_section_are_a_model_of_their_own() {
     let imported =
         preset::import_preset("version = 1\nmodel = /a.gguf\nc = 1\n[b]\nmodel = /b.gguf\n", "x").unwrap();
     let models: Vec<_> =
-        imported.models.iter().map(|model| (model.name.as_str(), model.args.len())).collect();
+        imported.models.iter().map(|model| (model.name.as_str(), model.command.args.len())).collect();
     assert_eq!(models, [("default", 2), ("b", 0)]);
     // The rest of the value is a comment.
     let text = "[a]\nmodel = /a.gguf\nsamplers = top_k;top_p\nc = 1 ; more\n; x = a;b\nalias =;none\n";
@@ -354,7 +359,7 @@ fn keys_before_the_first_section_are_a_model_of_their_own() {
     let text =
         "[*]\nctx-size = 8192\ncpu-moe = 1\n[b]\nmodel = /b.gguf\nLLAMA_ARG_CTX_SIZE = 1024\ncpu-moe = 0\n";
     let imported = preset::import_preset(text, "x").unwrap();
-    assert_eq!(imported.models[0].args, ["--ctx-size", "1024"]);
+    assert_eq!(imported.models[0].command.args, ["--ctx-size", "1024"]);
 }
 
 #[test]
@@ -362,7 +367,7 @@ fn a_router_becomes_its_models_its_folder_and_flags_for_all() {
     let folder = tempfile::tempdir().unwrap();
     let line = "LLAMA_ARG_THREADS=4 nice -n 5 /opt/llama-server --models-preset p.ini --models-dir DIR --models-max 2 \
                 --host 0.0.0.0 --port 9000 -ngl 99 --no-models-autoload";
-    let words = split::split_words(&line.replace("DIR", folder.path().to_str().unwrap()), "x").unwrap();
+    let words = shell::split_words(&line.replace("DIR", folder.path().to_str().unwrap()), "x").unwrap();
     let read = |file: &str| {
         assert_eq!(file, "p.ini");
         Ok("[*]\nngl = 1\n[in-the-folder]\nc = 4096\n[own]\nmodel = /own.gguf\n".to_owned())
@@ -371,7 +376,7 @@ fn a_router_becomes_its_models_its_folder_and_flags_for_all() {
     let text = write::render_config(&imported, "the command line");
     insta::assert_snapshot!(text.replace(folder.path().to_str().unwrap(), "/models"));
     assert_eq!(read_back(&imported).settings.paths.models, [folder.path()]);
-    let without = split::split_words("llama-server -m /a.gguf", "x").unwrap();
+    let without = shell::split_words("llama-server -m /a.gguf", "x").unwrap();
     assert!(router::import_router(&without, "x", &read).unwrap().is_none());
 }
 
@@ -379,20 +384,20 @@ fn a_router_becomes_its_models_its_folder_and_flags_for_all() {
 fn paths_of_windows_stay_and_are_told() {
     let text = "models:\n  w:\n    cmd: |\n      C:\\llama\\llama-server.exe --port ${PORT}\n      -m D:\\m\\a.gguf\n";
     let model = swap(text).unwrap().models.remove(0);
-    assert_eq!(model.binary.as_deref(), Some("C:\\llama\\llama-server.exe"));
-    assert_eq!(model.args, ["-m", "D:\\m\\a.gguf"]);
+    assert_eq!(model.command.binary.as_deref(), Some("C:\\llama\\llama-server.exe"));
+    assert_eq!(model.command.args, ["-m", "D:\\m\\a.gguf"]);
     assert!(model.notes.iter().any(|note| note.contains("/mnt/c/x")), "{:?}", model.notes);
     let model = preset::import_preset("[w]\nmodel = D:\\m\\a.gguf\n", "x").unwrap().models.remove(0);
-    assert!(model.args[1] == "D:\\m\\a.gguf" && model.notes.len() == 1, "{model:?}");
+    assert!(model.command.args[1] == "D:\\m\\a.gguf" && model.notes.len() == 1, "{model:?}");
 }
 
 #[test]
 fn a_container_with_a_script_of_its_own_and_flags_in_one_word() {
-    let taken = |line: &str| command::parse_command(&split::split_words(line, "x").unwrap());
+    let taken = |line: &str| command::parse_command(&shell::split_words(line, "x").unwrap());
     let model =
         taken("docker run -v /srv:/m llama.cpp:server --model=/m/a.gguf --mmproj=/m/p.gguf").unwrap().model;
     assert_eq!(
-        (model.model.as_deref(), model.args.join(" ")),
+        (model.model.as_deref(), model.command.args.join(" ")),
         (Some("/srv/a.gguf"), "--mmproj /srv/p.gguf".into())
     );
     let why = taken("docker run own/llama-image --alias x").unwrap_err();

@@ -4,15 +4,14 @@
 use serde_json::Value;
 use toml_edit::{Array, InlineTable, Key, Value as Toml};
 
-use super::{ImportedConfig, ImportedModel, NameVariant};
+use super::{ImportedConfig, ImportedListener, ImportedModel, NameVariant};
 use crate::out;
 
-/// Renders the whole file.
 pub(super) fn render_config(imported: &ImportedConfig, from: &str) -> String {
     let mut page = ImportWriter::default();
     page.comment(&format!("Made by `llama-warden import` from {from}."));
     page.comment("Check it with `llama-warden config check`, and see what fits with `llama-warden plan`.");
-    let ImportedConfig { host, port, tls_cert, tls_key, api_prefix, log_level, .. } = imported;
+    let ImportedListener { host, port, tls_cert, tls_key, api_prefix } = &imported.listener;
     page.section("server", |page| {
         page.pair("host", host.clone());
         page.pair("port", port.map(i64::from));
@@ -27,7 +26,7 @@ pub(super) fn render_config(imported: &ImportedConfig, from: &str) -> String {
             page.comment("models = [\"/path/to/models\"]");
         }
     });
-    page.section("log", |page| page.pair("level", log_level.clone()));
+    page.section("log", |page| page.pair("level", imported.log_level.clone()));
     page.section("loading", |page| {
         if imported.max_loaded.is_some() {
             page.comment("So it was; without it as many models are loaded as memory holds.");
@@ -38,7 +37,8 @@ pub(super) fn render_config(imported: &ImportedConfig, from: &str) -> String {
         page.section("defaults", |page| write_model(page, model));
     }
     page.section("defaults.lifecycle", |page| {
-        write_timeouts(page, "", imported.start_timeout, imported.stop_grace);
+        page.pair("start_timeout", imported.start_timeout.map(duration_text));
+        page.pair("stop_grace", imported.stop_grace.map(duration_text));
     });
     for model in &imported.models {
         page.text.push_str(&model_text(model));
@@ -52,10 +52,10 @@ pub(super) fn render_config(imported: &ImportedConfig, from: &str) -> String {
                 page.comment("Write its key into this file (mode 600), and take the `#` away.");
                 page.comment(&format!("key_file = {}", Toml::from(file.as_str())));
             }
-            page.list("request.strip", &remote.strip);
-            page.parameters("request.set.", &remote.set);
+            page.list("request.strip", &remote.requests.strip);
+            page.parameters("request.set.", &remote.requests.set);
         });
-        write_names(&mut page, &remote.name, &remote.names);
+        write_names(&mut page, &remote.name, &remote.requests.names);
     }
     for selector in &imported.selectors {
         page.section(&format!("names.{}", Key::new(&selector.name)), |page| {
@@ -76,7 +76,6 @@ pub(super) fn render_config(imported: &ImportedConfig, from: &str) -> String {
     page.text
 }
 
-/// Writes the names under which requests for a model get other parameters.
 fn write_names(page: &mut ImportWriter, model: &String, names: &[NameVariant]) {
     for variant in names {
         page.section(&format!("names.{}", Key::new(&variant.name)), |page| {
@@ -86,11 +85,10 @@ fn write_names(page: &mut ImportWriter, model: &String, names: &[NameVariant]) {
     }
 }
 
-/// Renders one model alone.
 pub(super) fn model_text(model: &ImportedModel) -> String {
     let mut page = ImportWriter::default();
     page.section(&format!("models.{}", Key::new(&model.name)), |page| write_model(page, model));
-    write_names(&mut page, &model.name, &model.names);
+    write_names(&mut page, &model.name, &model.requests.names);
     page.text
 }
 
@@ -98,37 +96,31 @@ fn write_model(page: &mut ImportWriter, model: &ImportedModel) {
     for note in &model.notes {
         page.comment(note);
     }
-    page.list("wrapper", &model.wrapper);
-    page.pair("binary", model.binary.clone());
+    page.list("wrapper", &model.command.wrapper);
+    page.pair("binary", model.command.binary.clone());
     page.pair("model", model.model.clone());
-    page.pair("directory", model.directory.clone());
-    page.list("args", &model.args);
-    page.list("mitigations", &model.mitigations);
+    page.pair("directory", model.command.directory.clone());
+    page.list("args", &model.command.args);
+    page.list("mitigations", &model.command.mitigations);
     page.list("aliases", &model.aliases);
-    page.pair("preload", model.preload.then_some(true));
-    page.pair("pin", model.pin.then_some(true));
-    page.list("groups", &model.groups);
+    page.pair("preload", model.loading.preload.then_some(true));
+    page.pair("pin", model.loading.pin.then_some(true));
+    page.list("groups", &model.loading.groups);
     page.pair("max_in_flight", model.max_in_flight.and_then(toml_integer));
     page.pair("upstream_model", model.upstream_model.clone());
-    page.pair("ttl", model.ttl.map(duration_text));
-    page.pair("loading", model.shows_loading.then_some("reasoning"));
-    for (name, value) in last_values(&model.env) {
+    page.pair("ttl", model.loading.ttl.map(duration_text));
+    page.pair("loading", model.loading.is_shown.then_some("reasoning"));
+    for (name, value) in last_values(&model.command.env) {
         page.pair(&format!("env.{}", Key::new(name)), Some(value.as_str()));
     }
-    write_timeouts(page, "lifecycle.", model.start_timeout, model.stop_grace);
-    page.list("request.strip", &model.strip);
-    page.parameters("request.set.", &model.set);
-    page.parameters("request.default.", &model.default);
-    page.pair("request.system_prompt", model.system_prompt.clone());
+    page.pair("lifecycle.stop_grace", model.stop_grace.map(duration_text));
+    page.list("request.strip", &model.requests.strip);
+    page.parameters("request.set.", &model.requests.set);
+    page.parameters("request.default.", &model.requests.default);
+    page.pair("request.system_prompt", model.requests.system_prompt.clone());
     page.parameters("listing.", &model.listing);
 }
 
-fn write_timeouts(page: &mut ImportWriter, under: &str, start: Option<u64>, stop: Option<u64>) {
-    page.pair(&format!("{under}start_timeout"), start.map(duration_text));
-    page.pair(&format!("{under}stop_grace"), stop.map(duration_text));
-}
-
-/// Keeps the last value of each variable.
 fn last_values(env: &[(String, String)]) -> impl Iterator<Item = &(String, String)> {
     env.iter()
         .enumerate()
@@ -162,7 +154,6 @@ fn toml_value(value: &Value) -> Option<Toml> {
     })
 }
 
-/// Text written so far.
 #[derive(Default)]
 struct ImportWriter {
     text: String,
@@ -178,7 +169,6 @@ impl ImportWriter {
         }
     }
 
-    /// Writes parameters of requests and similar values.
     fn parameters(&mut self, table: &str, pairs: &[(impl AsRef<str>, Value)]) {
         for (name, value) in pairs {
             let key = format!("{table}{}", Key::new(name.as_ref()));

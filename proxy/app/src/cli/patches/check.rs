@@ -1,27 +1,33 @@
-//! `patches check`: judges patches in a source, or at each commit of a range.
+//! `patches check`: judges patches in a source, or at each commit of a range. `patches bisect`: finds the commit
+//! since which a patch is no longer verified; judges every commit, because a patch can become verified again.
+//! `patches fingerprint`: records a reviewed version of the code that a set depends on. For maintainers.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use warden_builder::{BuildEvent, BuildPhase, git};
-use warden_patches::history::{self, HistoryRow, RowGrain};
-use warden_patches::{CachingJudge, PatchSet, PatchStatus};
+use warden_patches::history::{self, HistoryRow, PatchStop, RowGrain};
+use warden_patches::set::fingerprints::{FINGERPRINTS_SCHEMA, SeamFingerprints, add_versions};
+use warden_patches::{CachingJudge, PatchSet, PatchStatus, SeamSeen, SourceTree, fingerprint};
 
-use super::SetArgs;
-use super::source::{RangeArgs, SourceArgs, run_blocking};
-use crate::cli::build::with_builder;
+use super::{RangeArgs, SetArgs, SourceArgs, find_patch, run_blocking};
+use crate::cli::build::{CatalogueArgs, with_builder};
 use crate::cli::{ConfigArgs, block_on};
 use crate::config::machine::HostMachine;
 use crate::config::resolve::proofs;
+use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 
 #[derive(Debug, Args)]
 pub(crate) struct PatchCheckArgs {
     #[command(flatten)]
-    pub(super) source: SourceArgs,
+    source: SourceArgs,
     #[command(flatten)]
-    pub(super) range: RangeArgs,
+    range: RangeArgs,
     #[command(flatten)]
-    pub(super) sets: SetArgs,
+    sets: SetArgs,
     /// Prints one row per set instead of one per fix.
     #[arg(long = "sets")]
     by_set: bool,
@@ -35,12 +41,11 @@ pub(crate) struct PatchCheckArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &PatchCheckArgs) -> Result<(), CommandError> {
-    let machine = HostMachine::read();
-    let loaded = args.config.load(&machine, Vec::new())?;
+pub(super) fn check(args: &PatchCheckArgs) -> Result<(), CommandError> {
+    let (machine, loaded) = args.config.read()?;
     let sets = args.sets.load(&loaded, &machine)?;
     let grain = if args.by_set { RowGrain::Sets } else { RowGrain::Fixes };
-    let rows = block_on(judge_rows(&args.source, &args.range, sets, grain, &args.config))??;
+    let rows = block_on(judge_rows(&args.source, &args.range, sets, grain, &loaded, &machine))??;
     if args.json {
         out::print_json(&rows)?;
     } else {
@@ -49,25 +54,23 @@ pub(super) fn run(args: &PatchCheckArgs) -> Result<(), CommandError> {
     check_rows(&rows, args.allow_unverified)
 }
 
-/// Judges the selected patches in the source or range.
-pub(super) async fn judge_rows(
+async fn judge_rows(
     source: &SourceArgs,
     range: &RangeArgs,
     sets: Vec<PatchSet>,
     grain: RowGrain,
-    config: &ConfigArgs,
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
 ) -> Result<Vec<HistoryRow>, CommandError> {
-    if range.range.is_some() && (source.is_path() || source.names_commit()) {
+    if range.range.is_some() && (source.source.is_some() || source.git.reference.is_some()) {
         return Err(CommandError::usage(
             "--range goes with --git alone",
             "a range has its own ends: leave --source and --ref away",
         ));
     }
-    let machine = HostMachine::read();
-    let loaded = config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
-    let proofs = proofs::load_proofs(&loaded, &machine)?;
-    with_builder(&loaded, &machine, async |builder| {
+    let proofs = proofs::load_proofs(loaded, machine)?;
+    with_builder(loaded, machine, async |builder| {
         let Some(text) = &range.range else {
             let found = source.open(&builder, numbers).await?;
             return run_blocking(move || {
@@ -84,7 +87,8 @@ pub(super) async fn judge_rows(
             .await;
         };
         let (repository, revisions) = source.fetch_range(text, range.every, &builder, numbers).await?;
-        let (reporter, cancel) = (builder.reporter.clone(), builder.cancel.clone());
+        let reporter = builder.reporter.clone();
+        let cancel = builder.cancel.clone();
         run_blocking(move || {
             let sets: Vec<&PatchSet> = sets.iter().collect();
             let total = u32::try_from(revisions.len()).unwrap_or(u32::MAX);
@@ -102,34 +106,29 @@ pub(super) async fn judge_rows(
 
 /// Formats the rows; equal consecutive rows of a range are merged.
 fn table(rows: &[HistoryRow], is_range: bool) -> String {
-    let mut lines = vec![["REVISION", "PATCH", "STATUS", "WHY"].map(str::to_owned).to_vec()];
-    if is_range {
-        for run in history::merge_runs(rows) {
+    let lines: Vec<Vec<String>> = if is_range {
+        let runs = history::merge_runs(rows).into_iter().map(|run| {
             let span = if run.first == run.last { run.first } else { format!("{}..{}", run.first, run.last) };
-            lines.push(vec![span, run.patch, status_text(run.status), run.reason]);
-        }
+            vec![span, run.patch, status_text(run.status), run.reason]
+        });
+        runs.collect()
     } else {
-        for row in rows {
-            lines.push(vec![
-                row.revision.clone(),
-                row.patch.clone(),
-                status_text(row.status),
-                row.reason.clone(),
-            ]);
-        }
-    }
-    out::format_table(&lines)
+        let one = |row: &HistoryRow| {
+            vec![row.revision.clone(), row.patch.clone(), status_text(row.status), row.reason.clone()]
+        };
+        rows.iter().map(one).collect()
+    };
+    out::table(["REVISION", "PATCH", "STATUS", "WHY"], lines)
 }
 
-/// Display name of a status.
 pub(super) fn status_text(status: PatchStatus) -> String {
     status.to_string().replace('-', " ")
 }
 
-/// Returns an error with the number of bad rows, if any.
-pub(super) fn check_rows(rows: &[HistoryRow], allow_unverified: bool) -> Result<(), CommandError> {
+fn check_rows(rows: &[HistoryRow], allow_unverified: bool) -> Result<(), CommandError> {
     let count = |status| rows.iter().filter(|row| row.status == status).count();
-    let (refused, unverified) = (count(PatchStatus::Refused), count(PatchStatus::Unverified));
+    let refused = count(PatchStatus::Refused);
+    let unverified = count(PatchStatus::Unverified);
     if refused == 0 && (unverified == 0 || allow_unverified) {
         return Ok(());
     }
@@ -138,6 +137,199 @@ pub(super) fn check_rows(rows: &[HistoryRow], allow_unverified: bool) -> Result<
         hint: "`llama-warden patches show ID` shows what a patch depends on; WHY says what changed"
             .to_owned(),
     })
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PatchBisectArgs {
+    /// Set, fix, or both as SET/FIX. Default: every fix of every set.
+    #[arg(value_name = "PATCH")]
+    patch: Option<String>,
+    #[command(flatten)]
+    source: SourceArgs,
+    #[command(flatten)]
+    range: RangeArgs,
+    #[command(flatten)]
+    sets: SetArgs,
+    /// Prints JSON, for programs: an array of `{patch, last_verified, first, again}`.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+pub(super) fn bisect(args: &PatchBisectArgs) -> Result<(), CommandError> {
+    if args.range.range.is_none() {
+        return Err(CommandError::usage(
+            "bisect needs a range",
+            "say where to look with --range A..B, such as --range b4881..b10587",
+        ));
+    }
+    let (machine, loaded) = args.config.read()?;
+    let mut sets = args.sets.load(&loaded, &machine)?;
+    let mut grain = RowGrain::Fixes;
+    let mut only = None;
+    if let Some(patch) = &args.patch {
+        let (set, fix) = find_patch(sets, patch)?;
+        if fix.is_none() {
+            grain = RowGrain::Sets;
+        }
+        only = Some(fix.map_or_else(|| set.id.clone(), |fix| format!("{}/{fix}", set.id)));
+        sets = vec![set];
+    }
+    let all = block_on(judge_rows(&args.source, &args.range, sets, grain, &loaded, &machine))??;
+    let rows: Vec<HistoryRow> =
+        all.into_iter().filter(|row| only.as_ref().is_none_or(|only| row.patch == *only)).collect();
+    let stops = history::find_stops(&rows);
+    if args.json {
+        out::print_json(&stops)?;
+    } else {
+        out::print_text(&stops_table(&stops))?;
+    }
+    let firsts: Vec<HistoryRow> = stops.into_iter().filter_map(|stop| stop.first).collect();
+    check_rows(&firsts, false).map_err(|failure| match failure {
+        CommandError::Refused { hint, .. } => {
+            let count = firsts
+                .iter()
+                .filter(|row| matches!(row.status, PatchStatus::Refused | PatchStatus::Unverified))
+                .count();
+            let message = if count == 1 {
+                "one patch stops being verified in this range".to_owned()
+            } else {
+                format!("{count} patches stop being verified in this range")
+            };
+            CommandError::Refused { message, hint }
+        }
+        other => other,
+    })
+}
+
+fn stops_table(stops: &[PatchStop]) -> String {
+    let rows = stops.iter().map(|stop| {
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+        let (at, status, why) = match (&stop.first, &stop.last_verified) {
+            (Some(row), _) => (row.revision.clone(), status_text(row.status), row.reason.clone()),
+            (None, Some(_)) => ("-".to_owned(), "-".to_owned(), "holds to the end".to_owned()),
+            (None, None) => ("-".to_owned(), "-".to_owned(), "never verified in this range".to_owned()),
+        };
+        vec![stop.patch.clone(), text(&stop.last_verified), at, status, text(&stop.verified_again), why]
+    });
+    out::table(["PATCH", "VERIFIED UNTIL", "STOPS AT", "AS", "VERIFIED AGAIN AT", "WHY"], rows)
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FingerprintArgs {
+    /// Id of the set.
+    #[arg(value_name = "SET")]
+    patch: String,
+    #[command(flatten)]
+    source: SourceArgs,
+    #[command(flatten)]
+    range: RangeArgs,
+    #[command(flatten)]
+    catalogue: CatalogueArgs,
+    /// Name of the version; in a range each commit has its own. Default: name of the source.
+    #[arg(long, value_name = "TEXT", conflicts_with = "range")]
+    label: Option<String>,
+    /// Named source of the version, such as llama.cpp.
+    #[arg(long, value_name = "NAME", default_value = "llama.cpp")]
+    of: String,
+    /// Adds the result to this file, the set's fingerprints.json, instead of printing it.
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+struct RevisionSeams {
+    seams: Vec<SeamSeen>,
+    label: String,
+    commit: String,
+}
+
+pub(super) fn record_fingerprints(args: &FingerprintArgs) -> Result<(), CommandError> {
+    let (machine, loaded) = args.config.read()?;
+    let set = args.catalogue.extend(loaded.patch_sets(&machine)?)?.require(&args.patch)?.clone();
+    let mut known = match &args.write {
+        Some(file) => read_existing(file)?.unwrap_or_else(|| set.fingerprints.clone()),
+        None => set.fingerprints.clone(),
+    };
+    let before: usize = known.seams.values().map(Vec::len).sum();
+    for seen in block_on(collect_seams(args, set, &loaded, &machine))?? {
+        known = add_versions(&known, &seen.seams, &seen.label, &seen.commit, &args.of);
+    }
+    let after: usize = known.seams.values().map(Vec::len).sum();
+    let Some(file) = &args.write else { return out::print_json(&known) };
+    let text = known.to_json().map_err(|error| CommandError::failed(error.to_string()))?;
+    std::fs::write(file, text).map_err(CommandError::cannot("write", file))?;
+    out::print_line(&format!("{}: {} new versions, {after} in all", file.display(), after - before))
+}
+
+fn read_existing(file: &Path) -> Result<Option<SeamFingerprints>, CommandError> {
+    let bytes = match std::fs::read(file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(CommandError::cannot("read", file)(error)),
+    };
+    let wrong = |why: String| {
+        CommandError::usage(
+            format!("{} is no fingerprints.json: {why}", file.display()),
+            "name another file with --write",
+        )
+    };
+    let known: SeamFingerprints = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    if known.schema == FINGERPRINTS_SCHEMA {
+        Ok(Some(known))
+    } else {
+        Err(wrong(format!("its schema is {}", known.schema)))
+    }
+}
+
+async fn collect_seams(
+    args: &FingerprintArgs,
+    set: PatchSet,
+    loaded: &LoadedConfig,
+    machine: &HostMachine,
+) -> Result<Vec<RevisionSeams>, CommandError> {
+    let numbers = &loaded.settings.build;
+    with_builder(loaded, machine, async |builder| {
+        let Some(range) = &args.range.range else {
+            let found = args.source.open(&builder, numbers).await?;
+            let label = args.label.clone().unwrap_or_else(|| found.label.clone());
+            return run_blocking(move || {
+                let seams = fingerprint(&set, found.tree.as_ref())?;
+                let revision = found.tree.revision();
+                let commit = revision.commit.as_ref().map(|_| revision.short_commit().to_owned());
+                Ok(vec![RevisionSeams { seams, label, commit: commit.unwrap_or_default() }])
+            })
+            .await;
+        };
+        let (repository, revisions) =
+            args.source.fetch_range(range, args.range.every, &builder, numbers).await?;
+        let cancel = builder.cancel.clone();
+        run_blocking(move || {
+            let mut all = Vec::new();
+            let mut last: Option<Vec<Option<String>>> = None;
+            for info in revisions {
+                if cancel.is_cancelled() {
+                    return Err(warden_builder::BuilderError::Cancelled);
+                }
+                let tree = Arc::clone(&repository).tree(&info.commit)?;
+                let files = set.seams.iter().flat_map(|seam| &seam.files);
+                let ids =
+                    files.map(|file| tree.content_id(file)).collect::<warden_patches::Result<Vec<_>>>()?;
+                // Skip this commit if it touches none of the set's files, as most commits do.
+                if last.as_ref() == Some(&ids) {
+                    continue;
+                }
+                last = Some(ids);
+                let commit = info.commit.chars().take(9).collect();
+                all.push(RevisionSeams { seams: fingerprint(&set, &tree)?, label: info.label, commit });
+            }
+            Ok(all)
+        })
+        .await
+    })
+    .await
 }
 
 #[cfg(test)]
@@ -172,5 +364,27 @@ mod tests {
         let refused = check_rows(&[row("b1", PatchStatus::Refused, "")], true).unwrap_err();
         assert_eq!(refused.code(), 3);
         insta::assert_snapshot!(refused.lines().join("\n"));
+    }
+
+    #[test]
+    fn the_table_says_until_since_and_again() {
+        let row = HistoryRow {
+            revision: "b9".into(),
+            patch: "s/f".into(),
+            status: PatchStatus::Unverified,
+            reason: "seam x".into(),
+        };
+        let some = |text: &str| Some(text.to_owned());
+        let stops = [
+            PatchStop {
+                patch: "s/f".into(),
+                last_verified: some("b8"),
+                first: Some(row),
+                verified_again: some("b12"),
+            },
+            PatchStop { patch: "s/g".into(), last_verified: some("b20"), first: None, verified_again: None },
+            PatchStop { patch: "s/h".into(), last_verified: None, first: None, verified_again: None },
+        ];
+        insta::assert_snapshot!(stops_table(&stops));
     }
 }

@@ -8,22 +8,20 @@
 //! | 1 | anything else |
 
 mod apply;
-mod bisect;
 mod check;
-mod export;
-mod fingerprint;
-mod list;
 mod prove;
 mod show;
-mod source;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use warden_builder::ComputeBackend;
-use warden_patches::{PatchSeries, PatchSet, PatchStatus, SetCatalogue, SetJudgement};
+use warden_builder::git::{GitLocation, GitRepository, RevisionInfo};
+use warden_builder::{BuildSource, Builder, ComputeBackend};
+use warden_patches::{PatchSeries, PatchSet, PatchStatus, SetCatalogue, SetJudgement, SourceTree};
+use warden_policies::defaults::Build;
 
-use crate::cli::build::load_patch_sets;
+use crate::cli::build::{CatalogueArgs, GitArgs};
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
@@ -31,7 +29,7 @@ use crate::exit::CommandError;
 #[derive(Debug, Subcommand)]
 pub(crate) enum PatchesCommand {
     /// Lists the patch sets and their fixes.
-    List(list::PatchListArgs),
+    List(show::PatchListArgs),
     /// Shows all that is known about a set or a fix.
     Show(show::PatchShowArgs),
     /// Judges sets in a source, or in every commit of a range.
@@ -40,44 +38,26 @@ pub(crate) enum PatchesCommand {
     Apply(apply::PatchApplyArgs),
     /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own
     /// folder.
-    Export(export::PatchExportArgs),
+    Export(apply::PatchExportArgs),
     /// Proves sets in a tree that nobody has reviewed, and records the proof next to the configuration.
     Prove(prove::ProveArgs),
     /// Finds the first commit of a range at which a patch is no longer verified.
-    Bisect(bisect::PatchBisectArgs),
+    Bisect(check::PatchBisectArgs),
     /// Adds reviewed versions of upstream's code to the known ones. For maintainers.
     #[command(hide = true)]
-    Fingerprint(fingerprint::FingerprintArgs),
+    Fingerprint(check::FingerprintArgs),
 }
 
 pub(crate) fn run(command: PatchesCommand) -> Result<(), CommandError> {
     match command {
-        PatchesCommand::List(args) => list::run(&args),
-        PatchesCommand::Show(args) => show::run(&args),
-        PatchesCommand::Check(args) => check::run(&args),
-        PatchesCommand::Apply(args) => apply::run(&args),
-        PatchesCommand::Export(args) => export::run(&args),
+        PatchesCommand::List(args) => show::list(&args),
+        PatchesCommand::Show(args) => show::show(&args),
+        PatchesCommand::Check(args) => check::check(&args),
+        PatchesCommand::Apply(args) => apply::apply(&args),
+        PatchesCommand::Export(args) => apply::export(&args),
         PatchesCommand::Prove(args) => prove::run(&args),
-        PatchesCommand::Bisect(args) => bisect::run(&args),
-        PatchesCommand::Fingerprint(args) => fingerprint::run(&args),
-    }
-}
-
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct CatalogueArgs {
-    /// Adds patch sets: the folder of one set, or a folder of several. May be repeated.
-    #[arg(long, value_name = "DIR")]
-    patches: Vec<PathBuf>,
-}
-
-impl CatalogueArgs {
-    /// Loads the curated sets, those of the configuration, and those of the flags.
-    fn load(&self, loaded: &LoadedConfig, machine: &HostMachine) -> Result<SetCatalogue, CommandError> {
-        let mut catalogue = load_patch_sets(loaded, machine)?;
-        for folder in &self.patches {
-            catalogue = catalogue.with_folder(folder)?;
-        }
-        Ok(catalogue)
+        PatchesCommand::Bisect(args) => check::bisect(&args),
+        PatchesCommand::Fingerprint(args) => check::record_fingerprints(&args),
     }
 }
 
@@ -94,9 +74,8 @@ pub(crate) struct SetArgs {
 }
 
 impl SetArgs {
-    /// Loads the selected sets, in the catalogue's order.
     fn load(&self, loaded: &LoadedConfig, machine: &HostMachine) -> Result<Vec<PatchSet>, CommandError> {
-        let catalogue = self.catalogue.load(loaded, machine)?;
+        let catalogue = self.catalogue.extend(loaded.patch_sets(machine)?)?;
         for id in &self.patch_set {
             catalogue.require(id)?;
         }
@@ -125,7 +104,6 @@ fn check_backend(backend: &str, catalogue: &SetCatalogue) -> Result<(), CommandE
     ))
 }
 
-/// Returns an error that names the blocking sets, if any.
 fn check_admitted(series: &PatchSeries, allow_unverified: bool, what: &str) -> Result<(), CommandError> {
     let blocking: Vec<&SetJudgement> = series.blocking(allow_unverified).collect();
     if blocking.is_empty() {
@@ -145,10 +123,157 @@ fn check_admitted(series: &PatchSeries, allow_unverified: bool, what: &str) -> R
         "choose other sets with --patch-set ID, or bring one that knows this source with --patches DIR";
     let hint = if blocking.iter().all(|judgement| judgement.status == PatchStatus::Unverified) {
         format!(
-            "show it to be good with `llama-warden patches prove`; or read what changed, then use --allow-unverified; or {others}"
+            "show it to be good with `llama-warden patches prove`; or read what changed, then use \
+             --allow-unverified; or {others}"
         )
     } else {
         others.to_owned()
     };
     Err(CommandError::Refused { message, hint })
+}
+
+/// Finds the set of `SET`, `FIX` or `SET/FIX`, with the fix if one is named.
+fn find_patch(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), CommandError> {
+    let (id, fix) = match patch.split_once('/') {
+        Some((set, fix)) => (Some(set), Some(fix)),
+        None if sets.iter().any(|set| set.id == patch) => (Some(patch), None),
+        None => (None, Some(patch)),
+    };
+    let fits =
+        |set: &PatchSet| id.is_none_or(|id| set.id == id) && fix.is_none_or(|fix| set.fix(fix).is_some());
+    let found = sets.into_iter().find(fits).ok_or_else(|| {
+        CommandError::usage(
+            format!("there is no patch set and no fix `{patch}`"),
+            "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR",
+        )
+    })?;
+    Ok((found, fix.map(str::to_owned)))
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct SourceArgs {
+    /// Folder or archive (.tar.gz, .tar.xz, .zip) that contains llama.cpp.
+    #[arg(long, visible_alias = "tree", value_name = "PATH", conflicts_with_all = ["git", "reference", "offline"])]
+    source: Option<PathBuf>,
+    #[command(flatten)]
+    git: GitArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RangeArgs {
+    /// Range of commits after A up to B, oldest first: tags, branches, commits, or builds such as b4881.
+    #[arg(long, value_name = "A..B")]
+    range: Option<String>,
+    /// Uses only every N-th commit of the range, and the last one.
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "range",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    every: u32,
+}
+
+struct OpenedTree {
+    tree: Box<dyn SourceTree>,
+    /// Label, such as `b8827`, `a0c91e8f9` or the name of a folder.
+    label: String,
+    /// Source as the user gave it.
+    shown: String,
+}
+
+impl SourceArgs {
+    async fn open(&self, builder: &Builder, numbers: &Build) -> Result<OpenedTree, CommandError> {
+        Ok(self.open_with(None, builder, numbers).await?.0)
+    }
+
+    /// Opens the source, or `other` in its place. Returns the tree, and the source for builds.
+    async fn open_with(
+        &self,
+        other: Option<BuildSource>,
+        builder: &Builder,
+        numbers: &Build,
+    ) -> Result<(OpenedTree, BuildSource), CommandError> {
+        let source = match (other, &self.source) {
+            (Some(other), _) => other,
+            (None, Some(path)) => BuildSource::at(path)?,
+            (None, None) => builder.git(&self.git.repository_request(numbers, false)?).await?,
+        };
+        let shown = match &source {
+            BuildSource::Commit { shown, .. } => shown.clone(),
+            BuildSource::Directory(path) | BuildSource::Archive(path) => path.display().to_string(),
+        };
+        let whole = source.clone();
+        let cache = builder.dirs.cache.clone();
+        let cancel = builder.cancel.clone();
+        let tree = run_blocking(move || source.tree(&cache, &cancel)).await?;
+        let revision = tree.revision();
+        let label = match (revision.build_number, whole.path().file_name()) {
+            (Some(number), _) => format!("b{number}"),
+            (None, _) if revision.commit.is_some() => revision.short_commit().to_owned(),
+            (None, Some(name)) => name.to_string_lossy().into_owned(),
+            (None, None) => shown.clone(),
+        };
+        Ok((OpenedTree { tree, label, shown }, whole))
+    }
+
+    /// Fetches the commits of a range with their repository, oldest first.
+    async fn fetch_range(
+        &self,
+        range: &str,
+        every: u32,
+        builder: &Builder,
+        numbers: &Build,
+    ) -> Result<(Arc<GitRepository>, Vec<RevisionInfo>), CommandError> {
+        let (from, to) = split_range(range)?;
+        let mut request = self.git.repository_request(numbers, true)?;
+        // A remote has no name for a build without a tag: fetch all commits, and find the build by its
+        // number, which counts commits.
+        let by_count = to.strip_prefix('b').is_some_and(|digits| digits.parse::<u32>().is_ok());
+        let on_server = matches!(request.location, GitLocation::Url(_));
+        request.reference = (!(on_server && by_count)).then(|| to.to_owned());
+        let obtained = builder.repository(&request).await?;
+        let from = from.to_owned();
+        let to = to.to_owned();
+        let every = every as usize;
+        run_blocking(move || {
+            let repository = obtained.repository;
+            let revisions = repository.range(&from, &to, every)?;
+            Ok((repository, revisions))
+        })
+        .await
+    }
+}
+
+fn split_range(range: &str) -> Result<(&str, &str), CommandError> {
+    match range.split_once("..") {
+        Some((from, to)) if !from.is_empty() && !to.is_empty() && !to.starts_with('.') => Ok((from, to)),
+        _ => Err(CommandError::usage(
+            format!("--range {range}: this is no A..B"),
+            "write two tags, branches, commits or builds, such as --range b4881..b10587",
+        )),
+    }
+}
+
+/// Runs blocking work off the thread that shows progress and handles signals.
+#[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
+async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> warden_builder::Result<T> + Send + 'static,
+) -> Result<T, CommandError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    Ok(done.map_err(|error| CommandError::failed(format!("internal error: {error}")))??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_two_ends() {
+        assert_eq!(split_range("b1..b2").unwrap(), ("b1", "b2"));
+        for wrong in ["b1", "b1..", "..b2", "b1...b2", ""] {
+            assert_eq!(split_range(wrong).unwrap_err().code(), 2, "{wrong}");
+        }
+    }
 }

@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 use warden_builder::prove::{self, BuildPair, compare_builds, run_conformance};
-use warden_builder::{BuildRequest, BuildSource, Builder, ComputeBackend};
-use warden_patches::prove::{ProofStep, SetProof, StepResult, assemble_program};
+use warden_builder::{
+    BuildPlan, BuildRequest, BuildSource, Builder, BuilderError, ComputeBackend, StoredBuild,
+};
+use warden_patches::prove::{ProofRecords, ProofStep, SetProof, StepResult, assemble_program};
 use warden_patches::set::SetOrigin;
 use warden_patches::{
-    PatchSeries, PatchSet, PatchStatus, SelectedSets, SetCatalogue, SetFix, SetJudgement, SetSelection,
-    SourceTree,
+    PatchSeries, PatchSet, PatchStatus, SelectedSets, SetCatalogue, SetJudgement, SetSelection,
 };
+use warden_policies::defaults::Build;
 
-use super::CatalogueArgs;
-use super::source::{OpenedTree, SourceArgs, run_blocking};
-use crate::cli::build::{self, with_builder};
+use super::{OpenedTree, SourceArgs, run_blocking};
+use crate::cli::build::{self, CatalogueArgs, with_builder};
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::HostMachine;
 use crate::config::resolve::proofs;
 use crate::exit::CommandError;
 use crate::out;
@@ -53,7 +53,6 @@ pub(crate) struct ProveArgs {
     config: ConfigArgs,
 }
 
-/// A set with its judgement.
 struct ProofSubject {
     set: PatchSet,
     judgement: SetJudgement,
@@ -63,10 +62,16 @@ pub(super) fn run(args: &ProveArgs) -> Result<(), CommandError> {
     block_on(prove_sets(args))?
 }
 
+struct EndedProof {
+    proof: SetProof,
+    failed: bool,
+    /// The set is shown to be good.
+    good: bool,
+}
+
 async fn prove_sets(args: &ProveArgs) -> Result<(), CommandError> {
-    let machine = HostMachine::read();
-    let loaded = args.config.load(&machine, Vec::new())?;
-    let catalogue = args.catalogue.load(&loaded, &machine)?;
+    let (machine, loaded) = args.config.read()?;
+    let catalogue = args.catalogue.extend(loaded.patch_sets(&machine)?)?;
     for id in &args.sets {
         catalogue.require(id)?;
     }
@@ -75,39 +80,23 @@ async fn prove_sets(args: &ProveArgs) -> Result<(), CommandError> {
     let mut known = proofs::read_proofs(&file)?;
     let numbers = &loaded.settings.build;
     let (found, source, subjects) = with_builder(&loaded, &machine, async |builder| {
-        let pinned =
-            if args.sdist { Some(build::resolve_source(&builder, None, numbers).await?) } else { None };
-        let (found, source) = args.source.open_with(pinned, &builder, numbers).await?;
-        let all: Vec<PatchSet> = catalogue.sets().to_vec();
-        let again = known.clone();
-        let (found, all) = run_blocking(move || {
-            let sets: Vec<&PatchSet> = all.iter().collect();
-            let series = PatchSeries::judge(&sets, found.tree.as_ref())?.accept(&sets, &again);
-            let judged = series.judgements;
-            drop(sets);
-            Ok((found, all.into_iter().zip(judged).collect::<Vec<_>>()))
-        })
-        .await?;
-        let all = all.into_iter().map(|(set, judgement)| ProofSubject { set, judgement });
-        Ok((found, source, all.collect::<Vec<_>>()))
+        judge_subjects(args, &builder, numbers, catalogue.sets().to_vec(), known.clone()).await
     })
     .await?;
     let chosen = select_subjects(args, subjects, &found.label)?;
-    let mut told = String::new();
-    for subject in &chosen {
-        told.push_str(&describe_unknown_code(subject, &found.label));
-    }
+    let told: String = chosen.iter().map(|subject| describe_unknown_code(subject, &found.label)).collect();
     if !args.json {
         out::print_text(&told)?;
     }
     if args.plan {
         return Ok(());
     }
-    let mut records = Vec::new();
-    let mut failed = Vec::new();
+    let mut ended = Vec::new();
     for subject in &chosen {
         let proof = with_builder(&loaded, &machine, async |builder| {
-            Box::pin(prove_set(args, subject, &found, &source, &builder, &catalogue, numbers)).await
+            let run =
+                ProofRun { subject, found: &found, source: &source, builder, catalogue: &catalogue, numbers };
+            Box::pin(run.prove(args.no_servers)).await
         })
         .await?;
         if !args.json {
@@ -116,53 +105,74 @@ async fn prove_sets(args: &ProveArgs) -> Result<(), CommandError> {
                 out::print_line(&format!("  {step}"))?;
             }
         }
-        let bad = proof.steps.iter().any(|step| step.how == StepResult::Failed);
-        let shown = proof.steps.iter().any(|step| step.how == StepResult::Shown);
-        if bad || !shown {
-            failed.push((subject.set.id.clone(), bad));
-        } else {
+        let failed = proof.steps.iter().any(|step| step.how == StepResult::Failed);
+        let good = !failed && proof.steps.iter().any(|step| step.how == StepResult::Shown);
+        if good {
             known.add(proof.clone());
         }
-        records.push((proof, !bad && shown));
+        ended.push(EndedProof { proof, failed, good });
     }
-    let recorded = records.iter().any(|(_, good)| *good);
-    if recorded {
+    if ended.iter().any(|one| one.good) {
         proofs::write_proofs(&file, &known)?;
     }
-    if args.json {
-        let all = records.iter().map(|(proof, good)| json!({ "recorded": good, "proof": proof }));
-        out::print_json(&json!({ "file": file, "sets": all.collect::<Vec<_>>() }))?;
-    } else if recorded {
-        let good: Vec<&str> =
-            records.iter().filter(|(_, good)| *good).map(|(proof, _)| proof.set.as_str()).collect();
-        out::print_line(&format!(
-            "recorded in {}: with this configuration `build` takes {} as locally verified for just this code",
-            file.display(),
-            good.join(", ")
-        ))?;
-    }
-    match failed.as_slice() {
-        [] => Ok(()),
-        all => {
-            let told = all.iter().map(|(set, bad)| {
-                let why = if *bad {
-                    "is not shown to be good there, as something failed"
-                } else {
-                    "could not be shown on this machine"
-                };
-                format!("the set `{set}` {why}, so nothing was recorded for it")
-            });
-            Err(CommandError::Refused {
-                message: told.collect::<Vec<_>>().join("\n"),
-                hint:
-                    "read what is above; --allow-unverified of `build` takes a set all the same, and says so"
-                        .to_owned(),
-            })
-        }
-    }
+    print_records(args, &file, &ended)?;
+    check_all_shown(&ended)
 }
 
-/// Selects the requested sets. Refuses those that cannot be proved.
+async fn judge_subjects(
+    args: &ProveArgs,
+    builder: &Builder,
+    numbers: &Build,
+    all: Vec<PatchSet>,
+    known: ProofRecords,
+) -> Result<(OpenedTree, BuildSource, Vec<ProofSubject>), CommandError> {
+    let pinned = if args.sdist { Some(build::resolve_source(builder, None, numbers).await?) } else { None };
+    let (found, source) = args.source.open_with(pinned, builder, numbers).await?;
+    run_blocking(move || {
+        let sets: Vec<&PatchSet> = all.iter().collect();
+        let judged = PatchSeries::judge(&sets, found.tree.as_ref())?.accept(&sets, &known).judgements;
+        let subjects = all.into_iter().zip(judged).map(|(set, judgement)| ProofSubject { set, judgement });
+        Ok((found, source, subjects.collect()))
+    })
+    .await
+}
+
+fn print_records(args: &ProveArgs, file: &Path, ended: &[EndedProof]) -> Result<(), CommandError> {
+    if args.json {
+        let all = ended.iter().map(|one| json!({ "recorded": one.good, "proof": one.proof }));
+        return out::print_json(&json!({ "file": file, "sets": all.collect::<Vec<_>>() }));
+    }
+    let good: Vec<&str> = ended.iter().filter(|one| one.good).map(|one| one.proof.set.as_str()).collect();
+    if good.is_empty() {
+        return Ok(());
+    }
+    out::print_line(&format!(
+        "recorded in {}: with this configuration `build` takes {} as locally verified for just this code",
+        file.display(),
+        good.join(", ")
+    ))
+}
+
+fn check_all_shown(ended: &[EndedProof]) -> Result<(), CommandError> {
+    let told = ended.iter().filter(|one| !one.good).map(|one| {
+        let why = if one.failed {
+            "is not shown to be good there, as something failed"
+        } else {
+            "could not be shown on this machine"
+        };
+        format!("the set `{}` {why}, so nothing was recorded for it", one.proof.set)
+    });
+    let told: Vec<String> = told.collect();
+    if told.is_empty() {
+        return Ok(());
+    }
+    Err(CommandError::Refused {
+        message: told.join("\n"),
+        hint: "read what is above; --allow-unverified of `build` takes a set all the same, and says so"
+            .to_owned(),
+    })
+}
+
 fn select_subjects(
     args: &ProveArgs,
     all: Vec<ProofSubject>,
@@ -171,7 +181,8 @@ fn select_subjects(
     let named = |subject: &ProofSubject| args.sets.contains(&subject.set.id);
     let mut chosen = Vec::new();
     for subject in all {
-        let (id, judgement) = (&subject.set.id, &subject.judgement);
+        let id = &subject.set.id;
+        let judgement = &subject.judgement;
         let wanted =
             if args.sets.is_empty() { judgement.status == PatchStatus::Unverified } else { named(&subject) };
         match judgement.status {
@@ -202,7 +213,8 @@ fn select_subjects(
                 };
                 return Err(CommandError::Refused {
                     message: format!("the set `{id}` {why} in {label}:{}", reasons.concat()),
-                    hint: "only a set that fits, and leans on versions of code that nobody has looked at, can be shown to be good"
+                    hint: "only a set that fits, and leans on versions of code that nobody has looked at, can be shown \
+                           to be good"
                         .to_owned(),
                 });
             }
@@ -214,7 +226,6 @@ fn select_subjects(
     Ok(chosen)
 }
 
-/// Describes the unknown code of a set, and the code on which its program runs.
 fn describe_unknown_code(subject: &ProofSubject, label: &str) -> String {
     let ProofSubject { set, judgement } = subject;
     let unknown: Vec<&str> =
@@ -236,131 +247,140 @@ fn describe_unknown_code(subject: &ProofSubject, label: &str) -> String {
     text
 }
 
-/// Proves one set.
-async fn prove_set(
-    args: &ProveArgs,
-    subject: &ProofSubject,
-    found: &OpenedTree,
-    source: &BuildSource,
-    builder: &Builder,
-    catalogue: &SetCatalogue,
-    numbers: &warden_policies::defaults::Build,
-) -> Result<SetProof, CommandError> {
-    let ProofSubject { set, judgement } = subject;
-    let revision = found.tree.revision();
-    let commit = revision.commit.as_ref().map(|commit| format!(", {commit}")).unwrap_or_default();
-    let mut proof =
-        SetProof::new(set, judgement, format!("{} ({}{commit})", found.label, found.shown), prove::now());
-    proof.host = prove::host_description();
-    if let Some(edits) = &judgement.edits
-        && let Some(program) = assemble_program(set, edits, found.tree.as_ref() as &dyn SourceTree)?
-        && let Some(own) = &set.conformance
-    {
-        let (steps, tools) = run_conformance(builder, own, &program).await?;
-        proof.steps.extend(steps);
-        proof.tools.extend(tools);
-    }
-    let not_shown = |what: &str, text: &str| ProofStep {
-        what: what.to_owned(),
-        how: StepResult::NotShown,
-        text: text.to_owned(),
-    };
-    let servers = "servers of this tree, plain and patched, answer the same";
-    if proof.steps.iter().any(|step| step.how == StepResult::Failed) {
-        return Ok(proof);
-    }
-    if args.no_servers {
-        proof.steps.push(not_shown(servers, "--no-servers"));
-        return Ok(proof);
-    }
-    // Build for the machine's GPU if it has a toolkit, else for the CPU.
-    let selection = |sets| SetSelection {
-        catalogue: catalogue.clone(),
-        sets,
-        allow_unverified: true,
-        ..SetSelection::default()
-    };
-    let request = |sets, backend: ComputeBackend| BuildRequest {
-        backend: backend.into(),
-        options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
-        ..build::build_request(source.clone(), selection(sets), numbers)
-    };
-    let auto = match builder
-        .plan(&build::build_request(source.clone(), selection(SelectedSets::None), numbers))
-        .await
-    {
-        Ok(plan) => plan,
-        Err(error) => {
-            proof.steps.push(not_shown(servers, &build_failure_reason(error)?));
+struct ProofRun<'a> {
+    subject: &'a ProofSubject,
+    found: &'a OpenedTree,
+    source: &'a BuildSource,
+    builder: Builder,
+    catalogue: &'a SetCatalogue,
+    numbers: &'a Build,
+}
+
+impl ProofRun<'_> {
+    async fn prove(&self, no_servers: bool) -> Result<SetProof, CommandError> {
+        let ProofSubject { set, judgement } = self.subject;
+        let OpenedTree { tree, label, shown } = self.found;
+        let commit = tree.revision().commit.as_ref().map(|commit| format!(", {commit}")).unwrap_or_default();
+        let mut proof = SetProof::new(set, judgement, format!("{label} ({shown}{commit})"), prove::now());
+        proof.host = prove::host_description();
+        if let Some(edits) = &judgement.edits
+            && let Some(program) = assemble_program(set, edits, tree.as_ref())?
+            && let Some(own) = &set.conformance
+        {
+            let (steps, tools) = run_conformance(&self.builder, own, &program).await?;
+            proof.steps.extend(steps);
+            proof.tools.extend(tools);
+        }
+        if proof.steps.iter().any(|step| step.how == StepResult::Failed) {
             return Ok(proof);
         }
-    };
-    let here = auto.recipe.backend;
-    let backend = if set.is_for(here.name()) {
-        here
-    } else if set.is_for(ComputeBackend::Cpu.name()) {
-        ComputeBackend::Cpu
-    } else {
-        let text = format!(
-            "this machine builds for {here}, and the set is for {}: no GPU with its toolkit is here",
-            set.backends.join(", ")
-        );
-        proof.steps.push(not_shown(servers, &text));
-        proof.steps.push(not_shown("counters move, and what is hoarded comes back, on a GPU", "the same"));
-        proof.steps.push(not_shown("compute-sanitizer's memcheck finds nothing", "the same"));
-        return Ok(proof);
-    };
-    let plain = match builder.build(&request(SelectedSets::None, backend)).await {
-        Ok(built) => built,
-        Err(error) => {
-            let text = format!("the plain tree cannot be built here: {}", build_failure_reason(error)?);
-            proof.steps.push(not_shown(servers, &text));
+        if no_servers {
+            proof.steps.push(not_shown(SAME_ANSWERS, "--no-servers"));
             return Ok(proof);
         }
-    };
-    let patched = match builder.build(&request(SelectedSets::Only(vec![set.id.clone()]), backend)).await {
-        Ok(built) => built,
-        Err(error) => {
-            let (what, text) = ("the patched tree can be built".to_owned(), build_failure_reason(error)?);
-            proof.steps.push(ProofStep { what, how: StepResult::Failed, text });
-            return Ok(proof);
+        // Build for the machine's GPU if it has a toolkit, else for the CPU.
+        match self.builder.plan(&self.request(SelectedSets::None)).await {
+            Ok(plan) => self.compare_servers(&mut proof, &plan).await?,
+            Err(error) => proof.steps.push(not_shown(SAME_ANSWERS, &build_failure_reason(error)?)),
         }
-    };
-    let fixes: Vec<&SetFix> = patched.provenance.fixes().iter().filter_map(|id| set.fix(id)).collect();
-    proof.tools.push(format!("builds {} (plain) and {} (patched)", plain.id, patched.id));
-    if let Some(toolkit) = &auto.toolkit {
-        proof.tools.push(toolkit.tool.version.clone());
-        proof.tools.extend(patched.provenance.verified.devices.clone());
+        Ok(proof)
     }
-    let gpu = backend.has_gpu() && !patched.provenance.verified.devices.is_empty();
-    if backend.has_gpu() && !gpu {
-        proof.steps.push(not_shown("on a GPU", "the build sees none here, so its servers ran on the CPU"));
+
+    fn request(&self, sets: SelectedSets) -> BuildRequest {
+        let selection = SetSelection {
+            catalogue: self.catalogue.clone(),
+            sets,
+            allow_unverified: true,
+            ..SetSelection::default()
+        };
+        build::build_request(self.source.clone(), selection, self.numbers)
     }
-    let pair = BuildPair {
-        plain: &plain.binary,
-        patched: &patched.binary,
-        fixes,
-        gpu,
-        sanitizer: find_sanitizer(builder, auto.toolkit.as_ref().map(|toolkit| toolkit.home.as_path())),
-        limit: numbers.verify_timeout,
-        patience: prove::PART_TIMEOUT,
-    };
-    proof.steps.extend(compare_builds(builder, &pair).await?);
-    if set.origin == SetOrigin::Embedded && !backend.has_gpu() && !set.backends.is_empty() {
-        proof.steps.push(not_shown("on a GPU", "none with its toolkit is here"));
+
+    async fn build(&self, sets: SelectedSets, backend: ComputeBackend) -> Result<StoredBuild, BuilderError> {
+        let options = vec!["LLAMA_BUILD_UI=OFF".to_owned()];
+        self.builder.build(&BuildRequest { backend: backend.into(), options, ..self.request(sets) }).await
     }
-    Ok(proof)
+
+    /// Compares servers of the tree, plain and patched, on the backend of `auto` or on the CPU.
+    async fn compare_servers(&self, proof: &mut SetProof, auto: &BuildPlan) -> Result<(), CommandError> {
+        let set = &self.subject.set;
+        let here = auto.recipe.backend;
+        let backend = if set.is_for(here.name()) { here } else { ComputeBackend::Cpu };
+        if !set.is_for(backend.name()) {
+            let text = format!(
+                "this machine builds for {here}, and the set is for {}: no GPU with its toolkit is here",
+                set.backends.join(", ")
+            );
+            proof.steps.extend([
+                not_shown(SAME_ANSWERS, &text),
+                not_shown("counters move, and what is hoarded comes back, on a GPU", "the same"),
+                not_shown("compute-sanitizer's memcheck finds nothing", "the same"),
+            ]);
+            return Ok(());
+        }
+        let plain = match self.build(SelectedSets::None, backend).await {
+            Ok(built) => built,
+            Err(error) => {
+                let text = format!("the plain tree cannot be built here: {}", build_failure_reason(error)?);
+                proof.steps.push(not_shown(SAME_ANSWERS, &text));
+                return Ok(());
+            }
+        };
+        let patched = match self.build(SelectedSets::Only(vec![set.id.clone()]), backend).await {
+            Ok(built) => built,
+            Err(error) => {
+                let what = "the patched tree can be built".to_owned();
+                let text = build_failure_reason(error)?;
+                proof.steps.push(ProofStep { what, how: StepResult::Failed, text });
+                return Ok(());
+            }
+        };
+        proof.tools.push(format!("builds {} (plain) and {} (patched)", plain.id, patched.id));
+        let devices = &patched.provenance.verified.devices;
+        if let Some(toolkit) = &auto.toolkit {
+            proof.tools.push(toolkit.tool.version.clone());
+            proof.tools.extend(devices.clone());
+        }
+        let gpu = backend.has_gpu() && !devices.is_empty();
+        if backend.has_gpu() && !gpu {
+            proof
+                .steps
+                .push(not_shown("on a GPU", "the build sees none here, so its servers ran on the CPU"));
+        }
+        let pair = BuildPair {
+            plain: &plain.binary,
+            patched: &patched.binary,
+            fixes: patched.provenance.fixes().iter().filter_map(|id| set.fix(id)).collect(),
+            gpu,
+            sanitizer: find_sanitizer(
+                &self.builder,
+                auto.toolkit.as_ref().map(|toolkit| toolkit.home.as_path()),
+            ),
+            limit: self.numbers.verify_timeout,
+            patience: prove::PART_TIMEOUT,
+        };
+        proof.steps.extend(compare_builds(&self.builder, &pair).await?);
+        if set.origin == SetOrigin::Embedded && !backend.has_gpu() && !set.backends.is_empty() {
+            proof.steps.push(not_shown("on a GPU", "none with its toolkit is here"));
+        }
+        Ok(())
+    }
+}
+
+const SAME_ANSWERS: &str = "servers of this tree, plain and patched, answer the same";
+
+fn not_shown(what: &str, text: &str) -> ProofStep {
+    ProofStep { what: what.to_owned(), how: StepResult::NotShown, text: text.to_owned() }
 }
 
 /// The reason why a server cannot be built. A cancelled build is an error that ends the command.
-fn build_failure_reason(error: warden_builder::BuilderError) -> Result<String, CommandError> {
+fn build_failure_reason(error: BuilderError) -> Result<String, CommandError> {
     match error {
-        warden_builder::BuilderError::Cancelled => Err(error.into()),
+        BuilderError::Cancelled => Err(error.into()),
         error => Ok(first_lines(&error.to_string())),
     }
 }
 
-/// Returns the first line of a text, and the next line if the first ends with a colon.
 fn first_lines(text: &str) -> String {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();
@@ -368,7 +388,6 @@ fn first_lines(text: &str) -> String {
     next.map_or_else(|| first.to_owned(), |next| format!("{first} {next}"))
 }
 
-/// Finds the memory checker for GPUs in PATH or in the toolkit.
 fn find_sanitizer(builder: &Builder, toolkit: Option<&Path>) -> Option<PathBuf> {
     let name = "compute-sanitizer";
     let inside = || {
@@ -380,6 +399,8 @@ fn find_sanitizer(builder: &Builder, toolkit: Option<&Path>) -> Option<PathBuf> 
 
 #[cfg(test)]
 mod tests {
+    use warden_patches::SourceTree;
+
     use super::*;
 
     struct SingleFileTree(String);
@@ -394,7 +415,7 @@ mod tests {
 
     #[test]
     fn why_a_build_failed_is_told_in_one_line() {
-        let failed = warden_builder::BuilderError::Build {
+        let failed = BuilderError::Build {
             phase: "compiling",
             excerpt: "\n  ggml.h:187:22: error: invalid use of 'extern'\n  187 | extern".to_owned(),
             log: "/logs/1.log".into(),

@@ -1,19 +1,95 @@
-//! `patches show`: prints all that is known about a set or a fix.
+//! `patches list`, `patches show`: prints what is known about the sets and their fixes.
 
 use std::fmt::Write as _;
 
 use clap::Args;
 use serde_json::{Value, json};
 use warden_patches::marker::marker;
-use warden_patches::set::{FixVariable, HookPosition};
-use warden_patches::{PatchSet, SetFix, SetHook};
+use warden_patches::set::{AffectedBuilds, FixVariable, HookPosition, UpstreamStatus};
+use warden_patches::{PatchSet, SetCatalogue, SetFix, SetHook};
 
-use super::CatalogueArgs;
-use super::list::{affected_text, upstream_text};
 use crate::cli::ConfigArgs;
-use crate::config::machine::HostMachine;
+use crate::cli::build::CatalogueArgs;
 use crate::exit::CommandError;
 use crate::out;
+
+#[derive(Debug, Args)]
+pub(crate) struct PatchListArgs {
+    #[command(flatten)]
+    catalogue: CatalogueArgs,
+    /// Prints JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+pub(super) fn list(args: &PatchListArgs) -> Result<(), CommandError> {
+    let (machine, loaded) = args.config.read()?;
+    let catalogue = args.catalogue.extend(loaded.patch_sets(&machine)?)?;
+    if args.json {
+        return out::print_json(&catalogue.sets().iter().map(listed_json).collect::<Vec<_>>());
+    }
+    if catalogue.sets().is_empty() {
+        return out::print_line("no patch sets");
+    }
+    out::print_text(&table(&catalogue))
+}
+
+fn table(catalogue: &SetCatalogue) -> String {
+    let mut rows = Vec::new();
+    for set in catalogue.sets() {
+        let backends =
+            if set.backends.is_empty() { "every backend".to_owned() } else { set.backends.join(", ") };
+        rows.push(vec![set.id.clone(), backends, String::new(), set.title.clone()]);
+        for fix in &set.fixes {
+            rows.push(vec![
+                format!("{}/{}", set.id, fix.id),
+                affected_text(&fix.affects),
+                upstream_text(fix),
+                fix.title.clone(),
+            ]);
+        }
+    }
+    out::table(["PATCH", "AFFECTS", "UPSTREAM", "TITLE"], rows)
+}
+
+fn affected_text(affects: &AffectedBuilds) -> String {
+    let builds = match (affects.first.as_str(), affects.last.as_str()) {
+        ("", "") => String::new(),
+        (first, last) => format!("{first}..{last}"),
+    };
+    let parts = [affects.backends.join(", "), builds];
+    let told: Vec<&str> = parts.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+    if told.is_empty() { "all".to_owned() } else { told.join(" ") }
+}
+
+fn upstream_text(fix: &SetFix) -> String {
+    match (fix.upstream.status, fix.upstream.since.as_str()) {
+        (UpstreamStatus::Open, _) => "open".to_owned(),
+        (UpstreamStatus::Superseded, "") => "superseded".to_owned(),
+        (UpstreamStatus::Superseded, since) => format!("superseded since {since}"),
+    }
+}
+
+fn listed_json(set: &PatchSet) -> Value {
+    let fixes = set.fixes.iter().map(|fix| {
+        json!({
+            "id": fix.id,
+            "title": fix.title,
+            "affects": fix.affects,
+            "upstream": fix.upstream,
+        })
+    });
+    json!({
+        "id": set.id,
+        "title": set.title,
+        "backends": set.backends,
+        "first": set.first,
+        "origin": set.origin.to_string(),
+        "fixes": fixes.collect::<Vec<_>>(),
+    })
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct PatchShowArgs {
@@ -28,10 +104,9 @@ pub(crate) struct PatchShowArgs {
     config: ConfigArgs,
 }
 
-pub(super) fn run(args: &PatchShowArgs) -> Result<(), CommandError> {
-    let machine = HostMachine::read();
-    let loaded = args.config.load(&machine, Vec::new())?;
-    let catalogue = args.catalogue.load(&loaded, &machine)?;
+pub(super) fn show(args: &PatchShowArgs) -> Result<(), CommandError> {
+    let (machine, loaded) = args.config.read()?;
+    let catalogue = args.catalogue.extend(loaded.patch_sets(&machine)?)?;
     let found = match args.id.split_once('/') {
         Some((set, fix)) => catalogue.set(set).and_then(|set| Some((set, Some(set.fix(fix)?)))),
         None => catalogue
@@ -142,31 +217,20 @@ fn fix_text(set: &PatchSet, fix: &SetFix) -> String {
 }
 
 fn variable_text(variable: &FixVariable) -> String {
-    let mut text = variable.name.clone();
-    let kind = format!("{:?}", variable.kind).to_lowercase();
-    let _infallible = write!(text, ", {kind}");
+    let mut text = format!("{}, {}", variable.name, format!("{:?}", variable.kind).to_lowercase());
     if !variable.unit.is_empty() {
-        let _infallible = write!(text, " of {}", variable.unit);
+        text.extend([" of ", &variable.unit]);
     }
-    if let Some(default) = &variable.default {
-        let _infallible = write!(text, ", {default} when switched on");
-    }
-    match (variable.min, variable.max) {
-        (Some(min), Some(max)) => {
-            let _infallible = write!(text, ", {min} to {max}");
-        }
-        (Some(min), None) => {
-            let _infallible = write!(text, ", at least {min}");
-        }
-        (None, Some(max)) => {
-            let _infallible = write!(text, ", at most {max}");
-        }
-        (None, None) => {}
-    }
+    text.extend(variable.default.as_ref().map(|default| format!(", {default} when switched on")));
+    text.extend(match (variable.min, variable.max) {
+        (Some(min), Some(max)) => Some(format!(", {min} to {max}")),
+        (Some(min), None) => Some(format!(", at least {min}")),
+        (None, Some(max)) => Some(format!(", at most {max}")),
+        (None, None) => None,
+    });
     text
 }
 
-/// Appends a line with its name; skips empty values.
 fn push_pair(text: &mut String, name: &str, value: &str) {
     if !value.is_empty() {
         let _infallible = writeln!(text, "{name:<13} {value}");
@@ -215,7 +279,6 @@ fn set_json(set: &PatchSet) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warden_patches::SetCatalogue;
 
     #[test]
     fn a_set_is_shown_with_all_that_it_leans_on_and_what_its_fixes_cost() {
@@ -224,5 +287,10 @@ mod tests {
         insta::assert_snapshot!(set_text(set));
         let (set, fix) = catalogue.fix("graph-cache-cap").unwrap();
         insta::assert_snapshot!("a_fix_is_shown_with_its_variables", fix_text(set, fix));
+    }
+
+    #[test]
+    fn every_set_is_listed_with_its_fixes() {
+        insta::assert_snapshot!(table(&SetCatalogue::embedded().unwrap()));
     }
 }

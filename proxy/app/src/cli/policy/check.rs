@@ -1,8 +1,6 @@
 //! `llama-warden policy check`: explains a configuration's policies, model by model: the action at each
 //! level, disabled parts, and reasons. Starts no process; asks the drivers for GPUs.
 
-use std::collections::BTreeMap;
-
 use clap::Args;
 use warden_policies::admission::AdmissionMode;
 use warden_policies::declared_memory::DeclaredMemory;
@@ -14,8 +12,8 @@ use warden_sensors::gpu::{GpuDevice, GpuSensors};
 use warden_supervisor::ModelSpec;
 use warden_supervisor::spec::SharedBudgets;
 
+use super::replay::{PlannedServer, find_model};
 use crate::cli::ConfigArgs;
-use crate::config::machine::HostMachine;
 use crate::config::needs;
 use crate::config::resolve::resolve_config;
 use crate::exit::CommandError;
@@ -35,10 +33,9 @@ pub(crate) struct PolicyCheckArgs {
 pub(crate) fn run(args: PolicyCheckArgs) -> Result<(), CommandError> {
     let PolicyCheckArgs { file, model, mut config } = args;
     config.config = file.or(config.config);
-    let machine = HostMachine::read();
-    let loaded = config.load(&machine, Vec::new())?;
+    let (machine, loaded) = config.read()?;
     if let Some(name) = &model {
-        super::replay::find_model(&loaded, name)?;
+        find_model(&loaded, name)?;
     }
     let mut resolved = resolve_config(&loaded, &machine, false)?;
     needs::fill_needs(&mut resolved, &machine);
@@ -49,14 +46,8 @@ pub(crate) fn run(args: PolicyCheckArgs) -> Result<(), CommandError> {
         if model.as_ref().is_some_and(|asked| asked != name && !own.aliases.contains(asked)) {
             continue;
         }
-        let launch = loaded.launch_settings(&machine, name, own)?;
-        let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
-        env.retain(|name, _| !launch.env_remove.contains(name));
-        env.extend(launch.env);
-        let build = launch.facts.and_then(|facts| facts.number);
-        let mut keeps = DeclaredMemory::from_command(&launch.args, &env, build);
-        keeps.set_available(machine.memory.0);
-        sheets.push(model_sheet(spec, &keeps, &here));
+        let planned = PlannedServer::resolve(&loaded, &machine, name, own)?;
+        sheets.push(model_sheet(spec, &planned.declared, &here));
     }
     let mut text = join_sheets(&sheets);
     if resolved.fleet.models.is_empty() {
@@ -73,7 +64,6 @@ pub(crate) fn run(args: PolicyCheckArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Memory and GPUs of this machine.
 struct MachineLimits<'a> {
     memory: ByteSize,
     gpus: &'a [GpuDevice],
@@ -81,7 +71,6 @@ struct MachineLimits<'a> {
 }
 
 impl MachineLimits<'_> {
-    /// Says why no VRAM budget can apply on this machine, if none can.
     fn no_vram(&self) -> Option<String> {
         let own = self.gpus.iter().any(|gpu| !gpu.unified);
         (!own).then(|| match self.gpus.first() {
@@ -93,7 +82,6 @@ impl MachineLimits<'_> {
         })
     }
 
-    /// Formats a VRAM budget with its size on each GPU.
     fn on_gpus(&self, limit: MemoryLimit) -> String {
         let MemoryLimit::Percent(_) = limit else { return limit.to_string() };
         let each = self.gpus.iter().filter(|gpu| !gpu.unified).filter_map(|gpu| {
@@ -105,7 +93,6 @@ impl MachineLimits<'_> {
     }
 }
 
-/// Says whether the next process starts warm.
 fn describe_warm_start(spec: &ModelSpec) -> String {
     if spec.run.warm == WarmMode::Off {
         return "off: the next process begins cold, and nothing of a request is kept".to_owned();
@@ -124,8 +111,8 @@ fn describe_warm_start(spec: &ModelSpec) -> String {
             )
         }
         None => format!(
-            "slots of the latest conversations are carried over in files of {} at most; where build or model does not allow that, their \
-             prompts are evaluated again, {again}",
+            "slots of the latest conversations are carried over in files of {} at most; where build or model does \
+             not allow that, their prompts are evaluated again, {again}",
             spec.run.warm_bytes
         ),
     }
@@ -179,8 +166,8 @@ fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_
             AdmissionMode::Off => "off: prompts are sent whatever they need",
             AdmissionMode::Warn => "a prompt that may not fit into memory is reported, and sent",
             AdmissionMode::Enforce => {
-                "a prompt that may not fit into memory waits for slots to finish, goes to another replica, waits for a fresh \
-                 process, or is answered 503 with `Retry-After`"
+                "a prompt that may not fit into memory waits for slots to finish, goes to another replica, waits for \
+                 a fresh process, or is answered 503 with `Retry-After`"
             }
         },
     );
@@ -227,7 +214,6 @@ fn join_sheets(sheets: &[PolicySheet]) -> String {
     paragraphs(all.iter())
 }
 
-/// Formats each sheet, followed by an empty line.
 fn paragraphs<'s>(sheets: impl Iterator<Item = &'s PolicySheet>) -> String {
     sheets.flat_map(|sheet| [sheet.text(), "\n".to_owned()]).collect()
 }
@@ -239,38 +225,31 @@ fn add_host_budget(
     here: &MachineLimits<'_>,
 ) {
     let recycle = &spec.recycle;
-    let (soft, hard) = (recycle.host_soft, recycle.host_hard);
+    let soft = recycle.host_soft;
+    let hard = recycle.host_hard;
     if soft.is_none() && hard.is_none() {
         sheet.add_line("host memory", "off: neither `host.soft` nor `host.hard` is set");
     }
     let levels = &recycle.levels;
-    if let Some(limit) = soft {
-        let what = match limit {
-            MemoryLimit::Auto => format!(
-                "auto: {:.0} % of its settled size with its declared caches, at least {} above its settled size, at most {:.0} % \
-                 of the machine; off until it has settled",
-                levels.host_soft * 100.0,
-                levels.host_room,
-                levels.host_soft_most * 100.0
-            ),
-            limit => limit.to_string(),
-        };
-        sheet.add_line("host soft", format!("{what}: replaced when quiet"));
-    }
-    if let Some(limit) = hard {
-        let what = match limit {
-            MemoryLimit::Auto => format!(
-                "auto: {:.0} % of the soft budget, at most {:.0} % of the machine",
-                levels.host_hard * 100.0,
-                levels.host_hard_most * 100.0
-            ),
-            limit => limit.to_string(),
-        };
-        sheet.add_line(
-            "host hard",
-            format!("{what}: drained and replaced now; {}", describe_escalation(spec)),
-        );
-    }
+    let soft_text = soft.map(|limit| match limit {
+        MemoryLimit::Auto => format!(
+            "auto: {:.0} % of its settled size with its declared caches, at least {} above its settled size, at \
+             most {:.0} % of the machine; off until it has settled",
+            levels.host_soft * 100.0,
+            levels.host_room,
+            levels.host_soft_most * 100.0
+        ),
+        limit => limit.to_string(),
+    });
+    let hard_text = hard.map(|limit| match limit {
+        MemoryLimit::Auto => format!(
+            "auto: {:.0} % of the soft budget, at most {:.0} % of the machine",
+            levels.host_hard * 100.0,
+            levels.host_hard_most * 100.0
+        ),
+        limit => limit.to_string(),
+    });
+    add_budgets(sheet, spec, "host", soft_text, hard_text);
     let beyond =
         [soft, hard].into_iter().flatten().filter_map(MemoryLimit::bytes).find(|size| *size > here.memory);
     if let Some(size) = beyond {
@@ -289,15 +268,31 @@ fn add_host_budget(
         sheet.add_line(
             "warning",
             format!(
-                "the budget of {budget} is passed without any leak, because its declared caches are {}: lower that with `--cache-ram \
-                 MIB` in `args` (or the mitigation `cache-ram=MIB`), or raise the budget above its settled size and that",
+                "the budget of {budget} is passed without any leak, because its declared caches are {}: lower that \
+                 with `--cache-ram MIB` in `args` (or the mitigation `cache-ram=MIB`), or raise the budget above its \
+                 settled size and that",
                 ByteSize(kept)
             ),
         );
     }
 }
 
-/// Describes the escalation when a drain takes too long.
+fn add_budgets(
+    sheet: &mut PolicySheet,
+    spec: &ModelSpec,
+    memory: &str,
+    soft: Option<String>,
+    hard: Option<String>,
+) {
+    if let Some(what) = soft {
+        sheet.add_line(&format!("{memory} soft"), format!("{what}: replaced when quiet"));
+    }
+    if let Some(what) = hard {
+        let then = describe_escalation(spec);
+        sheet.add_line(&format!("{memory} hard"), format!("{what}: drained and replaced now; {then}"));
+    }
+}
+
 fn describe_escalation(spec: &ModelSpec) -> String {
     let levels = &spec.recycle.levels;
     format!(
@@ -310,7 +305,8 @@ fn describe_escalation(spec: &ModelSpec) -> String {
 
 fn add_vram_budget(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimits<'_>) {
     let recycle = &spec.recycle;
-    let (soft, hard) = (recycle.vram_soft, recycle.vram_hard);
+    let soft = recycle.vram_soft;
+    let hard = recycle.vram_hard;
     if soft.is_none() && hard.is_none() {
         sheet.add_line("VRAM", "off: neither `vram.soft` nor `vram.hard` is set");
         return;
@@ -319,37 +315,24 @@ fn add_vram_budget(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimi
         sheet.add_line("VRAM", format!("off here: {why}"));
     }
     let levels = &recycle.levels;
-    let auto = |share: f64, left: f64| {
-        format!(
+    let text = |limit: MemoryLimit, share: f64, left: f64| match limit {
+        MemoryLimit::Auto => format!(
             "auto: {:.0} % of what the GPU can give it, but not below {:.0} % of what its settled size leaves",
             share * 100.0,
             left * 100.0
-        )
+        ),
+        limit => here.on_gpus(limit),
     };
-    if let Some(limit) = soft {
-        let what = match limit {
-            MemoryLimit::Auto => auto(levels.vram_soft, levels.vram_soft_left),
-            limit => here.on_gpus(limit),
-        };
-        sheet.add_line("VRAM soft", format!("{what}: replaced when quiet"));
-    }
-    if let Some(limit) = hard {
-        let what = match limit {
-            MemoryLimit::Auto => auto(levels.vram_hard, levels.vram_hard_left),
-            limit => here.on_gpus(limit),
-        };
-        sheet.add_line(
-            "VRAM hard",
-            format!("{what}: drained and replaced now; {}", describe_escalation(spec)),
-        );
-    }
+    let soft = soft.map(|limit| text(limit, levels.vram_soft, levels.vram_soft_left));
+    let hard = hard.map(|limit| text(limit, levels.vram_hard, levels.vram_hard_left));
+    add_budgets(sheet, spec, "VRAM", soft, hard);
 }
 
 fn add_growth(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimits<'_>) {
     let recycle = &spec.recycle;
     let does = format!(
-        "a leak that reaches a budget or the end of the memory within {} is answered by a replacement when quiet, within {} \
-         by a drain now",
+        "a leak that reaches a budget or the end of the memory within {} is answered by a replacement when quiet, \
+         within {} by a drain now",
         duration_text(recycle.common.growth_quiet),
         duration_text(recycle.common.growth_drain)
     );
@@ -364,7 +347,6 @@ fn add_growth(sheet: &mut PolicySheet, spec: &ModelSpec, here: &MachineLimits<'_
     }
 }
 
-/// Describes reclaims before a replacement for memory, and the cases that skip them.
 fn add_reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
     sheet.add_line(
@@ -372,8 +354,8 @@ fn add_reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
         if own.reclaim {
             format!(
                 "first the process gives back unused memory (a build with the fix reclaim-heap or reclaim-cuda; \
-                 others are replaced at once); replaced if {:.0} % of the way to the budget are not free then, if it is as \
-                 large again within {}, or if nothing is known after {} ({} at a hard budget)",
+                 others are replaced at once); replaced if {:.0} % of the way to the budget are not free then, if it \
+                 is as large again within {}, or if nothing is known after {} ({} at a hard budget)",
                 own.reclaim_room * 100.0,
                 duration_text(own.reclaim_again),
                 duration_text(own.reclaim_limit),
@@ -388,8 +370,8 @@ fn add_reclaim(sheet: &mut PolicySheet, spec: &ModelSpec) {
 fn add_cooldown(sheet: &mut PolicySheet, spec: &ModelSpec) {
     let own = &spec.recycle.common;
     let mut text = format!(
-        "at most one replacement every {}, and never more often than {:.0} times the time that a load takes; at the hard \
-         budget every {}",
+        "at most one replacement every {}, and never more often than {:.0} times the time that a load takes; at the \
+         hard budget every {}",
         duration_text(own.min_interval),
         own.load_factor,
         duration_text(own.min_interval_hard)
@@ -468,7 +450,10 @@ fn line(name: &str, text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::config::machine::HostMachine;
     use crate::config::source::layers::{ConfigSources, load_config};
 
     #[test]

@@ -18,7 +18,6 @@ use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 
-/// The required fields of a line of the access log.
 #[derive(Deserialize)]
 struct AccessLogLine {
     timestamp: String,
@@ -30,14 +29,12 @@ struct AccessLogLine {
 }
 
 pub(super) fn play_trace(args: &SimulateArgs, path: &Path) -> Result<(), CommandError> {
-    let machine = HostMachine::read();
-    let loaded = args.config.load(&machine, Vec::new())?;
+    let (machine, loaded) = args.config.read()?;
     let trace = read_trace(args, path, &loaded, &machine)?;
     let score = run(&trace, &loaded.settings.loading);
     if args.json { out::print_json(&as_json(&trace, &score)) } else { out::print_text(&text(&trace, &score)) }
 }
 
-/// Reads a trace from an access log, with the models of the configuration.
 fn read_trace(
     args: &SimulateArgs,
     path: &Path,
@@ -110,16 +107,13 @@ fn text(trace: &RequestTrace, score: &TraceScore) -> String {
     let sizes: Vec<String> =
         trace.models.iter().map(|model| format!("{} {}", model.name, ByteSize(model.bytes))).collect();
     let wait = |time: Duration| phrases::time_phrase(time.as_secs_f64());
-    let rows = [
-        ["LOADS", "MOVED", "HALF WAIT", "99 OF 100", "LONGEST", "UNSERVED"].map(str::to_owned).to_vec(),
-        vec![
-            score.loads.to_string(),
-            ByteSize(score.bytes).to_string(),
-            wait(score.median),
-            wait(score.p99),
-            wait(score.longest),
-            score.unserved.to_string(),
-        ],
+    let row = vec![
+        score.loads.to_string(),
+        ByteSize(score.bytes).to_string(),
+        wait(score.median),
+        wait(score.p99),
+        wait(score.longest),
+        score.unserved.to_string(),
     ];
     format!(
         "{}: {} requests for {} in {}\n{}",
@@ -127,7 +121,7 @@ fn text(trace: &RequestTrace, score: &TraceScore) -> String {
         trace.requests.len(),
         sizes.join(", "),
         ByteSize(trace.memory),
-        out::format_table(&rows)
+        out::table(["LOADS", "MOVED", "HALF WAIT", "99 OF 100", "LONGEST", "UNSERVED"], [row])
     )
 }
 

@@ -13,8 +13,8 @@ use warden_policies::{BackendSample, ByteSize, trace};
 use crate::advice::{self, AdvisedServer};
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
-use crate::config::policy::PolicyConfig;
-use crate::config::policy::load_policy;
+use crate::config::policy::{PolicyConfig, load_policy};
+use crate::config::resolve::LaunchSettings;
 use crate::config::settings::ModelConfig;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
@@ -94,7 +94,6 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), CommandError> {
     out::print_text(&text)
 }
 
-/// Reads a recording.
 pub(crate) fn read_recording(path: &Path) -> Result<Vec<BackendSample>, CommandError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {
@@ -119,10 +118,8 @@ pub(crate) fn read_recording(path: &Path) -> Result<Vec<BackendSample>, CommandE
 }
 
 impl ReplayArgs {
-    /// Settings of the backend, and its server if a configured model is named.
     fn backend_settings(&self) -> Result<(ReplaySettings, Option<AdvisedServer>), CommandError> {
-        let machine = HostMachine::read();
-        let loaded = self.config.load(&machine, Vec::new())?;
+        let (machine, loaded) = self.config.read()?;
         let model = self.model.as_deref().map(|name| find_model(&loaded, name)).transpose()?;
         let given = self.policy.as_deref().map(load_policy).transpose()?;
         let policy: &PolicyConfig = match (&given, model) {
@@ -130,7 +127,8 @@ impl ReplayArgs {
             (None, Some((_, model))) => &model.policy,
             (None, None) => &loaded.defaults.policy,
         };
-        let server = model.map(|(name, model)| resolve_server(&loaded, &machine, name, model)).transpose()?;
+        let server =
+            model.map(|(name, model)| PlannedServer::resolve(&loaded, &machine, name, model)).transpose()?;
         // Use this machine's memory only for a model of its configuration.
         let host_total = self.host_memory.or_else(|| model.map(|_| machine.memory));
         let told = ReplaySettings {
@@ -141,19 +139,19 @@ impl ReplayArgs {
             gpu_total: self.gpu_memory.map(|size| size.0),
             starts_at: self.starts_at,
         };
-        Ok((told, server.map(|started| started.server)))
+        Ok((told, server.map(PlannedServer::into_advised)))
     }
 
     /// Declared memory. Flags of this command override those of the model's command; without either,
     /// nothing is declared.
     fn declared_bytes(
         &self,
-        started: Option<&ResolvedServer>,
+        started: Option<&PlannedServer>,
         memory: Option<ByteSize>,
     ) -> Result<u64, CommandError> {
         let given = self.cache_ram.is_some() || self.ctx_checkpoints.is_some();
         if let Some(started) = started.filter(|_| !given) {
-            return Ok(started.allowance);
+            return Ok(started.declared.bytes());
         }
         let cache = match (self.cache_ram, memory) {
             (None, _) => ByteSize(0),
@@ -173,48 +171,48 @@ impl ReplayArgs {
     }
 }
 
-/// A model's server as it would start on this machine.
-struct ResolvedServer {
-    server: AdvisedServer,
-    allowance: u64,
+/// Settings of a model's server as it would start on this machine. Missing model files are ignored, because
+/// nothing is started.
+pub(super) struct PlannedServer {
+    launch: LaunchSettings,
+    env: BTreeMap<String, String>,
+    pub(super) declared: DeclaredMemory,
 }
 
-/// Resolves the server of a model. Ignores missing model files, because nothing is started.
-fn resolve_server(
-    loaded: &LoadedConfig,
-    machine: &HostMachine,
-    name: &str,
-    model: &ModelConfig,
-) -> Result<ResolvedServer, CommandError> {
-    let server = loaded.launch_settings(machine, name, model)?;
-    let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
-    env.retain(|name, _| !server.env_remove.contains(name));
-    env.extend(server.env.iter().cloned());
-    let mut allowance = DeclaredMemory::from_command(
-        &server.args,
-        &env,
-        server.facts.as_ref().and_then(|facts| facts.number),
-    );
-    allowance.set_available(machine.memory.0);
-    let facts = server.facts.as_ref();
-    Ok(ResolvedServer {
-        allowance: allowance.bytes(),
-        server: AdvisedServer {
+impl PlannedServer {
+    pub(super) fn resolve(
+        loaded: &LoadedConfig,
+        machine: &HostMachine,
+        name: &str,
+        model: &ModelConfig,
+    ) -> Result<Self, CommandError> {
+        let launch = loaded.launch_settings(machine, name, model)?;
+        let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
+        env.retain(|name, _| !launch.env_remove.contains(name));
+        env.extend(launch.env.iter().cloned());
+        let build = launch.facts.as_ref().and_then(|facts| facts.number);
+        let mut declared = DeclaredMemory::from_command(&launch.args, &env, build);
+        declared.set_available(machine.memory.0);
+        Ok(Self { launch, env, declared })
+    }
+
+    fn into_advised(self) -> AdvisedServer {
+        let LaunchSettings { args, mitigations, facts, .. } = self.launch;
+        let facts = facts.as_ref();
+        let provenance = facts.and_then(|facts| facts.provenance.as_ref());
+        AdvisedServer {
             build: facts.and_then(|facts| facts.number),
-            backend: facts
-                .and_then(|facts| facts.provenance.as_ref())
-                .map(|provenance| provenance.backend.clone()),
-            variables: env.into_keys().collect(),
+            backend: provenance.map(|provenance| provenance.backend.clone()),
+            variables: self.env.into_keys().collect(),
             inherited: Arc::default(),
-            args: server.args,
-            mitigations: server.mitigations,
+            args,
+            mitigations,
             displayed_mitigations: Vec::new(),
             fix_states: advice::fix_states(facts),
-        },
-    })
+        }
+    }
 }
 
-/// Finds a model of the configuration.
 pub(crate) fn find_model<'a>(
     loaded: &'a LoadedConfig,
     name: &str,
@@ -233,7 +231,6 @@ pub(crate) fn find_model<'a>(
     )
 }
 
-/// Parses MiB, or -1.
 fn parse_cache_ram(text: &str) -> Result<CacheRamLimit, String> {
     let bound = |mib: i64| Some(ByteSize(u64::try_from(mib).ok()?.checked_mul(1 << 20)?));
     let read = match text.parse() {

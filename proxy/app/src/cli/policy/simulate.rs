@@ -19,7 +19,6 @@ use warden_policies::world::{MemoryBackground, SimulatedWorld, WorldLeak, WorldL
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 
 use crate::cli::ConfigArgs;
-use crate::config::machine::HostMachine;
 use crate::config::policy::load_policy;
 use crate::exit::CommandError;
 use crate::out;
@@ -240,10 +239,8 @@ impl SimulateArgs {
         })
     }
 
-    /// The policy, and a description of its source.
     fn policy(&self) -> Result<(SimulatedPolicy, String), CommandError> {
-        let machine = HostMachine::read();
-        let loaded = self.config.load(&machine, Vec::new())?;
+        let (_, loaded) = self.config.read()?;
         // Percentages refer to the memory of the simulated machine, not of this one.
         let growth = loaded.settings.growth.clone();
         let of = |policy: &crate::config::policy::PolicyConfig| SimulatedPolicy {
@@ -255,7 +252,8 @@ impl SimulateArgs {
             (None, Some(name)) => (of(&find_model(&loaded, name)?.1.policy), format!("of model {name}")),
             (None, None) => {
                 let mut policy = of(&loaded.defaults.policy);
-                let (soft, hard) = (Some(MemoryLimit::Percent(80.0)), Some(MemoryLimit::Percent(92.0)));
+                let soft = Some(MemoryLimit::Percent(80.0));
+                let hard = Some(MemoryLimit::Percent(92.0));
                 let recycle = &mut policy.recycle;
                 recycle.common.growth = GrowthMode::Recycle;
                 (recycle.host_soft, recycle.host_hard) = (soft, hard);
@@ -297,7 +295,6 @@ fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String 
     let counter = report.counter.as_ref();
     let every = counter
         .map_or_else(|| "restart every N requests".to_owned(), |one| format!("restart {}", one.strategy));
-    let head = ["", "this policy", "no policy", &every].map(str::to_owned).to_vec();
     let row = |name: &str, of: &dyn Fn(&StrategyOutcome) -> String| {
         vec![
             name.to_owned(),
@@ -306,8 +303,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String 
             counter.map_or_else(|| "-".to_owned(), of),
         ]
     };
-    let rows = vec![
-        head,
+    let rows = [
         row("restarts", &restarts_text),
         row("minutes waited", &|one| format!("{:.1}", one.waited_minutes)),
         row("requests that waited", &|one| one.waited.to_string()),
@@ -327,7 +323,7 @@ fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String 
         report.policy.requests,
         report.policy.hours,
         phrases::time_phrase(args.load_time.as_secs_f64()),
-        out::format_table(&rows)
+        out::table(["", "this policy", "no policy", &every], rows)
     );
     for held in &report.policy.held {
         text.extend([format!("\nthe policy held back: {held}\n")]);
@@ -342,7 +338,9 @@ fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String 
     }
     text.push('\n');
     if counter.is_none() {
-        text.push_str("memory never runs out without a policy, so there is nothing to count requests for: give --every\n");
+        text.push_str(
+            "memory never runs out without a policy, so there is nothing to count requests for: give --every\n",
+        );
     }
     text
 }

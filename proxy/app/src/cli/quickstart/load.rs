@@ -14,17 +14,13 @@ const CLIENTS: u64 = 4;
 /// Words per prompt: enough for some MiB of KV cache.
 const PROMPT_WORDS: u64 = 150;
 
-/// Results of the clients.
 #[derive(Debug, Default)]
 pub(super) struct ClientTally {
     pub(super) sent: u64,
-    /// One message per failed request.
     pub(super) failures: Vec<String>,
-    /// Longest time of one request.
     pub(super) longest: Duration,
 }
 
-/// Running clients.
 pub(super) struct DemoClients {
     stop: CancellationToken,
     clients: JoinSet<ClientTally>,
@@ -90,7 +86,6 @@ fn unique_prompt(number: u64) -> String {
     text
 }
 
-/// Asks one question and returns the generated text.
 pub(super) async fn ask_question(
     url: &str,
     model: &str,
@@ -108,7 +103,6 @@ fn request_body(model: &str, question: &str, tokens: u64, stream: bool) -> Value
     })
 }
 
-/// Sends a request and returns the generated text, or the fault of the answer.
 async fn send_request(url: &str, body: &Value) -> Result<String, String> {
     // Use a new client for each request: on a kept connection reqwest retries by itself and hides failures.
     let client = reqwest::Client::builder().no_proxy().build().map_err(|error| error.to_string())?;

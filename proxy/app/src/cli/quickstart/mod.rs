@@ -25,12 +25,10 @@ use crate::exit::CommandError;
 use crate::serve::{self, ActivatedSockets, ConfigSource, RunningInstance, SignalHandlers};
 use crate::{logging, out};
 
-mod file;
 mod load;
 mod model;
 
-use file::DemoConfigFile;
-use model::DemoModel;
+use model::{DemoConfigFile, DemoModel};
 
 #[derive(Debug, Args)]
 pub(crate) struct QuickstartArgs {
@@ -61,9 +59,7 @@ pub(crate) struct QuickstartArgs {
     exit: bool,
 }
 
-/// Time limit for the replacement.
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(180);
-/// Number of steps.
 const STEP_COUNT: u32 = 6;
 
 /// Runs the command. Must be called on the main thread, which forks.
@@ -72,8 +68,7 @@ pub(crate) fn run(args: QuickstartArgs) -> Result<(), CommandError> {
 }
 
 async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
-    let machine = HostMachine::read();
-    let loaded = ConfigArgs::default().load(&machine, Vec::new())?;
+    let (machine, loaded) = ConfigArgs::default().read()?;
     let dirs = loaded.dirs(&machine)?;
 
     print_step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
@@ -141,7 +136,6 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     shown
 }
 
-/// Step 1: builds llama-server.
 async fn build_server(
     args: &QuickstartArgs,
     loaded: &LoadedConfig,
@@ -151,7 +145,7 @@ async fn build_server(
     build::with_builder(loaded, machine, async |builder| {
         let source = build::resolve_source(&builder, args.source.as_deref(), numbers).await?;
         let jobs = args.jobs.map(NonZeroUsize::get);
-        let patches = PatchArgs::default().select(build::load_patch_sets(loaded, machine)?)?;
+        let patches = PatchArgs::default().select(loaded.patch_sets(machine)?)?;
         let request = BuildRequest {
             backend: args.backend,
             arch: args.arch.arch.clone(),
@@ -177,7 +171,8 @@ async fn demonstrate_replacement(
     let DemoModel { name, question, answer_tokens, .. } = file.model;
     print_manual_command(&format!(
         "curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n             \
-         -d '{{\"model\":\"{name}\",\"max_tokens\":{answer_tokens},\"messages\":[{{\"role\":\"user\",\"content\":\"{question}\"}}]}}'"
+         -d '{{\"model\":\"{name}\",\"max_tokens\":{answer_tokens},\
+         \"messages\":[{{\"role\":\"user\",\"content\":\"{question}\"}}]}}'"
     ))?;
     let answer = load::ask_question(&url, name, question, answer_tokens).await?;
     print_result(&format!("it was asked: {question}"))?;
@@ -231,7 +226,6 @@ async fn demonstrate_replacement(
     server.reload(plan.resolve(machine).await?, machine).await
 }
 
-/// Sends requests until the ledger has a replacement, then waits for running requests.
 async fn load_until_replaced(
     url: &str,
     model: &'static str,

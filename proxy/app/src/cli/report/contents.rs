@@ -1,26 +1,40 @@
-//! Contents of a report: names, texts, and notes about missing parts. Values only.
+//! Contents of a report: names, texts, and notes about missing parts; and the archive of them. Equal contents
+//! give equal bytes; an existing file is never overwritten.
+//!
+//! All contents are cleaned of secrets. The common redactor finds them by name, place and look; all secrets of
+//! this machine's configuration and environment are hidden wherever they occur. Names of API keys, which are
+//! people's names, become numbers.
 
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value;
 use warden_policies::ByteSize;
+use warden_policies::secrets::{self, KnownSecrets};
 
-use super::clean::ReportCleaner;
+use crate::config::machine::HostMachine;
+use crate::config::source::layers::LoadedConfig;
+use crate::exit::CommandError;
 use crate::out;
 
 /// Maximum bytes of all contents: below the limit of a bug tracker after packing, with reserve.
 const MAX_CONTENT_BYTES: usize = 64 << 20;
 
-/// Maximum number of entries with the same name.
 const MAX_EQUAL_NAMES: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReportEntry {
     /// Plain letters, with slashes for folders.
     pub(super) name: String,
-    /// Description for the operator who decides whether to send the report.
     pub(super) what: String,
     pub(super) text: String,
 }
 
-/// All contents.
 #[derive(Debug)]
 pub(super) struct ReportContents {
     cleaner: ReportCleaner,
@@ -29,7 +43,6 @@ pub(super) struct ReportContents {
     size: usize,
 }
 
-/// Name of the list of contents in the archive.
 const CONTENTS_FILE: &str = "contents.txt";
 
 impl ReportContents {
@@ -37,19 +50,16 @@ impl ReportContents {
         Self { cleaner, entries: Vec::new(), notes: Vec::new(), size: 0 }
     }
 
-    /// Adds a text.
     pub(super) fn add_text(&mut self, name: &str, what: &str, text: &str) {
         let text = self.cleaner.clean_text(text);
         self.add(name, what, text);
     }
 
-    /// Adds a value for programs.
-    pub(super) fn add_json(&mut self, name: &str, what: &str, value: serde_json::Value) {
+    pub(super) fn add_json(&mut self, name: &str, what: &str, value: Value) {
         let text = self.cleaner.clean_json(value);
         self.add(name, what, text);
     }
 
-    /// Adds lines, each of which may be JSON.
     pub(super) fn add_lines<'a>(&mut self, name: &str, what: &str, lines: impl Iterator<Item = &'a str>) {
         let text: String = lines.map(|line| self.cleaner.clean_line(line) + "\n").collect();
         self.add(name, what, text);
@@ -75,7 +85,6 @@ impl ReportContents {
         self.entries.push(ReportEntry { name, what: what.to_owned(), text });
     }
 
-    /// Notes a missing part and the reason.
     pub(super) fn add_note(&mut self, text: &str) {
         // The note is shown on a terminal: keep it on one line, without control characters.
         let text = self.cleaner.clean_text(text).replace(char::is_control, " ");
@@ -105,22 +114,20 @@ impl ReportContents {
 
     /// Formats the table for the operator: a line per file, and the missing parts.
     pub(super) fn table(&self) -> String {
-        let notes = self.notes.iter().map(|note| format!("  {note}\n"));
-        let notes: String = if self.notes.is_empty() {
-            String::new()
-        } else {
-            "not in it:\n".to_owned() + &notes.collect::<String>()
-        };
-        format!("{}{notes}", rows(&self.entries))
+        let mut text = rows(&self.entries);
+        if !self.notes.is_empty() {
+            text.push_str("not in it:\n");
+            text.extend(self.notes.iter().map(|note| format!("  {note}\n")));
+        }
+        text
     }
 }
 
 fn rows(entries: &[ReportEntry]) -> String {
-    let head = ["FILE", "SIZE", "WHAT"].map(str::to_owned).to_vec();
     let row = |entry: &ReportEntry| {
         vec![entry.name.clone(), ByteSize(entry.text.len() as u64).to_string(), entry.what.clone()]
     };
-    out::format_table(&std::iter::once(head).chain(entries.iter().map(row)).collect::<Vec<_>>())
+    out::table(["FILE", "SIZE", "WHAT"], entries.iter().map(row))
 }
 
 /// Makes a name valid on every machine. The result cannot lead out of the folder in which the archive is
@@ -130,4 +137,141 @@ pub(super) fn safe_name(name: &str) -> String {
     let parts = name.split('/').map(|part| part.trim_start_matches('.')).filter(|part| !part.is_empty());
     let name = parts.collect::<Vec<_>>().join("/");
     name.chars().map(letter).take(100).collect()
+}
+
+const ARCHIVE_FOLDER: &str = "llama-warden-report";
+/// Private mode, because a report is its author's until it is sent.
+const FILE_MODE: u32 = 0o600;
+
+/// Packs the contents, without times and owners.
+pub(super) fn pack_archive(contents: &ReportContents) -> Result<Vec<u8>, CommandError> {
+    let packed = || -> io::Result<Vec<u8>> {
+        let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
+        for entry in contents.entries() {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(entry.text.len() as u64);
+            header.set_mode(0o644);
+            archive.append_data(
+                &mut header,
+                format!("{ARCHIVE_FOLDER}/{}", entry.name),
+                entry.text.as_bytes(),
+            )?;
+        }
+        archive.into_inner()?.finish()
+    };
+    packed().map_err(|error| CommandError::failed(format!("cannot pack the report: {error}")))
+}
+
+pub(super) fn check_free(path: &Path) -> Result<(), CommandError> {
+    if path.symlink_metadata().is_ok() {
+        return Err(exists_failure(path));
+    }
+    Ok(())
+}
+
+fn exists_failure(path: &Path) -> CommandError {
+    CommandError::hinted(
+        format!("{} is there already, and is left as it is", path.display()),
+        "name another file with --out, or remove it",
+    )
+}
+
+/// Writes the archive to a new file. Removes an incomplete file.
+pub(super) fn write_archive(path: &Path, archive: &[u8]) -> Result<(), CommandError> {
+    let cannot = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => exists_failure(path),
+        _ => CommandError::hinted(
+            format!("cannot write {}: {error}", path.display()),
+            "choose another place with --out",
+        ),
+    };
+    let mut file: File =
+        OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path).map_err(cannot)?;
+    let written = file.write_all(archive).and_then(|()| file.sync_all());
+    written.map_err(|error| {
+        // Safe to remove: this call created the file.
+        drop(std::fs::remove_file(path));
+        cannot(error)
+    })
+}
+
+/// Texts before the name of an API key, in metrics and where a text names an operator. Each comes with the
+/// character after the name.
+const KEY_NAMES: [(&str, char); 2] = [("key=\"", '"'), ("page, key ", ',')];
+
+#[derive(Debug, Default)]
+pub(super) struct ReportCleaner {
+    known: KnownSecrets,
+    /// Names of API keys; the index gives the number.
+    keys: RefCell<Vec<String>>,
+}
+
+impl ReportCleaner {
+    /// Creates a cleaner for the secrets of the configuration, if any, and of the environment.
+    pub(super) fn for_machine(loaded: Option<&LoadedConfig>, machine: &HostMachine) -> Self {
+        let models = loaded.into_iter().flat_map(|loaded| {
+            std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model))
+        });
+        let mut args = Vec::new();
+        let mut variables = machine.text_vars();
+        for model in models {
+            args.extend(model.args.iter().cloned());
+            variables.extend(model.env.iter().map(|(name, value)| (name.clone(), value.clone())));
+        }
+        let variables = variables.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        Self { known: KnownSecrets::from_command(&args, variables), keys: RefCell::default() }
+    }
+
+    /// Cleans a text. Known secrets are hidden first: the redactor might cut one, and not recognise the rest.
+    pub(super) fn clean_text(&self, text: &str) -> String {
+        secrets::redact_text(&self.known.redact(self.number_keys(text)))
+    }
+
+    /// Replaces names of API keys by `key-1` and so on, with the same number for a name throughout the
+    /// report.
+    fn number_keys(&self, text: &str) -> String {
+        let mut keys = self.keys.borrow_mut();
+        KEY_NAMES.iter().fold(text.to_owned(), |text, (before, end)| {
+            let mut parts = text.split(before);
+            let mut shown = parts.next().unwrap_or_default().to_owned();
+            for part in parts {
+                let (name, rest) = part.split_at(part.find(*end).unwrap_or(part.len()));
+                let known = keys.iter().position(|known| known == name);
+                let number = known.unwrap_or_else(|| {
+                    keys.push(name.to_owned());
+                    keys.len() - 1
+                });
+                shown.extend([before, &*format!("key-{}", number + 1), rest]);
+            }
+            shown
+        })
+    }
+
+    pub(super) fn clean_json(&self, value: Value) -> String {
+        serde_json::to_string_pretty(&self.clean_value(value)).unwrap_or_default() + "\n"
+    }
+
+    fn clean_value(&self, value: Value) -> Value {
+        secrets::redact_json(self.hide_known(value))
+    }
+
+    /// Hides known secrets before the value becomes JSON text, in which quotation marks would be escaped.
+    fn hide_known(&self, value: Value) -> Value {
+        match value {
+            Value::String(text) => self.known.redact(self.number_keys(&text)).into(),
+            Value::Array(items) => items.into_iter().map(|item| self.hide_known(item)).collect(),
+            Value::Object(fields) => {
+                let field = |(name, value)| (self.known.redact(name), self.hide_known(value));
+                fields.into_iter().map(field).collect()
+            }
+            other => other,
+        }
+    }
+
+    pub(super) fn clean_line(&self, line: &str) -> String {
+        match serde_json::from_str::<Value>(line) {
+            Ok(value @ (Value::Object(_) | Value::Array(_))) => self.clean_value(value).to_string(),
+            _ => self.clean_text(line),
+        }
+    }
 }

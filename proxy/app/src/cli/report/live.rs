@@ -18,14 +18,10 @@ use crate::exit::CommandError;
 
 /// Time limit of an answer: a healthy instance needs milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Beginning of the note about a late answer.
 const NO_ANSWER_PREFIX: &str = "no answer";
-/// Bytes from the end of one model's output.
 const LOG_TAIL_BYTES: usize = 256 << 10;
 /// Maximum number of models with output and memory, failing ones first.
 const MAX_LOGGED_MODELS: usize = 40;
-/// Query for memory series: time range, and number of points, five minutes each.
-const SERIES_QUERY: [(&str, &str); 2] = [("range", "1d"), ("points", "288")];
 
 /// Queries the selected instance, if one runs.
 ///
@@ -105,12 +101,12 @@ fn models_by_relevance(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
     all
 }
 
-/// Adds a day of each model's memory.
 async fn add_series(contents: &mut ReportContents, client: &AdminClient, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
-        let query: Vec<_> = [("model", name)].into_iter().chain(SERIES_QUERY).collect();
-        let query: Vec<_> = query.into_iter().map(|(key, value)| (key, value.to_owned())).collect();
+        // A day, in points of five minutes each.
+        let query = [("model", name), ("range", "1d"), ("points", "288")];
+        let query = query.map(|(key, value)| (key, value.to_owned()));
         let asked: Result<serde_json::Value, _> =
             with_timeout(client.json_with(Method::GET, &["series"], &query)).await;
         match asked {
@@ -135,7 +131,6 @@ fn model_file_name(folder: &str, number: usize, name: &str, end: &str) -> String
     format!("{folder}/{number:02}-{}.{end}", name.replace('/', "-"))
 }
 
-/// Adds the end of the output of each model's processes.
 async fn add_logs(contents: &mut ReportContents, client: &AdminClient, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();

@@ -10,10 +10,7 @@
 //! reports are needed then. Missing parts are noted in the archive and are no error. All data passes the
 //! redactor before the size is shown. Changes nothing else and never overwrites a file.
 
-mod archive;
-mod clean;
 mod contents;
-mod files;
 mod here;
 mod live;
 
@@ -23,8 +20,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use warden_policies::ByteSize;
 
-use self::clean::ReportCleaner;
-use self::contents::ReportContents;
+use self::contents::{ReportCleaner, ReportContents};
 use super::control::InstanceArgs;
 use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
@@ -58,10 +54,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CommandError> {
     let path = archive_path(args.out.as_deref(), &machine.cwd);
     // Check the path first, because gathering takes a moment.
     if !args.list {
-        archive::check_free(&path)?;
+        contents::check_free(&path)?;
     }
     let contents = gather_contents(args, &machine)?;
-    let archive = archive::pack_archive(&contents)?;
+    let archive = contents::pack_archive(&contents)?;
     let size = ByteSize(archive.len() as u64);
     if args.list {
         return out::print_text(&format!("{}{size} as an archive; nothing was written\n", contents.table()));
@@ -70,14 +66,13 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CommandError> {
     if !args.yes && !ask_consent(&format!("Write {} ({size})? [y/N] ", path.display()))? {
         return out::print_line("nothing was written");
     }
-    archive::write_archive(&path, &archive)?;
+    contents::write_archive(&path, &archive)?;
     out::print_line(&format!("{} ({size}): look through it before you send it", path.display()))?;
     out::print_line(
         "Attach it to an issue in llama-warden's repository; docs/operating.md lists what else to report.",
     )
 }
 
-/// Gathers all data, cleaned.
 fn gather_contents(args: &ReportArgs, machine: &HostMachine) -> Result<ReportContents, CommandError> {
     let loaded = args.instance.load(machine);
     let mut contents = ReportContents::new(ReportCleaner::for_machine(loaded.as_ref().ok(), machine));
@@ -89,7 +84,7 @@ fn gather_contents(args: &ReportArgs, machine: &HostMachine) -> Result<ReportCon
     // The instance may use another state directory than the configuration of this command line.
     let state = ledger.as_deref().and_then(Path::parent).map(Path::to_owned).or(state);
     match state {
-        Some(state) => files::gather_files(&mut contents, &state),
+        Some(state) => here::gather_files(&mut contents, &state),
         None => contents.add_note("state: there is no home directory to look in; set `paths.state_dir`"),
     }
     let data = status.as_ref().map(|status| PathBuf::from(&status.instance.data_dir));
@@ -101,7 +96,6 @@ fn gather_contents(args: &ReportArgs, machine: &HostMachine) -> Result<ReportCon
     Ok(contents)
 }
 
-/// Path of the archive.
 fn archive_path(out: Option<&Path>, cwd: &Path) -> PathBuf {
     let stamp: String = clock::now_text().chars().filter(char::is_ascii_alphanumeric).take(15).collect();
     let name = format!("llama-warden-report-{stamp}.tar.gz");

@@ -51,7 +51,7 @@ fn planted() -> ReportContents {
     std::fs::write(state.join("ledger.jsonl"), format!("{line}\n")).unwrap();
     std::fs::write(state.join("growth.json"), json!({"a": {"key": TOKEN}}).to_string()).unwrap();
     std::fs::write(state.join("traces/a-g1.jsonl"), "{\"at\":1}\n").unwrap();
-    files::gather_files(&mut contents, &state);
+    here::gather_files(&mut contents, &state);
     contents.add_text(
         "logs/a",
         "a log",
@@ -73,7 +73,7 @@ fn planted() -> ReportContents {
 #[test]
 fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
     let contents = planted();
-    let all = unpacked(&archive::pack_archive(&contents).unwrap());
+    let all = unpacked(&contents::pack_archive(&contents).unwrap());
     let names: Vec<&str> =
         all.keys().map(|name| name.strip_prefix("llama-warden-report/").unwrap()).collect();
     assert_eq!(
@@ -115,23 +115,23 @@ fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
 #[test]
 fn the_same_contents_are_the_same_archive_and_no_file_is_written_over() {
     let contents = planted();
-    let archive = archive::pack_archive(&contents).unwrap();
-    assert_eq!(archive, archive::pack_archive(&contents).unwrap());
+    let archive = contents::pack_archive(&contents).unwrap();
+    assert_eq!(archive, contents::pack_archive(&contents).unwrap());
     let dir = tempfile::tempdir().unwrap();
     let path = archive_path(Some(Path::new("r.tar.gz")), dir.path());
-    archive::check_free(&path).unwrap();
-    archive::write_archive(&path, &archive).unwrap();
+    contents::check_free(&path).unwrap();
+    contents::write_archive(&path, &archive).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), archive);
-    for refused in [archive::check_free(&path), archive::write_archive(&path, b"other")] {
+    for refused in [contents::check_free(&path), contents::write_archive(&path, b"other")] {
         assert!(refused.unwrap_err().to_string().contains("is there already"));
     }
     assert_eq!(std::fs::read(&path).unwrap(), archive);
     // A link is refused, too, whatever its target.
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
-    assert!(archive::check_free(&link).is_err() && archive::write_archive(&link, b"x").is_err());
+    assert!(contents::check_free(&link).is_err() && contents::write_archive(&link, b"x").is_err());
     assert!(!dir.path().join("elsewhere").exists());
-    let missing = archive::write_archive(&dir.path().join("none/r"), b"x").unwrap_err();
+    let missing = contents::write_archive(&dir.path().join("none/r"), b"x").unwrap_err();
     assert!(missing.lines().join(" ").contains("--out"));
 }
 

@@ -1,7 +1,6 @@
 //! `llama-warden service install|uninstall|show`: the systemd unit of llama-warden. Writes files and prints
 //! the next commands; runs no such command itself.
 
-mod file;
 mod reach;
 mod unit;
 
@@ -12,9 +11,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use self::file::UnitFileChange;
 use self::reach::{NeededFile, ServiceUser};
-use self::unit::{ServiceScope, UNIT_NAME, UnitValues};
+use self::unit::{ServiceScope, UNIT_NAME, UnitFileChange, UnitValues};
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::{ENV_PREFIX, FlagSetting, LoadedConfig};
@@ -22,7 +20,6 @@ use crate::config::source::tree::{ConfigNode, ConfigValue};
 use crate::exit::CommandError;
 use crate::out;
 
-/// Folder for units of packages.
 const PACKAGE_UNIT_DIR: &str = "/usr/lib/systemd/system";
 
 #[derive(Debug, Subcommand)]
@@ -101,14 +98,11 @@ pub(crate) fn run(command: &ServiceCommand) -> Result<(), CommandError> {
     }
 }
 
-/// Units to write.
 struct ServiceUnits {
     scope: ServiceScope,
     config: PathBuf,
     folder: PathBuf,
-    /// Names and texts.
     files: Vec<(String, String)>,
-    /// Files that the service must be able to use.
     needed: Vec<NeededFile>,
 }
 
@@ -180,14 +174,12 @@ impl ScopeArgs {
         }
     }
 
-    /// Reads a user of the target system.
     fn user(&self, name: &str) -> ServiceUser {
         let read =
             |path: &str| std::fs::read_to_string(self.path_below_root(Path::new(path))).unwrap_or_default();
         ServiceUser::read(name, &read("/etc/passwd"), &read("/etc/group"))
     }
 
-    /// Folder for units of an administrator or a user.
     fn folder(&self, machine: &HostMachine) -> Result<PathBuf, CommandError> {
         match self.scope(machine) {
             ServiceScope::System => {
@@ -224,14 +216,12 @@ fn load(config: &Path, machine: &HostMachine) -> Result<LoadedConfig, CommandErr
     ConfigArgs { config, set: Vec::new() }.load(&machine, vec![no_folders])
 }
 
-/// Time limits for requests and for processes to end.
 fn stop_times(loaded: &LoadedConfig) -> (Duration, Duration) {
     let own = loaded.models.iter().map(|(_, model)| model.lifecycle.stop_grace);
     let grace = own.chain([loaded.defaults.lifecycle.stop_grace]).max().unwrap_or_default();
     (loaded.settings.server.shutdown_deadline, grace)
 }
 
-/// Version of the installed systemd.
 fn systemd_version() -> Option<u32> {
     let told = Command::new("systemctl").arg("--version").output().ok()?;
     String::from_utf8_lossy(&told.stdout).split_whitespace().nth(1)?.parse().ok()
@@ -242,7 +232,7 @@ fn install(args: &ServiceInstallArgs, machine: &HostMachine) -> Result<(), Comma
     for (name, text) in &units.files {
         let path = units.folder.join(name);
         let shown = path.display();
-        out::print_line(&match file::write_unit(&path, text, args.force)? {
+        out::print_line(&match unit::write_unit(&path, text, args.force)? {
             UnitFileChange::Written => format!("wrote {shown}"),
             UnitFileChange::Renewed => format!("renewed {shown}"),
             UnitFileChange::Unchanged => format!("{shown} is there already"),
@@ -255,11 +245,8 @@ fn install(args: &ServiceInstallArgs, machine: &HostMachine) -> Result<(), Comma
         out::print_line(&format!("note: it overrides that of a package, {}", packaged.display()))?;
     }
     let scope = &args.unit.scope;
-    let (mut user, mut obstacles) = (None, Vec::new());
-    if units.scope == ServiceScope::System {
-        let own = user.insert(scope.user(&args.unit.run_as));
-        obstacles = self::obstacles(own, scope, &units.needed);
-    }
+    let user = (units.scope == ServiceScope::System).then(|| scope.user(&args.unit.run_as));
+    let obstacles = user.as_ref().map(|user| obstacles(user, scope, &units.needed)).unwrap_or_default();
     for (why, _) in &obstacles {
         out::print_line(&format!("warning: it could not start: {why}"))?;
     }
@@ -270,7 +257,6 @@ fn install(args: &ServiceInstallArgs, machine: &HostMachine) -> Result<(), Comma
     Ok(())
 }
 
-/// Commands to run next. `user` is that of the machine's service.
 fn next_commands(
     units: &ServiceUnits,
     args: &UnitArgs,
@@ -303,7 +289,8 @@ fn next_commands(
 }
 
 fn uninstall(args: &ServiceUninstallArgs, machine: &HostMachine) -> Result<(), CommandError> {
-    let (scope, folder) = (args.scope.scope(machine), args.scope.folder(machine)?);
+    let scope = args.scope.scope(machine);
+    let folder = args.scope.folder(machine)?;
     let control = if scope == ServiceScope::System { "systemctl" } else { "systemctl --user" };
     let targets = ["multi-user.target.wants", "default.target.wants", "sockets.target.wants"];
     let names = [format!("{UNIT_NAME}.socket"), format!("{UNIT_NAME}.service")];
@@ -321,7 +308,7 @@ fn uninstall(args: &ServiceUninstallArgs, machine: &HostMachine) -> Result<(), C
     let mut gone = Vec::new();
     for name in names {
         let path = folder.join(&name);
-        match file::remove_unit(&path, args.force)? {
+        match unit::remove_unit(&path, args.force)? {
             None => continue,
             Some(UnitFileChange::Kept(copy)) => {
                 out::print_line(&format!("{} is now {}", path.display(), copy.display()))?;

@@ -20,7 +20,6 @@ const PRIVATE_TMP_DIRS: [&str; 2] = ["/tmp", "/var/tmp"];
 /// UID for an unknown user, who owns nothing and is in no group.
 const UNKNOWN_UID: u32 = 65_534;
 
-/// Identity of a user for permission checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServiceUser {
     name: String,
@@ -53,7 +52,6 @@ impl ServiceUser {
     }
 }
 
-/// A file that a service needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NeededFile {
     /// Configuration key, or the program.
@@ -99,7 +97,9 @@ pub(super) fn find_obstacle(
     needed: &NeededFile,
     within: impl Fn(&Path) -> PathBuf,
 ) -> Option<(String, String)> {
-    let (path, what, name) = (needed.path.display(), &needed.what, &user.name);
+    let path = needed.path.display();
+    let what = &needed.what;
+    let name = &user.name;
     let meta = |path: &Path| std::fs::metadata(within(path)).ok();
     let facts = meta(&needed.path)?;
     let private = PRIVATE_TMP_DIRS.iter().find(|folder| needed.path.starts_with(folder));
@@ -135,7 +135,6 @@ pub(super) fn find_obstacle(
     Some((format!("user `{name}` cannot {verb} {what}, {path}"), open))
 }
 
-/// Command that moves the file to a place visible to the service.
 fn move_command(needed: &NeededFile, to: &str) -> String {
     let from = quoted(&needed.path);
     if needed.what == "the program" {

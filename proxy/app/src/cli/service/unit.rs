@@ -1,11 +1,15 @@
-//! Renders units from one template per kind. Pure.
+//! Renders units from one template per kind, writes and removes them. Files written or changed by an operator are
+//! touched only with `--force`, which keeps a copy.
 
-use std::path::Path;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
-/// Name of the units, without the suffix of their kind.
+use crate::exit::CommandError;
+
 pub(super) const UNIT_NAME: &str = "llama-warden";
 /// First systemd version with `Type=notify-reload`.
 const NOTIFY_RELOAD_VERSION: u32 = 253;
@@ -14,34 +18,26 @@ const RESTART_STEPS_VERSION: u32 = 254;
 /// Extra stop time after requests and processes have ended, for the last log lines.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// Beginning of a unit's first line. The last word of that line is the checksum of the text after it.
-const CHECKSUM_LINE_PREFIX: &str = "# Written by `llama-warden service install`. To change it: `systemctl edit llama-warden`, which outlives it. sha256:";
+const CHECKSUM_LINE_PREFIX: &str = "# Written by `llama-warden service install`. To change it: `systemctl \
+     edit llama-warden`, which outlives it. sha256:";
 
-/// Owner of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServiceScope {
-    /// The machine.
     System,
-    /// The logged-in user.
     User,
 }
 
-/// Values for the templates.
 #[derive(Clone, Debug)]
 pub(super) struct UnitValues<'a> {
     pub(super) scope: ServiceScope,
     pub(super) program: &'a Path,
     pub(super) config: &'a Path,
-    /// User of the machine's service.
     pub(super) user: &'a str,
-    /// Version of systemd, if known.
     pub(super) systemd: Option<u32>,
-    /// Time limit for requests to end.
     pub(super) drain: Duration,
-    /// Time limit for processes to end.
     pub(super) grace: Duration,
 }
 
-/// Renders the service unit.
 pub(super) fn service_unit(facts: &UnitValues<'_>) -> String {
     let (kind, reload) = if facts.systemd.is_some_and(|version| version >= NOTIFY_RELOAD_VERSION) {
         ("Type=notify-reload", "# HUP goes to us alone: llama-server processes have nothing to reload.")
@@ -57,7 +53,9 @@ pub(super) fn service_unit(facts: &UnitValues<'_>) -> String {
         "RestartSec=2"
     };
     let seconds = |time: Duration| time.as_secs() + u64::from(time.subsec_nanos() > 0);
-    let (drain, grace, rest) = (seconds(facts.drain), seconds(facts.grace), seconds(STOP_MARGIN));
+    let drain = seconds(facts.drain);
+    let grace = seconds(facts.grace);
+    let rest = seconds(STOP_MARGIN);
     let sum = format!(
         "server.shutdown_deadline ({drain} s), lifecycle.stop_grace ({grace} s), and {rest} s for the rest."
     );
@@ -93,20 +91,15 @@ pub(super) fn socket_unit(hosts: &str, port: u16) -> Option<String> {
     Some(with_checksum(&fill_template(include_str!("service.socket"), &[("@LISTEN@", &lines?.join("\n"))])))
 }
 
-/// Owner of the file at a unit's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnitFileState {
-    /// No file.
     Nothing,
-    /// The wanted text.
     Same,
     /// Written by llama-warden, for another version or configuration.
     Ours,
-    /// Written or changed by an operator.
     Theirs,
 }
 
-/// Classifies the text of a unit by its checksum.
 pub(super) fn classify_unit(there: Option<&str>, wanted: &str) -> UnitFileState {
     let Some(there) = there else { return UnitFileState::Nothing };
     if there == wanted {
@@ -140,9 +133,101 @@ fn command_word(path: &Path) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
+const MAX_COPIES: u32 = 1000;
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum UnitFileChange {
+    Written,
+    /// Replaced an older unit written by llama-warden.
+    Renewed,
+    Unchanged,
+    /// Replaced an operator's file, which is kept at this path.
+    Kept(PathBuf),
+}
+
+pub(super) fn write_unit(path: &Path, text: &str, force: bool) -> Result<UnitFileChange, CommandError> {
+    let done = match inspect_file(path, text)? {
+        UnitFileState::Nothing => UnitFileChange::Written,
+        UnitFileState::Same => return Ok(UnitFileChange::Unchanged),
+        UnitFileState::Ours => UnitFileChange::Renewed,
+        UnitFileState::Theirs if force => UnitFileChange::Kept(keep_copy(path)?),
+        UnitFileState::Theirs => return Err(foreign_file(path, "writes ours and keeps a copy of it")),
+    };
+    write_atomically(path, text).map_err(|error| cannot("write", path, &error))?;
+    Ok(done)
+}
+
+/// Removes a unit written by llama-warden; `force` also an operator's. `None` if there was none.
+///
+/// # Errors
+/// The file is an operator's, or cannot be removed.
+pub(super) fn remove_unit(path: &Path, force: bool) -> Result<Option<UnitFileChange>, CommandError> {
+    match inspect_file(path, "")? {
+        UnitFileState::Nothing => return Ok(None),
+        UnitFileState::Theirs if force => {
+            return keep_copy(path).map(|copy| Some(UnitFileChange::Kept(copy)));
+        }
+        UnitFileState::Theirs => return Err(foreign_file(path, "takes it away and keeps a copy of it")),
+        UnitFileState::Same | UnitFileState::Ours => {}
+    }
+    std::fs::remove_file(path).map_err(|error| cannot("remove", path, &error))?;
+    Ok(Some(UnitFileChange::Written))
+}
+
+fn foreign_file(path: &Path, forced: &str) -> CommandError {
+    CommandError::hinted(
+        format!("{} is not as we wrote it", path.display()),
+        format!("`--force` {forced}; changes outlive all this in a drop-in: `systemctl edit llama-warden`"),
+    )
+}
+
+fn cannot(what: &str, path: &Path, error: &io::Error) -> CommandError {
+    let hint = if error.kind() == io::ErrorKind::PermissionDenied { "as root, or with `--user`" } else { "" };
+    CommandError::hinted(format!("cannot {what} {}: {error}", path.display()), hint)
+}
+
+fn inspect_file(path: &Path, wanted: &str) -> Result<UnitFileState, CommandError> {
+    // A symbolic link is an operator's, whatever its target: linking to /dev/null masks a unit.
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(UnitFileState::Nothing),
+        Err(error) => Err(cannot("look at", path, &error)),
+        Ok(facts) if !facts.is_file() => Ok(UnitFileState::Theirs),
+        Ok(_) => {
+            let text = std::fs::read(path).map_err(|error| cannot("read", path, &error))?;
+            Ok(classify_unit(Some(&String::from_utf8_lossy(&text)), wanted))
+        }
+    }
+}
+
+/// Renames the file to a name that is not a unit's.
+fn keep_copy(path: &Path) -> Result<PathBuf, CommandError> {
+    let named = |number: u32| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(if number == 1 { ".old".to_owned() } else { format!(".old-{number}") });
+        PathBuf::from(name)
+    };
+    let free = (1..MAX_COPIES).map(named).find(|copy| std::fs::symlink_metadata(copy).is_err());
+    let copy = free.ok_or_else(|| {
+        CommandError::failed(format!("there are {MAX_COPIES} copies of {} already", path.display()))
+    })?;
+    std::fs::rename(path, &copy).map_err(|error| cannot("keep a copy of", path, &error))?;
+    Ok(copy)
+}
+
+fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
+    std::fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
+    file.as_file().sync_all()?;
+    file.persist(path).map(drop).map_err(|failed| failed.error)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::service::unit::socket_unit;
 
     fn facts(scope: ServiceScope, systemd: Option<u32>) -> UnitValues<'static> {
         let (drain, grace) = (Duration::from_secs(30), Duration::from_millis(9500));
@@ -201,5 +286,32 @@ mod tests {
     fn paths_are_words_whatever_is_in_them() {
         let words = ["/a/b", "/a b", "/100%", "/$x", "/a\"b\\c"].map(|path| command_word(Path::new(path)));
         assert_eq!(words, ["/a/b", "\"/a b\"", "/100%%", "/$$x", "\"/a\\\"b\\\\c\""]);
+    }
+
+    #[test]
+    fn what_somebody_changed_stays_or_is_kept_and_ours_comes_and_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("systemd/user/llama-warden.socket");
+        let [old, new] = [8080, 9090].map(|port| socket_unit("127.0.0.1", port).unwrap());
+        assert_eq!(write_unit(&path, &old, false).unwrap(), UnitFileChange::Written);
+        assert_eq!(write_unit(&path, &old, false).unwrap(), UnitFileChange::Unchanged);
+        assert_eq!(write_unit(&path, &new, false).unwrap(), UnitFileChange::Renewed);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+        let changed = new.replace("Backlog=4096", "Backlog=1");
+        for copy in ["llama-warden.socket.old", "llama-warden.socket.old-2"] {
+            std::fs::write(&path, &changed).unwrap();
+            for refused in [write_unit(&path, &new, false).map(drop), remove_unit(&path, false).map(drop)] {
+                let told = refused.unwrap_err().lines().join("\n");
+                assert!(told.contains("--force") && told.contains("llama-warden.socket is not"), "{told}");
+            }
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), changed);
+            let copy = path.with_file_name(copy);
+            assert_eq!(write_unit(&path, &new, true).unwrap(), UnitFileChange::Kept(copy.clone()));
+            assert_eq!(std::fs::read_to_string(copy).unwrap(), changed);
+        }
+        assert_eq!(remove_unit(&path, false).unwrap(), Some(UnitFileChange::Written));
+        assert_eq!(remove_unit(&path, false).unwrap(), None);
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(write_unit(&path, &new, false).is_err(), "somebody has masked it");
     }
 }

@@ -13,21 +13,20 @@ use ratatui_widgets::table::{Cell, Row, Table, TableState};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::units::truncate_to_u64;
 
-use super::look::{BAD, BOLD, GOOD, PLAIN, QUIET, REVERSED, WARN};
+use super::look::{
+    self, BAD, BOLD, GOOD, PLAIN, QUIET, REVERSED, WARN, short_bytes, short_rate, signed_bytes,
+};
 use super::picture::ModelRow;
 use super::state::ScreenState;
-use super::text::{self, short_bytes, short_rate, signed_bytes};
 
 const WIDEST_NAME: u16 = 40;
 const WIDEST_PLAN: u16 = 90;
-/// Maximum number of GPUs with a column of their own.
 const MAX_GPU_COLUMNS: usize = 16;
 /// The column that is repeated for each GPU.
 const PER_GPU: &str = "GPU";
 
 type ShownCell = (String, Color);
 
-/// A column on the screen.
 #[derive(Clone, Copy)]
 struct TableColumn {
     head: &'static str,
@@ -57,7 +56,6 @@ const COLUMNS: [(&str, u16, u8); 15] = [
     ("NEXT", 16, 11),
 ];
 
-/// Left-aligned columns.
 const LEFT_ALIGNED: [&str; 4] = ["MODEL", "STATE", "VERDICT", "NEXT"];
 
 /// Columns by which rows can be sorted; the first means the order of the configuration.
@@ -71,15 +69,15 @@ pub(super) fn compare_rows(order: &str, a: &ModelRow, b: &ModelRow) -> Ordering 
     match order {
         "MODEL" => a.shown.to_lowercase().cmp(&b.shown.to_lowercase()),
         "STATE" => a.state.0.cmp(b.state.0),
-        "QUEUE" => b.waiting.cmp(&a.waiting),
-        "REQ/S" => falling(|row| Some(row.rate?.requests)),
-        "TOK/S" => falling(|row| Some(row.rate?.tokens)),
+        "QUEUE" => b.load.waiting.cmp(&a.load.waiting),
+        "REQ/S" => falling(|row| Some(row.load.rate?.requests)),
+        "TOK/S" => falling(|row| Some(row.load.rate?.tokens)),
         "HOST" => b.host.cmp(&a.host),
         "USED" => falling(|row| Some(row.fill?.fraction())),
         PER_GPU => b.vram.values().sum::<u64>().cmp(&a.vram.values().sum::<u64>()),
-        "VERDICT" => b.verdict.cmp(&a.verdict),
-        "+/REQ" => falling(|row| row.slope),
-        "LEFT" => falling(|row| Some(-row.left?)),
+        "VERDICT" => b.growth.verdict.cmp(&a.growth.verdict),
+        "+/REQ" => falling(|row| row.growth.slope),
+        "LEFT" => falling(|row| Some(-row.growth.left?)),
         _ => Ordering::Equal,
     }
 }
@@ -89,25 +87,27 @@ fn cell(row: &ModelRow, column: &TableColumn) -> ShownCell {
     match column.head {
         "MODEL" => (row.shown.clone(), PLAIN),
         "STATE" => (row.state.0.to_owned(), row.state.1),
-        "PROC" => known((row.processes.1 > 0).then(|| format!("{}/{}", row.processes.0, row.processes.1))),
-        "SLOTS" => known(match row.busy {
+        "PROC" => known(
+            (row.load.processes.1 > 0).then(|| format!("{}/{}", row.load.processes.0, row.load.processes.1)),
+        ),
+        "SLOTS" => known(match row.load.busy {
             (0, None) => None,
             (busy, None) => Some(busy.to_string()),
             (busy, Some(slots)) => Some(format!("{busy}/{slots}")),
         }),
-        "QUEUE" if row.waiting > 0 => (row.waiting.to_string(), WARN),
+        "QUEUE" if row.load.waiting > 0 => (row.load.waiting.to_string(), WARN),
         "QUEUE" => ("0".to_owned(), QUIET),
-        "REQ/S" => known(row.rate.map(|one| short_rate(one.requests))),
-        "TOK/S" => known(row.rate.map(|one| short_rate(one.tokens))),
+        "REQ/S" => known(row.load.rate.map(|one| short_rate(one.requests))),
+        "TOK/S" => known(row.load.rate.map(|one| short_rate(one.tokens))),
         "HOST" => known(row.host.map(short_bytes)),
         "USED" => row
             .fill
             .map_or_else(dash, |fill| (format!("{:.0}%", (fill.fraction() * 100.0).min(999.0)), fill.tone())),
         PER_GPU => known(row.vram.get(&column.gpu).map(|held| short_bytes(*held))),
         "VERDICT" => verdict(row),
-        "+/REQ" => known(row.slope.map(signed_bytes)),
-        "+/HOUR" => known(row.hourly.map(signed_bytes)),
-        "LEFT" => row.left.map_or_else(dash, time_left),
+        "+/REQ" => known(row.growth.slope.map(signed_bytes)),
+        "+/HOUR" => known(row.growth.hourly.map(signed_bytes)),
+        "LEFT" => row.growth.left.map_or_else(dash, time_left),
         _ => row.next.clone(),
     }
 }
@@ -120,14 +120,14 @@ fn verdict(row: &ModelRow) -> ShownCell {
     if row.host.is_none() && row.vram.is_empty() {
         return dash();
     }
-    let tone = match row.verdict {
+    let tone = match row.growth.verdict {
         GrowthVerdict::Warming => QUIET,
         GrowthVerdict::Steady => GOOD,
         GrowthVerdict::Bounded => PLAIN,
         GrowthVerdict::Suspected => WARN,
         GrowthVerdict::Leaking => BAD,
     };
-    (row.verdict.as_str().to_owned(), tone)
+    (row.growth.verdict.as_str().to_owned(), tone)
 }
 
 /// Formats the time until a limit, in one unit: the operator only needs its magnitude.
@@ -143,7 +143,6 @@ fn time_left(seconds: f64) -> ShownCell {
     (text, if seconds < 3600 { WARN } else { PLAIN })
 }
 
-/// Selects the columns that fit, and widens them to the available space.
 fn fit_columns(gpus: &BTreeSet<u32>, longest_name: u16, width: u16) -> Vec<TableColumn> {
     let mut columns = Vec::new();
     for (head, width, expendable) in COLUMNS {
@@ -173,25 +172,24 @@ fn fit_columns(gpus: &BTreeSet<u32>, longest_name: u16, width: u16) -> Vec<Table
     columns
 }
 
-/// Draws the head and the rows that are on the screen.
 pub(super) fn draw_table(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     let rows = state.rows();
-    let devices = state.picture.gauges.iter().filter_map(|gauge| gauge.gpu);
+    let devices = state.data.picture.gauges.iter().filter_map(|gauge| gauge.gpu);
     // Add GPUs from processes' readings: a driver that lists no device may still report the memory of
     // processes.
     let gpus = devices.chain(rows.iter().flat_map(|row| row.vram.keys().copied())).collect();
-    let longest = rows.iter().map(|row| text::text_width(&row.shown)).max().unwrap_or_default();
+    let longest = rows.iter().map(|row| look::text_width(&row.shown)).max().unwrap_or_default();
     let columns = fit_columns(&gpus, u16::try_from(longest).unwrap_or(u16::MAX), area.width);
     let place = |column: &TableColumn, text: &str, style: Style| {
-        let line = Line::styled(text::cut_to_width(text, usize::from(column.width)), style);
+        let line = Line::styled(look::cut_to_width(text, usize::from(column.width)), style);
         Cell::from(if column.is_number { line.right_aligned() } else { line })
     };
     let head = |column: &TableColumn| {
         let gpu = if column.head == PER_GPU { column.gpu.to_string() } else { String::new() };
-        if SORT_ORDERS[state.order] != column.head {
+        if SORT_ORDERS[state.table.order] != column.head {
             return place(column, &format!("{}{gpu}", column.head), Style::new());
         }
-        let mark = if state.reversed { '^' } else { 'v' };
+        let mark = if state.table.reversed { '^' } else { 'v' };
         place(column, &format!("{}{gpu}{mark}", column.head), BOLD)
     };
     let row = |row: &&ModelRow| {
@@ -202,14 +200,14 @@ pub(super) fn draw_table(state: &mut ScreenState, area: Rect, buffer: &mut Buffe
     };
     let page = usize::from(area.height.saturating_sub(1)).max(1);
     let mut shown = TableState::new()
-        .with_offset(state.first.min(rows.len().saturating_sub(page)))
-        .with_selected(state.selected.as_ref().map(|_| state.cursor));
+        .with_offset(state.table.first.min(rows.len().saturating_sub(page)))
+        .with_selected(state.table.selected.as_ref().map(|_| state.table.cursor));
     let widths = columns.iter().map(|column| Constraint::Length(column.width));
     let table = Table::new(rows.iter().map(row), widths)
         .header(Row::new(columns.iter().map(head)).style(REVERSED))
         .row_highlight_style(REVERSED);
     table.render(area, buffer, &mut shown);
-    (state.first, state.page) = (shown.offset(), page);
+    (state.table.first, state.page) = (shown.offset(), page);
 }
 
 #[cfg(test)]

@@ -15,22 +15,20 @@ use ratatui_widgets::list::{List, ListState};
 use warden_policies::MemoryKind;
 
 use super::columns::{SORT_ORDERS, draw_table};
-use super::look::{BAD, BOLD, PLAIN, QUIET, REVERSED, TerminalLook, WARN};
-use super::memory::{HistoryMark, SPANS};
+use super::look::{
+    BAD, BOLD, PLAIN, QUIET, REVERSED, TerminalLook, WARN, cut_to_width, sanitize, short_bytes, short_rate,
+    signed_bytes, text_width, wrap_text,
+};
 use super::picture::{EventLine, MemoryGauge};
-use super::plot::draw_plot;
+use super::plot::{HistoryMark, SPANS, draw_plot};
 use super::recording::PlayedRecording;
 use super::state::{MODEL_ACTIONS, ScreenOverlay, ScreenState, ScreenView};
-use super::text::{cut_to_width, sanitize, short_bytes, short_rate, signed_bytes, text_width, wrap_text};
 use crate::cli::status::short_age;
 
-/// Minimum columns and rows of a readable screen.
 pub(super) const MIN_SCREEN_SIZE: (u16, u16) = (60, 10);
 /// Minimum height for events below the models.
 const MIN_EVENT_HEIGHT: u16 = 20;
-/// Minimum columns of a gauge for one memory of the machine.
 const MIN_GAUGE_COLUMNS: u16 = 44;
-/// Minimum and maximum rows of a plot.
 const PLOT_ROWS: (u16, u16) = (6, 20);
 
 const OVERVIEW_KEYS: &str = "F1 help  F4 filter  F6 sort  Enter memory  l log  F9 actions  r restart  q quit";
@@ -38,7 +36,6 @@ const MODEL_KEYS: &str = "Esc back  Tab next  t time  l log  r restart  d drain 
 const LOG_KEYS: &str = "Esc back  PgUp older  End newest  q quit";
 const RECORDING_KEYS: &str = "F1 help  Space pause  + - speed  <- -> seek  Tab next memory  Esc back  q quit";
 
-/// All keys, and the terms of the screen.
 const HELP_TEXT: &str = "\
 arrows, j k, PgUp PgDn  choose a model, or scroll
 Enter                   the memory of the model; Esc goes back
@@ -108,7 +105,7 @@ fn put_line(line: &Line<'_>, area: Rect, buffer: &mut Buffer) {
 
 /// The first line. Reports a silent instance before all else, because the screen is then outdated.
 fn head_line(state: &ScreenState) -> Line<'static> {
-    if let Some((since, why)) = &state.silent {
+    if let Some((since, why)) = &state.data.silent {
         let text = format!("NO ANSWER for {}: {why}", short_age(state.at.saturating_sub(*since)));
         let style = Style::from(BAD).patch(REVERSED);
         return Line::from_iter([Span::styled(text, style), Span::raw(format!(" · {}", facts(state)))]);
@@ -128,8 +125,8 @@ fn head_line(state: &ScreenState) -> Line<'static> {
 }
 
 fn facts(state: &ScreenState) -> String {
-    let mut facts = state.picture.facts.clone();
-    if let Some((_, started)) = state.picture.instance {
+    let mut facts = state.data.picture.facts.clone();
+    if let Some((_, started)) = state.data.picture.instance {
         let up = state.at.as_secs().saturating_sub(u64::try_from(started.as_second()).unwrap_or_default());
         // In minutes, so that an idle screen has nothing to draw.
         let up = short_age(Duration::from_secs(up / 60 * 60));
@@ -147,20 +144,22 @@ fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
     };
     let mut facts = vec![match &state.recording {
         Some(recording) => recording.words(),
-        None => format!("{} running · {} waiting", row.busy.0, row.waiting),
+        None => format!("{} running · {} waiting", row.load.busy.0, row.load.waiting),
     }];
     facts.extend(row.host.map(|host| format!("host {}", short_bytes(host))));
     facts.extend(row.vram.iter().map(|(gpu, held)| format!("GPU {gpu} {}", short_bytes(*held))));
-    facts
-        .extend(row.slope.map(|slope| format!("{} {} a request", row.verdict.as_str(), signed_bytes(slope))));
+    facts.extend(
+        row.growth
+            .slope
+            .map(|slope| format!("{} {} a request", row.growth.verdict.as_str(), signed_bytes(slope))),
+    );
     let state = Span::styled(row.state.0, row.state.1);
     Line::from_iter([name, Span::raw("  "), state, Span::raw(format!(" · {}", facts.join(" · ")))])
 }
 
-/// The last line: the filter being typed, a message, or keys.
 fn foot_line(state: &ScreenState, keys: &'static str) -> Line<'static> {
     if state.overlay == ScreenOverlay::Filter {
-        let filter = Span::styled(state.filter.clone(), REVERSED);
+        let filter = Span::styled(state.table.filter.clone(), REVERSED);
         let hint = Span::styled("_  Enter keeps, Esc clears", QUIET);
         return Line::from_iter([Span::styled("Filter: ", BOLD), filter, hint]);
     }
@@ -172,7 +171,7 @@ fn foot_line(state: &ScreenState, keys: &'static str) -> Line<'static> {
 
 fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     let across = (area.width / MIN_GAUGE_COLUMNS).max(1);
-    let gauges = u16::try_from(state.picture.gauges.len()).unwrap_or(u16::MAX).div_ceil(across);
+    let gauges = u16::try_from(state.data.picture.gauges.len()).unwrap_or(u16::MAX).div_ceil(across);
     let events = match area.height {
         height if height + 2 < MIN_EVENT_HEIGHT || state.once => 0,
         height => 1 + (height / 8).min(6),
@@ -185,25 +184,27 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
         Constraint::Length(events),
     ])
     .areas(area);
-    draw_gauges(&state.picture.gauges, across, gauges, buffer);
+    draw_gauges(&state.data.picture.gauges, across, gauges, buffer);
     put_line(&sums_line(state), sums, buffer);
     draw_table(state, table, buffer);
     if state.rows().is_empty() {
-        let why = if state.picture.rows.is_empty() {
+        let why = if state.data.picture.rows.is_empty() {
             "there is no model in the configuration".to_owned()
         } else {
-            format!("no model has `{}` in its name, state or verdict", state.filter)
+            format!("no model has `{}` in its name, state or verdict", state.table.filter)
         };
         Line::styled(why, QUIET).render(Rect { y: table.y + 1, height: 1, ..table }, buffer);
     }
     // Show the plan of the selected model here: the table seldom has room for it.
-    if let Some(row) = state.selected.as_ref().and_then(|model| state.row(model)).filter(|_| !state.once) {
+    if let Some(row) =
+        state.table.selected.as_ref().and_then(|model| state.row(model)).filter(|_| !state.once)
+    {
         let plan = if row.next.0.is_empty() { "nothing is planned" } else { &row.next.0 };
         let name = Span::styled(cut_to_width(&row.shown, 40), BOLD);
         put_line(&Line::from_iter([name, Span::styled(format!(": {plan}"), row.next.1)]), next, buffer);
     }
     let block = Block::new().borders(Borders::TOP).border_style(QUIET).title("── last events ");
-    for (area, event) in block.inner(events).rows().zip(state.events.iter().rev()) {
+    for (area, event) in block.inner(events).rows().zip(state.data.events.iter().rev()) {
         put_line(&event_line(event), area, buffer);
     }
     block.render(events, buffer);
@@ -239,9 +240,8 @@ fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer
     }
 }
 
-/// Models by state, and slots, queue and rates of all models.
 fn sums_line(state: &ScreenState) -> Line<'static> {
-    let rows = &state.picture.rows;
+    let rows = &state.data.picture.rows;
     let models = match rows.len() {
         0 => "no models".to_owned(),
         1 => "1 model: ".to_owned(),
@@ -259,14 +259,14 @@ fn sums_line(state: &ScreenState) -> Line<'static> {
         line.push_span(if index == 0 { "" } else { ", " });
         line.push_span(Span::styled(format!("{count} {name}"), tone));
     }
-    if !state.filter.is_empty() {
-        line.push_span(format!(" · filter `{}`: {} shown", state.filter, state.rows().len()));
+    if !state.table.filter.is_empty() {
+        line.push_span(format!(" · filter `{}`: {} shown", state.table.filter, state.rows().len()));
     }
-    let busy: u32 = rows.iter().map(|row| row.busy.0).sum();
-    let slots: u32 = rows.iter().filter_map(|row| row.busy.1).sum();
-    let waiting: usize = rows.iter().map(|row| row.waiting).sum();
-    let requests = short_rate(rows.iter().filter_map(|row| row.rate).map(|rate| rate.requests).sum());
-    let tokens = short_rate(rows.iter().filter_map(|row| row.rate).map(|rate| rate.tokens).sum());
+    let busy: u32 = rows.iter().map(|row| row.load.busy.0).sum();
+    let slots: u32 = rows.iter().filter_map(|row| row.load.busy.1).sum();
+    let waiting: usize = rows.iter().map(|row| row.load.waiting).sum();
+    let requests = short_rate(rows.iter().filter_map(|row| row.load.rate).map(|rate| rate.requests).sum());
+    let tokens = short_rate(rows.iter().filter_map(|row| row.load.rate).map(|rate| rate.tokens).sum());
     line.push_span(format!(
         " · {busy}/{slots} slots · {waiting} waiting · {requests} req/s · {tokens} tok/s"
     ));
@@ -283,7 +283,6 @@ fn event_line(event: &EventLine) -> Line<'static> {
     ])
 }
 
-/// Draws the memory of a model, the facts about it, and its events.
 fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buffer) {
     let mut history = state.history_of(model);
     let began = state.events_of(model).filter(|event| event.leaks);
@@ -296,7 +295,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
         Constraint::Min(1),
     ])
     .areas(area);
-    if let Some(memory) = history.lines.get(state.series % count.max(1)) {
+    if let Some(memory) = history.lines.get(state.memory.series % count.max(1)) {
         let name = match memory.kind {
             MemoryKind::Host => "host memory".to_owned(),
             MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
@@ -304,12 +303,12 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
         let mut facts = vec![name, format!("replica {}", memory.replica)];
         // Keep the previous time range until the requested one arrives.
         let requested =
-            if history.span == Some(SPANS[state.span]) { "" } else { " (another time is requested)" };
+            if history.span == Some(SPANS[state.memory.span]) { "" } else { " (another time is requested)" };
         facts.extend(history.span.map(|span| format!("{}{requested}", span.words)));
         facts.extend(memory.held.map(short_bytes));
         facts.extend(memory.soft.map(|soft| format!("soft budget {}", short_bytes(soft))));
         facts.extend(memory.hard.map(|hard| format!("hard budget {}", short_bytes(hard))));
-        let next = format!("  (Tab: {} of {count})", state.series % count + 1);
+        let next = format!("  (Tab: {} of {count})", state.memory.series % count + 1);
         let words = facts.join(", ") + if count > 1 { &next } else { "" };
         put_line(&Line::styled(words, QUIET), title, buffer);
         draw_plot(&history, memory, plot, buffer);
@@ -350,12 +349,13 @@ pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> V
 
 fn draw_log(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     state.page = usize::from(area.height);
-    state.scroll = state.scroll.min(state.log.len().saturating_sub(state.page));
-    let end = state.log.len() - state.scroll;
-    if state.log.is_empty() {
+    state.scroll = state.scroll.min(state.data.log.len().saturating_sub(state.page));
+    let end = state.data.log.len() - state.scroll;
+    if state.data.log.is_empty() {
         Line::styled("nothing yet", QUIET).render(area, buffer);
     }
-    for (place, line) in area.rows().zip(state.log.iter().take(end).skip(end.saturating_sub(state.page))) {
+    for (place, line) in area.rows().zip(state.data.log.iter().take(end).skip(end.saturating_sub(state.page)))
+    {
         put_line(&Line::raw(line), place, buffer);
     }
 }

@@ -17,12 +17,11 @@ use warden_supervisor::{
 };
 
 use super::super::look::GOOD;
-use super::super::memory::{MemoryHistory, MemoryLine, TimeSpan};
 use super::super::picture::InstancePicture;
-use super::super::render_page;
-use super::super::screen_lines;
+use super::super::plot::{MemoryHistory, MemoryLine, TimeSpan};
 use super::super::state::ScreenInput;
 use super::super::step::step;
+use super::super::{render_page, screen_lines};
 use super::*;
 use crate::admin::answer::{AdminStatus, InstanceInfo};
 use crate::admin::growth_metrics::tests::{fleet, leaking};

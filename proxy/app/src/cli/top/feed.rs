@@ -15,24 +15,21 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::task::TaskTracker;
 use warden_supervisor::{FleetEvent, LogLine, ReclaimEntry};
 
-use super::look::{BAD, GOOD, WARN};
-use super::memory::{MemoryHistory, TimeSpan};
+use super::look::{BAD, GOOD, WARN, sanitize};
 use super::picture::{EventLine, InstancePicture};
+use super::plot::{MemoryHistory, TimeSpan};
 use super::state::{ModelAction, ScreenInput, WatchedDetail};
-use super::text::sanitize;
 use crate::admin::answer::AdminStatus;
 use crate::admin::client::AdminClient;
-use crate::cli::control::InstanceArgs;
+use crate::cli::control::{InstanceArgs, ProcessEntries};
 use crate::exit::CommandError;
 use crate::series::answer::MemoryData;
 use crate::sync::lock;
 
-/// Maximum number of inputs waiting for the screen.
 const MAX_WAITING_INPUTS: usize = 4096;
 /// Time limit of an answer. Even for a thousand models, a healthy instance needs a fraction of it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Pause between a failure and the next try.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
 /// Time since 1970 that never jumps.
@@ -78,7 +75,6 @@ impl InputQueue {
         self.filled.notify_one();
     }
 
-    /// Waits for inputs and takes all of them.
     pub(super) async fn take_all(&self) -> VecDeque<ScreenInput> {
         self.filled.notified().await;
         let (mut inputs, dropped) = std::mem::take(&mut *lock(&self.waiting));
@@ -89,7 +85,6 @@ impl InputQueue {
     }
 }
 
-/// The tasks that query the instance.
 pub(super) struct InstanceFeed {
     asker: InstanceAsker,
     tasks: TaskTracker,
@@ -98,7 +93,6 @@ pub(super) struct InstanceFeed {
 }
 
 impl InstanceFeed {
-    /// Starts to query pictures and events.
     pub(super) fn start(asker: InstanceAsker, args: InstanceArgs, every: Duration) -> Self {
         let tasks = TaskTracker::new();
         tasks.spawn(asker.clone().ask_pictures(args, every));
@@ -106,12 +100,10 @@ impl InstanceFeed {
         Self { asker, tasks, watched: WatchedDetail::Nothing, watching: None }
     }
 
-    /// Starts an action; its result becomes a message.
     pub(super) fn run_action(&self, action: &'static ModelAction, model: String) {
         self.tasks.spawn(self.asker.clone().act(action, model));
     }
 
-    /// Replaces the watched detail.
     pub(super) fn watch(&mut self, wanted: WatchedDetail) {
         if wanted == self.watched {
             return;
@@ -129,7 +121,6 @@ impl InstanceFeed {
     }
 }
 
-/// Queries the instance that runs now.
 #[derive(Clone)]
 pub(super) struct InstanceAsker {
     client: Arc<Mutex<Arc<AdminClient>>>,
@@ -256,16 +247,12 @@ fn timeout_failure() -> CommandError {
 }
 
 async fn act(client: &AdminClient, action: &ModelAction, model: &str) -> Result<String, CommandError> {
-    #[derive(serde::Deserialize)]
-    struct ReclaimedEntries {
-        entries: Vec<ReclaimEntry>,
-    }
     let route = ["models", model, action.route];
     if action.route != "reclaim" {
         client.json::<IgnoredAny>(Method::POST, &route).await?;
         return Ok("done".to_owned());
     }
-    let answer: ReclaimedEntries = client.json(Method::POST, &route).await?;
+    let answer: ProcessEntries<ReclaimEntry> = client.json(Method::POST, &route).await?;
     let words: Vec<String> = answer.entries.iter().map(ReclaimEntry::sentence).collect();
     let gave = answer.entries.iter().any(|entry| entry.outcome.has_freed());
     if gave { Ok(words.join("; ")) } else { Err(CommandError::failed(words.join("; "))) }

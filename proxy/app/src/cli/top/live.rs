@@ -1,13 +1,24 @@
 //! The running screen: takes keys, answers and signals, and writes cells. One loop owns the state and the
-//! terminal.
+//! terminal. The terminal is restored at the end, also after a panic.
+//!
+//! Writes only cells that differ from the previous screen, in one write. An unchanged screen costs nothing,
+//! also over a slow connection.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossterm::event::Event;
-use ratatui_core::buffer::Buffer;
+use crossterm::style::{Attribute, SetAttribute};
+use crossterm::terminal::{
+    Clear, ClearType, DisableLineWrap, EnableLineWrap, EnterAlternateScreen, LeaveAlternateScreen,
+    disable_raw_mode, enable_raw_mode,
+};
+use crossterm::{cursor, queue};
+use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::layout::Rect;
+use ratatui_core::style::{Color, Modifier};
 use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 use rustix::termios::tcgetwinsize;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
@@ -15,8 +26,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::draw::draw_screen;
 use super::feed::{InputQueue, InstanceFeed, ScreenClock};
-use super::look::{PLAIN, TerminalLook};
-use super::screen::{self, TerminalScreen};
+use super::look::{PLAIN, TerminalLook, text_width};
 use super::state::{ScreenEffect, ScreenInput, ScreenState};
 use super::step::step;
 use crate::exit::{self, CommandError};
@@ -32,7 +42,6 @@ const MAX_SCREEN_SIZE: (u16, u16) = (1000, 500);
 /// Minimum duration of a stop. A shorter stop means that the kernel ignored the signal.
 const MIN_STOP_TIME: Duration = Duration::from_millis(50);
 
-/// Runs the screen until a key or a signal ends it.
 pub(super) async fn run(
     state: ScreenState,
     look: TerminalLook,
@@ -41,15 +50,17 @@ pub(super) async fn run(
     feed: Option<InstanceFeed>,
 ) -> Result<(), CommandError> {
     let mut ends = [listen(Signal::TERM)?, listen(Signal::HUP)?, listen(Signal::INT)?];
-    let (mut stops, mut continues) = (listen(Signal::TSTP)?, listen(Signal::CONT)?);
-    screen::give_back_at_panic();
-    let screen = screen::take_terminal().map_err(cannot_use)?;
+    let mut stops = listen(Signal::TSTP)?;
+    let mut continues = listen(Signal::CONT)?;
+    give_back_at_panic();
+    let screen = take_terminal().map_err(cannot_use)?;
     read_keys(Arc::clone(&queue)).map_err(cannot_use)?;
     let mut show = LiveScreen { screen, look, state, feed, away: false, end: None };
     let mut ticks = interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     show.draw()?;
-    let (mut drawn, mut dirty) = (Instant::now(), false);
+    let mut drawn = Instant::now();
+    let mut dirty = false;
     loop {
         let [term, hup, int] = &mut ends;
         tokio::select! {
@@ -146,7 +157,7 @@ impl LiveScreen {
     }
 
     fn draw(&mut self) -> Result<(), CommandError> {
-        if !screen::is_ours() {
+        if !is_ours() {
             // A panic has given the terminal back and reported itself.
             return Err(CommandError::Reported { code: exit::FAILURE_CODE });
         }
@@ -179,5 +190,192 @@ impl LiveScreen {
         self.screen.retake().map_err(cannot_use)?;
         self.away = false;
         Ok(())
+    }
+}
+
+/// The terminal is taken, and a panic must give it back.
+static TERMINAL_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// A taken terminal. Dropping this value gives the terminal back.
+struct TerminalScreen<W: Write> {
+    out: W,
+    shown: Buffer,
+}
+
+/// Takes the terminal: keys arrive unbuffered and without an echo. The terminal keeps its old content.
+fn take_terminal() -> io::Result<TerminalScreen<io::Stdout>> {
+    let mut screen = TerminalScreen::new(io::stdout());
+    screen.retake()?;
+    Ok(screen)
+}
+
+/// Gives the terminal back before a panic is reported; otherwise the report would vanish with the screen.
+fn give_back_at_panic() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        drop(give_back(&mut io::stdout()));
+        before(info);
+    }));
+}
+
+/// Returns whether the terminal is still taken; a panic in another thread gives it back.
+fn is_ours() -> bool {
+    TERMINAL_TAKEN.load(Ordering::SeqCst)
+}
+
+fn give_back(out: &mut impl Write) -> io::Result<()> {
+    if !TERMINAL_TAKEN.swap(false, Ordering::SeqCst) {
+        return Ok(());
+    }
+    let written = leave(out);
+    disable_raw_mode().and(written)
+}
+
+fn enter(out: &mut impl Write) -> io::Result<()> {
+    queue!(out, EnterAlternateScreen, DisableLineWrap, cursor::Hide, Clear(ClearType::All))?;
+    out.flush()
+}
+
+fn leave(out: &mut impl Write) -> io::Result<()> {
+    queue!(out, SetAttribute(Attribute::Reset), EnableLineWrap, cursor::Show, LeaveAlternateScreen)?;
+    out.flush()
+}
+
+impl TerminalScreen<io::Stdout> {
+    fn retake(&mut self) -> io::Result<()> {
+        TERMINAL_TAKEN.store(true, Ordering::SeqCst);
+        enable_raw_mode()?;
+        enter(&mut self.out)?;
+        self.shown = Buffer::empty(Rect::ZERO);
+        Ok(())
+    }
+}
+
+impl<W: Write> TerminalScreen<W> {
+    fn new(out: W) -> Self {
+        Self { out, shown: Buffer::empty(Rect::ZERO) }
+    }
+
+    /// Gives the terminal back, for good or for a while.
+    fn give_back(&mut self) -> io::Result<()> {
+        give_back(&mut self.out)
+    }
+
+    /// Forgets the shown cells, so that the whole screen is drawn again.
+    fn forget(&mut self) {
+        self.shown = Buffer::empty(Rect::ZERO);
+    }
+
+    fn show(&mut self, next: &Buffer) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        if self.shown.area() != next.area() {
+            queue!(bytes, SetAttribute(Attribute::Reset), Clear(ClearType::All))?;
+            self.shown = Buffer::empty(*next.area());
+        }
+        write_changes(&self.shown, next, &mut bytes)?;
+        if !bytes.is_empty() {
+            self.out.write_all(&bytes)?;
+            self.out.flush()?;
+        }
+        self.shown.clone_from(next);
+        Ok(())
+    }
+}
+
+impl<W: Write> Drop for TerminalScreen<W> {
+    fn drop(&mut self) {
+        drop(give_back(&mut self.out));
+    }
+}
+
+fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()> {
+    let mut style = None;
+    let mut place = None;
+    for (x, y, cell) in from.diff(to) {
+        if place != Some((x, y)) {
+            queue!(out, cursor::MoveTo(x, y))?;
+        }
+        let now = (cell.fg, cell.modifier);
+        if style != Some(now) {
+            write!(out, "\x1b[{}m", sgr_parameters(cell))?;
+            style = Some(now);
+        }
+        out.write_all(cell.symbol().as_bytes())?;
+        // Set the position after a wide letter, because terminals disagree on its width.
+        place = (text_width(cell.symbol()) == 1 && cell.symbol().chars().count() == 1).then_some((x + 1, y));
+    }
+    if style.is_some() {
+        queue!(out, SetAttribute(Attribute::Reset))?;
+    }
+    Ok(())
+}
+
+/// `SGR` parameters of a cell: modifiers, and colours of the terminal's theme.
+fn sgr_parameters(cell: &Cell) -> String {
+    let modifiers = [(Modifier::BOLD, ";1"), (Modifier::DIM, ";2"), (Modifier::REVERSED, ";7")];
+    let set = modifiers.iter().filter(|(modifier, _)| cell.modifier.contains(*modifier));
+    let colour = match cell.fg {
+        Color::Red => ";31",
+        Color::Green => ";32",
+        Color::Yellow => ";33",
+        Color::Cyan => ";36",
+        _ => "",
+    };
+    std::iter::once("0").chain(set.map(|(_, code)| *code)).chain([colour]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui_core::style::Style;
+
+    use super::*;
+
+    fn buffer(lines: &[&str]) -> Buffer {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, 20, 3));
+        for (y, line) in (0..).zip(lines) {
+            buffer.set_string(0, y, line, Style::new());
+        }
+        buffer
+    }
+
+    fn written(from: &[&str], to: &[&str]) -> String {
+        let mut out = Vec::new();
+        write_changes(&buffer(from), &buffer(to), &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn only_what_differs_is_written_and_nothing_where_nothing_does() {
+        assert_eq!(written(&["one", "two"], &["one", "two"]), "");
+        assert_eq!(written(&["up 1m", "two"], &["up 2m", "two"]), "\x1b[1;4H\x1b[0m2\x1b[0m");
+        assert!(written(&["模型 a"], &["模型 b"]).ends_with("\x1b[1;6H\x1b[0mb\x1b[0m"));
+    }
+
+    #[test]
+    fn a_screen_of_another_size_is_drawn_again_and_one_without_changes_is_not() {
+        let mut screen = TerminalScreen::new(Vec::new());
+        screen.show(&buffer(&["one"])).unwrap();
+        let first = String::from_utf8(screen.out.clone()).unwrap();
+        assert!(first.contains("\x1b[2J") && first.contains("one"), "{first:?}");
+        screen.out.clear();
+        screen.show(&buffer(&["one"])).unwrap();
+        assert!(screen.out.is_empty());
+        let mut larger = buffer(&["one"]);
+        larger.resize(Rect::new(0, 0, 30, 3));
+        screen.show(&larger).unwrap();
+        assert!(String::from_utf8_lossy(&screen.out).contains("\x1b[2J"));
+    }
+
+    #[test]
+    fn what_is_taken_is_given_back_whole() {
+        let (mut entered, mut left) = (Vec::new(), Vec::new());
+        enter(&mut entered).unwrap();
+        leave(&mut left).unwrap();
+        let (entered, left) = (String::from_utf8(entered).unwrap(), String::from_utf8(left).unwrap());
+        for (on, off) in
+            [("\x1b[?1049h", "\x1b[?1049l"), ("\x1b[?25l", "\x1b[?25h"), ("\x1b[?7l", "\x1b[?7h")]
+        {
+            assert!(entered.contains(on) && left.contains(off), "{entered:?} {left:?}");
+        }
     }
 }

@@ -26,7 +26,7 @@ use crate::exit::CommandError;
 use crate::out;
 use feed::{InputQueue, InstanceAsker, InstanceFeed, ScreenClock};
 use look::TerminalLook;
-use memory::SPANS;
+use plot::SPANS;
 use recording::PlayedRecording;
 use state::{ScreenState, ScreenView};
 
@@ -35,15 +35,11 @@ mod draw;
 mod feed;
 mod live;
 mod look;
-mod memory;
 mod picture;
 mod plot;
-mod rates;
 mod recording;
-mod screen;
 mod state;
 mod step;
-mod text;
 
 /// Columns of `--once` without a terminal and `COLUMNS`.
 const DEFAULT_COLUMNS: u16 = 120;
@@ -84,8 +80,11 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
     if !args.once {
         check_terminal(std::env::var("TERM").ok().as_deref(), isatty(io::stdin()) && isatty(io::stdout()))?;
     }
-    let (clock, queue) = (ScreenClock::start(), Arc::<InputQueue>::default());
-    let (at, read_only, once) = (clock.now(), args.read_only, args.once);
+    let clock = ScreenClock::start();
+    let queue = Arc::<InputQueue>::default();
+    let at = clock.now();
+    let read_only = args.read_only;
+    let once = args.once;
     let mut state = ScreenState { at, read_only, once, ..ScreenState::default() };
     if let Some(path) = &args.file {
         open_recording(path, &mut state)?;
@@ -94,7 +93,7 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
         }
         if let Some(recording) = &mut state.recording {
             recording.seek(1.0);
-            state.picture = recording.picture();
+            state.data.picture = recording.picture();
         }
         return write_once(&mut state, look);
     }
@@ -115,7 +114,7 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
         step::step(&mut state, asker.picture().await?);
         if let ScreenView::Model(model) = state.view.clone() {
             // Ignore a failure: the rest is worth showing without the memory.
-            if let Ok(memory) = asker.memory(&model, SPANS[state.span]).await {
+            if let Ok(memory) = asker.memory(&model, SPANS[state.memory.span]).await {
                 step::step(&mut state, memory);
             }
         }
@@ -123,7 +122,6 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
     })?
 }
 
-/// Refuses to start without a usable terminal.
 fn check_terminal(term: Option<&str>, terminal: bool) -> Result<(), CommandError> {
     let hint = "`llama-warden status` writes lines, and so does `llama-warden top --once`";
     if !terminal {
@@ -142,7 +140,7 @@ fn check_model(state: &ScreenState, model: &str) -> Result<(), CommandError> {
     if state.row(model).is_some() {
         return Ok(());
     }
-    let names: Vec<&str> = state.picture.rows.iter().map(|row| row.shown.as_str()).collect();
+    let names: Vec<&str> = state.data.picture.rows.iter().map(|row| row.shown.as_str()).collect();
     Err(CommandError::usage(
         format!("there is no model `{model}`"),
         format!("there are {}", names.join(", ")),
@@ -150,12 +148,12 @@ fn check_model(state: &ScreenState, model: &str) -> Result<(), CommandError> {
 }
 
 fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), CommandError> {
-    let name = text::sanitize(&path.file_name().unwrap_or_default().to_string_lossy());
+    let name = look::sanitize(&path.file_name().unwrap_or_default().to_string_lossy());
     let policy = &warden_policies::defaults().growth;
     let (recording, events) = PlayedRecording::open(&name, &read_recording(path)?, policy);
-    state.picture = recording.picture();
+    state.data.picture = recording.picture();
     state.view = ScreenView::Model(name);
-    (state.recording, state.events) = (Some(recording), events.into());
+    (state.recording, state.data.events) = (Some(recording), events.into());
     Ok(())
 }
 
@@ -171,11 +169,11 @@ fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), Command
 }
 
 fn render_page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
-    state.selected = None;
+    state.table.selected = None;
     let rows = match &state.view {
         ScreenView::Model(model) => draw::model_words(state, model, usize::from(columns)).len() + 30,
         ScreenView::Overview | ScreenView::Log(..) => {
-            state.picture.rows.len() + state.picture.gauges.len() + 6
+            state.data.picture.rows.len() + state.data.picture.gauges.len() + 6
         }
     };
     let rows = u16::try_from(rows).unwrap_or(u16::MAX / 4).max(draw::MIN_SCREEN_SIZE.1);
@@ -187,10 +185,11 @@ fn render_page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> Str
 /// Lines of a screen, without trailing blanks.
 fn screen_lines(buffer: &Buffer) -> Vec<String> {
     let line = |cells: &[Cell]| {
-        let (mut letters, mut next) = (String::new(), 0);
+        let mut letters = String::new();
+        let mut next = 0;
         while let Some(cell) = cells.get(next) {
             letters.push_str(cell.symbol());
-            next += text::text_width(cell.symbol()).max(1);
+            next += look::text_width(cell.symbol()).max(1);
         }
         letters.trim_end().to_owned()
     };

@@ -1,38 +1,34 @@
-//! A snapshot of an instance for the screen, from `GET /status` or a recording ([`super::recording`]).
-//! Pure. Every text has passed [`sanitize`], except names for routes.
+//! A snapshot of an instance for the screen, from `GET /status` or a recording ([`super::recording`]), with rates
+//! from counters that begin at 0 with each process. Pure. Every text has passed [`sanitize`], except names for
+//! routes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use ratatui_core::style::Color;
 use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth, WorkUnit};
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::units::as_f64;
 use warden_policies::{MemoryKind, WorkDone};
 use warden_supervisor::{BackendView, DeviceView, EventKind, FleetEvent, ModelState, ModelView};
 
-use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN};
-use super::rates::WorkRate;
-use super::text::sanitize;
+use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN, sanitize};
 use crate::admin::answer::AdminStatus;
 use crate::cli::status;
 use crate::event_text::describe_event;
 use crate::growth_text;
-use ratatui_core::style::Color;
 
-/// Snapshot of an instance.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct InstancePicture {
     /// PID and start of the instance; `None` for a recording.
     pub(super) instance: Option<(u32, Timestamp)>,
-    /// Facts for the first line.
     pub(super) facts: Vec<String>,
-    /// Memory of the machine.
     pub(super) gauges: Vec<MemoryGauge>,
     pub(super) rows: Vec<ModelRow>,
 }
 
-/// Bytes in use and in total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemoryShare {
     pub(super) used: u64,
@@ -54,7 +50,6 @@ impl MemoryShare {
     }
 }
 
-/// A memory of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MemoryGauge {
     /// `None` for host memory.
@@ -74,19 +69,34 @@ pub(super) struct ModelRow {
     pub(super) name: String,
     pub(super) shown: String,
     pub(super) state: (&'static str, Color),
-    /// Number of processes that take requests, and of all processes.
-    pub(super) processes: (usize, usize),
-    /// Number of running requests, and of slots if known.
-    pub(super) busy: (u32, Option<u32>),
-    pub(super) waiting: usize,
+    pub(super) load: RowLoad,
     /// Bytes of host memory of all processes.
     pub(super) host: Option<u64>,
     /// Memory of the process that is nearest to its host memory budget.
     pub(super) fill: Option<MemoryShare>,
     /// VRAM of all processes by GPU.
     pub(super) vram: BTreeMap<u32, u64>,
+    pub(super) growth: RowGrowth,
+    /// Next action of the policy, and what delays it.
+    pub(super) next: (String, Color),
+    /// Lines of `llama-warden status` about the model.
+    pub(super) words: Vec<String>,
+    pub(super) work: Vec<ProcessWork>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct RowLoad {
+    /// Number of processes that take requests, and of all processes.
+    pub(super) processes: (usize, usize),
+    /// Number of running requests, and of slots if known.
+    pub(super) busy: (u32, Option<u32>),
+    pub(super) waiting: usize,
     /// Available from the second picture on.
     pub(super) rate: Option<WorkRate>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct RowGrowth {
     /// The worst verdict of all memories.
     pub(super) verdict: GrowthVerdict,
     /// Growth of the memory with the worst verdict, in bytes per request.
@@ -95,17 +105,12 @@ pub(super) struct ModelRow {
     pub(super) hourly: Option<f64>,
     /// Seconds until the first limit is reached.
     pub(super) left: Option<f64>,
-    /// Next action of the policy, and what delays it.
-    pub(super) next: (String, Color),
-    /// Lines of `llama-warden status` about the model.
-    pub(super) words: Vec<String>,
-    pub(super) work: Vec<ProcessWork>,
 }
 
-impl ModelRow {
-    /// Sets the growth from the memory with the worst verdict; from the first one if several are equally bad.
-    /// Each memory comes with a request rate.
-    pub(super) fn set_growth<'a>(
+impl RowGrowth {
+    /// Takes the memory with the worst verdict; the first one if several are equally bad. Each memory comes with
+    /// a request rate. Returns the memory if it grows.
+    pub(super) fn take_worst<'a>(
         &mut self,
         all: impl Iterator<Item = (&'a SeriesGrowth, Option<f64>)>,
     ) -> Option<&'a SeriesGrowth> {
@@ -126,12 +131,13 @@ impl ModelRow {
 
 impl InstancePicture {
     pub(super) fn from_status(status: &AdminStatus) -> Self {
-        let (instance, fleet) = (&status.instance, &status.fleet);
+        let instance = &status.instance;
+        let fleet = &status.fleet;
         let mut facts = vec![
             sanitize(&format!("llama-warden {}", instance.version)),
             sanitize(&format!("http://{}", instance.address)),
         ];
-        facts.extend(instance.memory_anon.map(|bytes| format!("itself {}", super::text::short_bytes(bytes))));
+        facts.extend(instance.memory_anon.map(|bytes| format!("itself {}", super::look::short_bytes(bytes))));
         let host = fleet.host.map(|host| MemoryGauge {
             gpu: None,
             share: Some(MemoryShare { used: host.total.saturating_sub(host.available), total: host.total }),
@@ -171,33 +177,36 @@ fn row(status: &AdminStatus, model: &ModelView) -> ModelRow {
     let forecasts = processes.iter().flat_map(|one| &one.memory.forecasts);
     let left = forecasts.filter_map(|one| one.forecast.seconds).map(|seconds| seconds.value);
     let work = |one: &&BackendView| ((one.replica, one.generation.map(|generation| generation.0)), one.work);
-    let mut row = ModelRow {
+    let all = processes
+        .iter()
+        .flat_map(|one| one.memory.growth.iter().map(|growth| (growth, one.memory.request_rate)));
+    let left = left.filter(|seconds| seconds.is_finite()).min_by(f64::total_cmp);
+    let mut growth = RowGrowth { left, ..RowGrowth::default() };
+    growth.take_worst(all);
+    ModelRow {
         name: model.name.as_str().to_owned(),
         shown: sanitize(model.name.as_str()),
         state: state(model, &processes),
-        processes: (
-            processes.iter().filter(|one| one.phase == BackendPhase::Ready).count(),
-            processes.len().max(model.backends.len()),
-        ),
-        busy: (processes.iter().map(|one| one.in_flight).sum(), slots.filter(|_| !processes.is_empty())),
-        waiting: model.waiting,
+        load: RowLoad {
+            processes: (
+                processes.iter().filter(|one| one.phase == BackendPhase::Ready).count(),
+                processes.len().max(model.backends.len()),
+            ),
+            busy: (processes.iter().map(|one| one.in_flight).sum(), slots.filter(|_| !processes.is_empty())),
+            waiting: model.waiting,
+            rate: None,
+        },
         host: (!held.is_empty()).then(|| held.iter().sum()),
         fill: processes
             .iter()
             .filter_map(|one| fill(one))
             .max_by(|a, b| a.fraction().total_cmp(&b.fraction())),
         vram,
-        left: left.filter(|seconds| seconds.is_finite()).min_by(f64::total_cmp),
+        growth,
         next: next(model),
         words: status::model_words(status, model).iter().map(|line| sanitize(line)).collect(),
         work: processes.iter().map(work).collect(),
-        ..ModelRow::default()
-    };
-    let growth = processes
-        .iter()
-        .flat_map(|one| one.memory.growth.iter().map(|growth| (growth, one.memory.request_rate)));
-    row.set_growth(growth);
-    row
+    }
 }
 
 fn fill(process: &BackendView) -> Option<MemoryShare> {
@@ -218,7 +227,6 @@ fn state(model: &ModelView, processes: &[&BackendView]) -> (&'static str, Color)
     (model.state.as_str(), tone)
 }
 
-/// The most important message for an operator.
 fn next(model: &ModelView) -> (String, Color) {
     let note = status::model_note(model);
     let tone = match model.state {
@@ -235,7 +243,6 @@ fn next(model: &ModelView) -> (String, Color) {
     }
 }
 
-/// A line in the list of events.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct EventLine {
     /// Time in the viewer's zone.
@@ -275,6 +282,62 @@ impl EventLine {
     }
 }
 
+/// Averaging window of the rates. With a shorter one, rates would jump with each request.
+const RATE_WINDOW: Duration = Duration::from_secs(5);
+const MAX_KEPT_SUMS: usize = 64;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct WorkRate {
+    /// Ended requests.
+    pub(super) requests: f64,
+    /// Generated tokens of ended requests.
+    pub(super) tokens: f64,
+}
+
+impl WorkRate {
+    pub(super) fn from_work(work: WorkDone, time: Duration) -> Option<Self> {
+        let each = |count: u64| as_f64(count) / time.as_secs_f64();
+        (!time.is_zero()).then(|| Self { requests: each(work.requests), tokens: each(work.output_tokens) })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RateCounters(HashMap<String, WorkCounter>);
+
+#[derive(Debug, Default)]
+struct WorkCounter {
+    last: Vec<ProcessWork>,
+    sum: WorkDone,
+    /// Sums at earlier times, oldest first.
+    kept: VecDeque<(Duration, WorkDone)>,
+}
+
+impl RateCounters {
+    /// Counts the work of a picture and sets its rates, which are known from the second picture on. Removes
+    /// models that are not in the picture.
+    pub(super) fn update_rates(&mut self, at: Duration, rows: &mut [ModelRow]) {
+        let mut before = std::mem::take(&mut self.0);
+        for row in rows {
+            let first = || WorkCounter { last: row.work.clone(), ..WorkCounter::default() };
+            let mut counter = before.remove(&row.name).unwrap_or_else(first);
+            for (process, work) in &row.work {
+                let earlier = counter.last.iter().find(|(own, _)| own == process);
+                counter.sum += *work - earlier.map(|(_, work)| *work).unwrap_or_default();
+            }
+            counter.last.clone_from(&row.work);
+            counter.kept.push_back((at, counter.sum));
+            while counter.kept.len() > 2
+                && (counter.kept.len() > MAX_KEPT_SUMS || counter.kept[1].0 + RATE_WINDOW <= at)
+            {
+                counter.kept.pop_front();
+            }
+            let (then, earlier) = counter.kept[0];
+            row.load.rate = WorkRate::from_work(counter.sum - earlier, at.saturating_sub(then));
+            self.0.insert(row.name.clone(), counter);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,5 +350,54 @@ mod tests {
         assert_eq!((shown.time.as_str(), shown.at), ("04:00:30", 1_767_319_230.0));
         assert_eq!(shown.text, "g3 the endpoint `http://a?]0;x?` answers");
         assert_eq!(shown.model.as_deref(), Some("a\u{1b}[2J"), "routes need it so");
+    }
+
+    /// Generation, requests and tokens of a process.
+    type WorkCounts = (u64, u64, u64);
+
+    fn row(work: &[WorkCounts]) -> ModelRow {
+        let done = |&(generation, requests, output_tokens): &WorkCounts| {
+            ((0, Some(generation)), WorkDone { requests, output_tokens, ..WorkDone::default() })
+        };
+        ModelRow { name: "m".to_owned(), work: work.iter().map(done).collect(), ..ModelRow::default() }
+    }
+
+    fn rate(pictures: &[(u64, &[WorkCounts])]) -> Option<WorkRate> {
+        let mut counters = RateCounters::default();
+        let rates = pictures.iter().map(|(second, work)| {
+            let mut rows = [row(work)];
+            counters.update_rates(Duration::from_secs(*second), &mut rows);
+            rows[0].load.rate
+        });
+        rates.last().flatten()
+    }
+
+    #[test]
+    fn a_rate_is_what_was_done_between_pictures_by_any_process() {
+        assert_eq!(rate(&[(0, &[(1, 100, 900)])]), None, "one picture says nothing");
+        let two = rate(&[(0, &[(1, 100, 900)]), (2, &[(1, 104, 920)])]);
+        assert_eq!(two, Some(WorkRate { requests: 2.0, tokens: 10.0 }));
+        // The next process starts at 0, so all its work is new.
+        let next = rate(&[(0, &[(1, 100, 900)]), (1, &[(1, 101, 910), (2, 1, 5)]), (2, &[(2, 3, 9)])]);
+        assert_eq!(next, Some(WorkRate { requests: 2.0, tokens: 9.5 }));
+    }
+
+    #[test]
+    fn only_the_last_seconds_count_and_counters_that_fall_do_no_harm() {
+        let pictures: Vec<(u64, [WorkCounts; 1])> =
+            (0..100).map(|second| (second, [(1, second * 3, 0)])).collect();
+        let pictures: Vec<(u64, &[WorkCounts])> =
+            pictures.iter().map(|(second, work)| (*second, work.as_slice())).collect();
+        assert_eq!(rate(&pictures), Some(WorkRate { requests: 3.0, tokens: 0.0 }));
+        let fallen = rate(&[(0, &[(1, 100, 0)]), (20, &[(1, 7, 0)]), (40, &[(1, 27, 0)])]);
+        assert_eq!(fallen, Some(WorkRate { requests: 1.0, tokens: 0.0 }));
+    }
+
+    #[test]
+    fn a_model_that_is_gone_is_forgotten() {
+        let mut counters = RateCounters::default();
+        counters.update_rates(Duration::ZERO, &mut [row(&[(1, 1, 1)])]);
+        counters.update_rates(Duration::from_secs(1), &mut []);
+        assert!(counters.0.is_empty());
     }
 }

@@ -1,4 +1,5 @@
-//! The plot of a memory over time: its line, its budgets, and letters for actions. Pure.
+//! The memory of one model over time, from the instance (`GET /series`) or from a recording
+//! ([`super::recording`]), and its plot: its line, its budgets, and letters for actions. Pure.
 
 use std::time::Duration;
 
@@ -9,14 +10,117 @@ use ratatui_core::symbols::Marker;
 use ratatui_core::text::Line;
 use ratatui_core::widgets::Widget;
 use ratatui_widgets::canvas::{Canvas, Context, Line as Stroke, Points};
+use warden_policies::MemoryKind;
 use warden_policies::units::{ByteAmount, as_f64, truncate_to_u64};
 
-use super::look::{BAD, BUSY, QUIET, WARN};
-use super::memory::{HistoryMark, MemoryHistory, MemoryLine};
-use super::text;
+use super::look::{self, BAD, BUSY, GOOD, PLAIN, QUIET, WARN};
 use crate::cli::status::short_age;
+use crate::series::answer::{MemoryData, SeriesData};
+use crate::series::marks::SeriesMarkKind;
 
-/// Columns for a number at the left.
+/// Number of points: the columns of a wide terminal.
+const SERIES_POINTS: u64 = 300;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TimeSpan {
+    seconds: u64,
+    pub(super) words: &'static str,
+}
+
+pub(super) static SPANS: [TimeSpan; 3] = [
+    TimeSpan { seconds: 600, words: "the last 10 min" },
+    TimeSpan { seconds: 3600, words: "the last hour" },
+    TimeSpan { seconds: 86_400, words: "the last day" },
+];
+
+impl TimeSpan {
+    /// Seconds until a column of the plot gets a new value.
+    pub(super) const fn refresh(self) -> u64 {
+        self.seconds / SERIES_POINTS
+    }
+
+    pub(super) fn query(self, model: &str, now: u64) -> [(&'static str, String); 4] {
+        [
+            ("model", model.to_owned()),
+            ("from", now.saturating_sub(self.seconds).to_string()),
+            ("to", (now + 1).to_string()),
+            ("points", SERIES_POINTS.to_string()),
+        ]
+    }
+}
+
+/// All memories of one model. Times are seconds since 1970, or since the start of a recording's process.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct MemoryHistory {
+    pub(super) model: String,
+    /// `None` for a recording.
+    pub(super) span: Option<TimeSpan>,
+    pub(super) from: f64,
+    pub(super) to: f64,
+    pub(super) lines: Vec<MemoryLine>,
+    pub(super) marks: Vec<HistoryMark>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MemoryLine {
+    pub(super) kind: MemoryKind,
+    pub(super) replica: u32,
+    /// Seconds and bytes, oldest first; never empty.
+    pub(super) points: Vec<(f64, f64)>,
+    /// Bytes now, if a process runs.
+    pub(super) held: Option<u64>,
+    /// Budgets in bytes.
+    pub(super) soft: Option<u64>,
+    pub(super) hard: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct HistoryMark {
+    pub(super) at: f64,
+    pub(super) letter: char,
+    pub(super) tone: Color,
+}
+
+impl MemoryHistory {
+    pub(super) fn from_answer(span: TimeSpan, data: &MemoryData) -> Self {
+        let to = as_f64(data.now);
+        Self {
+            model: data.model.clone(),
+            span: Some(span),
+            from: to - as_f64(span.seconds),
+            to,
+            lines: data.series.iter().filter(|one| !one.points.is_empty()).map(|one| line(one, to)).collect(),
+            marks: data.marks.iter().filter_map(|one| mark(one.kind, as_f64(one.at) / 1000.0)).collect(),
+        }
+    }
+}
+
+fn line(series: &SeriesData, now: f64) -> MemoryLine {
+    // A point is a mean over some seconds: draw it in their middle, but not after now.
+    let half = as_f64(series.seconds) / 2.0;
+    let points = series.points.iter().map(|point| ((as_f64(point.at) + half).min(now), as_f64(point.mean)));
+    let present = series.present.as_ref();
+    MemoryLine {
+        kind: series.memory,
+        replica: series.replica,
+        points: points.collect(),
+        held: present.map(|present| present.bytes),
+        soft: present.and_then(|present| present.soft),
+        hard: present.and_then(|present| present.hard),
+    }
+}
+
+const fn mark(kind: SeriesMarkKind, at: f64) -> Option<HistoryMark> {
+    let (letter, tone) = match kind {
+        SeriesMarkKind::Replaced => ('R', GOOD),
+        SeriesMarkKind::Failed | SeriesMarkKind::Crashed => ('X', BAD),
+        SeriesMarkKind::Reclaimed => ('c', GOOD),
+        SeriesMarkKind::Unloaded => ('u', PLAIN),
+        SeriesMarkKind::Canary | SeriesMarkKind::Configured | SeriesMarkKind::Warned => return None,
+    };
+    Some(HistoryMark { at, letter, tone })
+}
+
 const NUMBER_COLUMNS: u16 = 7;
 /// A budget this many times above all readings is not drawn, because it would flatten the line.
 const MAX_BUDGET_RATIO: f64 = 3.0;
@@ -30,15 +134,17 @@ pub(super) fn draw_plot(history: &MemoryHistory, memory: &MemoryLine, area: Rect
     let [numbers, plot] =
         Layout::horizontal([Constraint::Length(NUMBER_COLUMNS), Constraint::Min(1)]).areas(plot);
     let scale = ByteScale::from_memory(memory, plot.height);
-    let (from, to) = (history.from, history.to.max(history.from + 1.0));
+    let from = history.from;
+    let to = history.to.max(history.from + 1.0);
     // Labels use the cell at or above their position, lines the nearest one.
     let column = (to - from) / f64::from(plot.width.max(2) - 1);
     let half_row = (scale.ceiling - scale.floor) / f64::from(plot.height.max(2) - 1) / 2.0;
     let paint = |context: &mut Context<'_>| {
         context.marker(Marker::Custom('─'));
         for (limit, name, tone) in budgets(memory) {
-            let label = Line::styled(format!(" {name} {}", text::short_bytes(limit)), Style::from(tone));
-            let (at, columns) = (as_f64(limit), u32::try_from(label.width()).unwrap_or(1));
+            let label = Line::styled(format!(" {name} {}", look::short_bytes(limit)), Style::from(tone));
+            let at = as_f64(limit);
+            let columns = u32::try_from(label.width()).unwrap_or(1);
             context.draw(&Stroke::new(from, at, to, at, tone));
             context.print(to - (f64::from(columns) - 1.0) * column, at - half_row, label);
         }
@@ -108,7 +214,7 @@ impl ByteScale {
     fn number(&self, bytes: f64) -> String {
         let unit = ((bytes.max(1.0).log2() / 10.0).floor() * 10.0).exp2();
         let digits = [1.0, 0.5, 0.01].iter().filter(|part| self.step < *part * unit).count();
-        text::compact_size(&format!("{:.digits$}", ByteAmount(bytes)))
+        look::compact_size(&format!("{:.digits$}", ByteAmount(bytes)))
     }
 }
 
@@ -136,9 +242,31 @@ fn draw_times((from, to): (f64, f64), recorded: bool, area: Rect, buffer: &mut B
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use warden_policies::MemoryKind;
 
     use super::*;
+
+    #[test]
+    fn an_answer_becomes_lines_and_marks() {
+        let point = |at: u64, mean: u64| json!({"at": at, "count": 5, "min": mean, "mean": mean, "max": mean, "last": mean, "whole": true});
+        let data: MemoryData = serde_json::from_value(json!({
+            "model": "m", "now": 5000, "from": 1400, "to": 5001, "place": "p",
+            "series": [
+                {"replica": 0, "memory": "host", "seconds": 60, "points": [point(4000, 7), point(4980, 9)]},
+                {"replica": 1, "memory": "host", "seconds": 60, "points": []},
+            ],
+            "marks": [
+                {"at": 4_100_000, "model": "m", "kind": "replaced", "words": "w"},
+                {"at": 4_200_000, "model": "m", "kind": "configured", "words": "w"},
+            ],
+        }))
+        .unwrap();
+        let history = MemoryHistory::from_answer(SPANS[1], &data);
+        assert_eq!((history.from, history.to, history.lines.len()), (1400.0, 5000.0, 1));
+        assert_eq!(history.lines[0].points, [(4030.0, 7.0), (5000.0, 9.0)]);
+        assert_eq!(history.marks, [HistoryMark { at: 4100.0, letter: 'R', tone: GOOD }]);
+    }
 
     fn scale(points: &[u64], soft: Option<u64>) -> ByteScale {
         let points = points.iter().map(|bytes| (0.0, as_f64(*bytes))).collect();

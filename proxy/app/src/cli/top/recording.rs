@@ -8,17 +8,13 @@ use warden_policies::sample::BackendSample;
 use warden_policies::units::{as_f64, truncate_to_u64};
 use warden_policies::{MemoryKind, phrases};
 
-use super::look::{BAD, PLAIN, QUIET};
-use super::memory::{MemoryHistory, MemoryLine};
-use super::picture::{EventLine, InstancePicture, ModelRow};
-use super::rates::WorkRate;
-use super::text::sanitize;
+use super::look::{BAD, PLAIN, QUIET, sanitize};
+use super::picture::{EventLine, InstancePicture, ModelRow, RowGrowth, RowLoad, WorkRate};
+use super::plot::{MemoryHistory, MemoryLine};
 use crate::cli::status::short_age;
 use crate::growth_text;
 
-/// Playback speeds, relative to the recording.
 const PLAYBACK_SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
-/// Duration of a whole recording at the first speed.
 const DEFAULT_PLAY_TIME: Duration = Duration::from_secs(60);
 /// Number of kept moments, plus those at which a verdict changed.
 const MAX_KEPT_MOMENTS: usize = 2000;
@@ -67,7 +63,8 @@ impl PlayedRecording {
                 }
             }
             for change in changes {
-                let (now, before) = (&change.growth, change.before.as_str());
+                let now = &change.growth;
+                let before = change.before.as_str();
                 events.push(EventLine {
                     time: short_age(change.at),
                     at: change.at.as_secs_f64(),
@@ -93,7 +90,6 @@ impl PlayedRecording {
         (recording, events)
     }
 
-    /// Advances the playback by this much real time.
     pub(super) fn advance(&mut self, passed: Duration) {
         if !self.paused {
             self.at = (self.at + passed * PLAYBACK_SPEEDS[self.speed]).min(self.to);
@@ -178,22 +174,23 @@ fn row(name: &str, sample: &BackendSample, earlier: &BackendSample, monitor: &Gr
         work.images
     )];
     words.extend(monitor.growth().iter().map(|one| format!("growth: {}", growth_text::growth_line(one))));
-    let mut row = ModelRow {
+    let rate = WorkRate::from_work(*work - earlier.work, sample.at.saturating_sub(earlier.at));
+    let mut growth = RowGrowth::default();
+    let worst = growth.take_worst(monitor.growth().iter().map(|one| (one, monitor.rate())));
+    let next =
+        worst.map(|worst| (worst.blame.as_ref().map(phrases::blame_phrase).unwrap_or_default(), QUIET));
+    ModelRow {
         name: name.to_owned(),
         shown: sanitize(name),
         state: ("recorded", PLAIN),
-        processes: (1, 1),
-        busy: (sample.in_flight, None),
+        load: RowLoad { processes: (1, 1), busy: (sample.in_flight, None), waiting: 0, rate },
         host: sample.charged(MemoryKind::Host),
         vram: sample.vram.iter().map(|vram| (vram.gpu.0, vram.bytes)).collect(),
-        rate: WorkRate::from_work(*work - earlier.work, sample.at.saturating_sub(earlier.at)),
+        growth,
+        next: next.unwrap_or_default(),
         words: words.iter().map(|line| sanitize(line)).collect(),
         ..ModelRow::default()
-    };
-    if let Some(worst) = row.set_growth(monitor.growth().iter().map(|one| (one, monitor.rate()))) {
-        row.next = (worst.blame.as_ref().map(phrases::blame_phrase).unwrap_or_default(), QUIET);
     }
-    row
 }
 
 #[cfg(test)]
@@ -247,16 +244,16 @@ mod tests {
     fn each_moment_shows_what_was_known_then() {
         let (mut film, events) = recording(300);
         let row = film.picture().rows.remove(0);
-        assert_eq!((row.verdict, row.slope), (GrowthVerdict::Warming, None));
+        assert_eq!((row.growth.verdict, row.growth.slope), (GrowthVerdict::Warming, None));
         assert_eq!(row.host, Some(200_000 << 10));
         film.seek(1.0);
         let row = film.picture().rows.remove(0);
-        assert_eq!(row.verdict, GrowthVerdict::Leaking);
-        let slope = row.slope.unwrap();
+        assert_eq!(row.growth.verdict, GrowthVerdict::Leaking);
+        let slope = row.growth.slope.unwrap();
         assert!((4.0e6..4.4e6).contains(&slope), "{slope}");
-        let hourly = row.hourly.unwrap();
+        let hourly = row.growth.hourly.unwrap();
         assert!((hourly / slope / 3600.0 - 1.0).abs() < 0.1, "{hourly} {slope}");
-        assert_eq!(row.rate, Some(WorkRate { requests: 1.0, tokens: 10.0 }));
+        assert_eq!(row.load.rate, Some(WorkRate { requests: 1.0, tokens: 10.0 }));
         assert!(events.iter().any(|one| one.text.starts_with("host: ") && one.leaks), "{events:?}");
         let history = film.history();
         assert_eq!(history.lines.len(), 2);

@@ -4,15 +4,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crossterm::event::KeyEvent;
-
-use super::columns::{SORT_ORDERS, compare_rows};
-use super::memory::{MemoryHistory, SPANS, TimeSpan};
-use super::picture::{EventLine, InstancePicture, ModelRow};
-use super::rates::RateCounters;
-use super::recording::PlayedRecording;
 use ratatui_core::style::Color;
 
-/// Duration of a message.
+use super::columns::{SORT_ORDERS, compare_rows};
+use super::picture::{EventLine, InstancePicture, ModelRow, RateCounters};
+use super::plot::{MemoryHistory, SPANS, TimeSpan};
+use super::recording::PlayedRecording;
+
 pub(super) const MESSAGE_DURATION: Duration = Duration::from_secs(8);
 
 /// Input from outside. Times are since 1970, by a clock that never jumps.
@@ -24,25 +22,20 @@ pub(super) enum ScreenInput {
     /// The instance gave no picture, with the reason.
     Silent(Duration, String),
     Event(EventLine),
-    /// Memory of the viewed model.
     History(Box<MemoryHistory>),
-    /// Line of the followed log.
     Log(String),
     /// The log starts again from its beginning.
     LogBegins,
     /// The terminal delivers no more keys.
     KeysGone,
-    /// Message for some seconds.
     Message(String, Color),
 }
 
-/// Effect that a key requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ScreenEffect {
     Quit,
     /// Stops the process, like a job of a shell.
     Suspend,
-    /// Redraws the whole screen.
     Redraw,
     /// Ends the screen, because no key can end it any more.
     KeysGone,
@@ -86,12 +79,10 @@ pub(super) enum ScreenOverlay {
     Help,
     /// Message in place of the screen, because the terminal is too small.
     TooSmall,
-    /// Input of the filter.
     Filter,
     /// Menu with its selected line.
     Sort(usize),
     Actions(usize),
-    /// Confirmation of an action on a model.
     Confirm(&'static ModelAction, String),
 }
 
@@ -104,10 +95,9 @@ pub(super) enum WatchedDetail {
     Log(String),
 }
 
+/// What the instance reported.
 #[derive(Debug, Default)]
-pub(super) struct ScreenState {
-    /// Time since 1970.
-    pub(super) at: Duration,
+pub(super) struct InstanceData {
     /// Start of the time without pictures, and the reason.
     pub(super) silent: Option<(Duration, String)>,
     pub(super) picture: InstancePicture,
@@ -116,8 +106,11 @@ pub(super) struct ScreenState {
     pub(super) events: VecDeque<EventLine>,
     /// Lines of the followed log, oldest first.
     pub(super) log: VecDeque<String>,
-    pub(super) view: ScreenView,
-    pub(super) overlay: ScreenOverlay,
+}
+
+/// The table of models: which rows it has, in which order, and the selected one.
+#[derive(Debug, Default)]
+pub(super) struct TableView {
     /// Filter: a part of the name, state or verdict of shown models.
     pub(super) filter: String,
     /// Sort order of the rows, as an index of [`SORT_ORDERS`].
@@ -128,15 +121,57 @@ pub(super) struct ScreenState {
     pub(super) cursor: usize,
     /// The first row on the screen.
     pub(super) first: usize,
-    /// Lines scrolled out of sight: above in the view of a model, below in a log.
-    pub(super) scroll: usize,
-    /// Number of visible rows or lines at the last drawing.
-    pub(super) page: usize,
-    /// Time range of a memory, as an index of [`SPANS`].
+}
+
+impl TableView {
+    /// The rows that pass the filter, sorted.
+    fn rows<'a>(&self, all: &'a [ModelRow]) -> Vec<&'a ModelRow> {
+        let wanted = self.filter.to_lowercase();
+        let passes = |row: &&ModelRow| {
+            let texts = [row.shown.to_lowercase().as_str(), row.state.0, row.growth.verdict.as_str()]
+                .map(|text| text.contains(&wanted));
+            texts.contains(&true)
+        };
+        let mut rows: Vec<&ModelRow> = all.iter().filter(passes).collect();
+        rows.sort_by(|a, b| compare_rows(SORT_ORDERS[self.order], a, b));
+        if self.reversed {
+            rows.reverse();
+        }
+        rows
+    }
+
+    /// Selects a row, at most the last one.
+    fn choose(&mut self, all: &[ModelRow], place: usize) {
+        let rows = self.rows(all);
+        let place = place.min(rows.len().saturating_sub(1));
+        let name = rows.get(place).map(|row| row.name.clone());
+        (self.cursor, self.selected) = (place, name);
+    }
+}
+
+/// The memory in the view of a model.
+#[derive(Debug, Default)]
+pub(super) struct HistoryView {
+    /// Time range, as an index of [`SPANS`].
     pub(super) span: usize,
     pub(super) history: Option<MemoryHistory>,
     /// Index of the drawn memory of the model.
     pub(super) series: usize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ScreenState {
+    /// Time since 1970.
+    pub(super) at: Duration,
+    pub(super) data: InstanceData,
+    pub(super) view: ScreenView,
+    pub(super) overlay: ScreenOverlay,
+    pub(super) table: TableView,
+    /// Lines scrolled out of sight: above in the view of a model, below in a log.
+    pub(super) scroll: usize,
+    /// Number of visible rows or lines at the last drawing.
+    pub(super) page: usize,
+    pub(super) memory: HistoryView,
     /// Message with its expiry.
     pub(super) message: Option<(Duration, String, Color)>,
     pub(super) read_only: bool,
@@ -147,30 +182,18 @@ pub(super) struct ScreenState {
 }
 
 impl ScreenState {
-    /// The rows that pass the filter, sorted.
     pub(super) fn rows(&self) -> Vec<&ModelRow> {
-        let wanted = self.filter.to_lowercase();
-        let passes = |row: &&ModelRow| {
-            let texts = [row.shown.to_lowercase().as_str(), row.state.0, row.verdict.as_str()]
-                .map(|text| text.contains(&wanted));
-            texts.contains(&true)
-        };
-        let mut rows: Vec<&ModelRow> = self.picture.rows.iter().filter(passes).collect();
-        rows.sort_by(|a, b| compare_rows(SORT_ORDERS[self.order], a, b));
-        if self.reversed {
-            rows.reverse();
-        }
-        rows
+        self.table.rows(&self.data.picture.rows)
     }
 
     pub(super) fn row(&self, model: &str) -> Option<&ModelRow> {
-        self.picture.rows.iter().find(|row| row.name == model)
+        self.data.picture.rows.iter().find(|row| row.name == model)
     }
 
     /// The model on which keys act.
     pub(super) fn chosen(&self) -> Option<&str> {
         match &self.view {
-            ScreenView::Overview => self.selected.as_deref(),
+            ScreenView::Overview => self.table.selected.as_deref(),
             ScreenView::Model(model) | ScreenView::Log(model, _) => Some(model),
         }
     }
@@ -178,16 +201,15 @@ impl ScreenState {
     pub(super) fn watched(&self) -> WatchedDetail {
         match &self.view {
             ScreenView::Overview => WatchedDetail::Nothing,
-            ScreenView::Model(model) => WatchedDetail::Memory(model.clone(), SPANS[self.span]),
+            ScreenView::Model(model) => WatchedDetail::Memory(model.clone(), SPANS[self.memory.span]),
             ScreenView::Log(model, _) => WatchedDetail::Log(model.clone()),
         }
     }
 
-    /// Memories of a model, as far as known.
     pub(super) fn history_of(&self, model: &str) -> MemoryHistory {
         let known = match &self.recording {
             Some(recording) => Some(recording.history()),
-            None => self.history.clone().filter(|history| history.model == model),
+            None => self.memory.history.clone().filter(|history| history.model == model),
         };
         known.unwrap_or_default()
     }
@@ -196,26 +218,23 @@ impl ScreenState {
     pub(super) fn events_of<'a>(&'a self, model: &'a str) -> impl Iterator<Item = &'a EventLine> {
         let until = self.recording.as_ref().map_or(f64::MAX, PlayedRecording::seconds);
         let wanted = move |one: &&EventLine| one.model.as_deref() == Some(model) && one.at <= until;
-        self.events.iter().rev().filter(wanted)
+        self.data.events.iter().rev().filter(wanted)
     }
 
     /// Keeps the selected model, or selects its neighbour if it is gone. Removes an expired message.
     pub(super) fn settle(&mut self) {
         let rows = self.rows();
-        let place = self.selected.as_ref().and_then(|name| rows.iter().position(|row| row.name == *name));
-        let cursor = place.unwrap_or(self.cursor);
+        let place =
+            self.table.selected.as_ref().and_then(|name| rows.iter().position(|row| row.name == *name));
+        let cursor = place.unwrap_or(self.table.cursor);
         self.choose(cursor);
         if self.message.as_ref().is_some_and(|(until, ..)| *until <= self.at) {
             self.message = None;
         }
     }
 
-    /// Selects a row, at most the last one.
     pub(super) fn choose(&mut self, place: usize) {
-        let rows = self.rows();
-        let place = place.min(rows.len().saturating_sub(1));
-        let name = rows.get(place).map(|row| row.name.clone());
-        (self.cursor, self.selected) = (place, name);
+        self.table.choose(&self.data.picture.rows, place);
     }
 
     pub(super) fn say(&mut self, text: impl Into<String>, tone: Color) {

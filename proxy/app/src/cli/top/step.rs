@@ -13,21 +13,17 @@ use std::time::Duration;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::columns::SORT_ORDERS;
-use super::look::{BUSY, PLAIN, WARN};
-use super::memory::SPANS;
-use super::picture::InstancePicture;
-use super::rates::RateCounters;
+use super::look::{BUSY, PLAIN, WARN, sanitize};
+use super::picture::{InstancePicture, RateCounters};
+use super::plot::SPANS;
 use super::recording::PlayedRecording;
 use super::state::{
-    MODEL_ACTIONS, ModelAction, ScreenEffect, ScreenInput, ScreenOverlay, ScreenState, ScreenView,
+    HistoryView, MODEL_ACTIONS, ModelAction, ScreenEffect, ScreenInput, ScreenOverlay, ScreenState,
+    ScreenView,
 };
-use super::text::sanitize;
 
-/// Maximum characters of a filter.
 const MAX_FILTER_CHARS: usize = 60;
-/// Maximum number of kept events.
 const MAX_KEPT_EVENTS: usize = 500;
-/// Maximum number of kept log lines.
 const MAX_LOG_LINES: usize = 2000;
 
 pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<ScreenEffect> {
@@ -39,25 +35,25 @@ pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<Screen
             state.at = at;
             if let Some(recording) = &mut state.recording {
                 recording.advance(passed);
-                state.picture = recording.picture();
+                state.data.picture = recording.picture();
             }
         }
         ScreenInput::Picture(at, picture) => take_picture(state, at, *picture),
         ScreenInput::Silent(at, why) => {
             state.at = at;
-            let since = state.silent.as_ref().map_or(at, |(since, _)| *since);
-            state.silent = Some((since, why));
+            let since = state.data.silent.as_ref().map_or(at, |(since, _)| *since);
+            state.data.silent = Some((since, why));
         }
-        ScreenInput::Event(event) => keep_last(&mut state.events, event, MAX_KEPT_EVENTS),
-        ScreenInput::History(history) => state.history = Some(*history),
+        ScreenInput::Event(event) => keep_last(&mut state.data.events, event, MAX_KEPT_EVENTS),
+        ScreenInput::History(history) => state.memory.history = Some(*history),
         ScreenInput::Log(line) => {
-            keep_last(&mut state.log, line, MAX_LOG_LINES);
+            keep_last(&mut state.data.log, line, MAX_LOG_LINES);
             // Keep older lines in place while the user reads them.
             if state.scroll > 0 && matches!(state.view, ScreenView::Log(..)) {
                 state.scroll = state.scroll.saturating_add(1);
             }
         }
-        ScreenInput::LogBegins => state.log.clear(),
+        ScreenInput::LogBegins => state.data.log.clear(),
         ScreenInput::KeysGone => effect = Some(ScreenEffect::KeysGone),
         ScreenInput::Message(text, tone) => state.say(text, tone),
     }
@@ -73,19 +69,19 @@ fn keep_last<T>(kept: &mut VecDeque<T>, one: T, most: usize) {
 }
 
 fn take_picture(state: &mut ScreenState, at: Duration, mut picture: InstancePicture) {
-    if let (Some(_), Some((pid, _))) = (state.picture.instance, picture.instance)
-        && state.picture.instance != picture.instance
+    if let (Some(_), Some((pid, _))) = (state.data.picture.instance, picture.instance)
+        && state.data.picture.instance != picture.instance
     {
         // Counters and processes of the new instance start from zero.
-        state.rates = RateCounters::default();
+        state.data.rates = RateCounters::default();
         // Close the box: its question was about the previous instance.
         if matches!(state.overlay, ScreenOverlay::Confirm(..) | ScreenOverlay::Actions(_)) {
             state.overlay = ScreenOverlay::Nothing;
         }
         state.say(format!("llama-warden was restarted: its PID is {pid} now"), WARN);
     }
-    state.rates.update_rates(at, &mut picture.rows);
-    (state.at, state.silent, state.picture) = (at, None, picture);
+    state.data.rates.update_rates(at, &mut picture.rows);
+    (state.at, state.data.silent, state.data.picture) = (at, None, picture);
 }
 
 fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
@@ -97,7 +93,7 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
             'c' => return Some(ScreenEffect::Quit),
             'z' => return Some(ScreenEffect::Suspend),
             'l' => return Some(ScreenEffect::Redraw),
-            'u' if state.overlay == ScreenOverlay::Filter => state.filter.clear(),
+            'u' if state.overlay == ScreenOverlay::Filter => state.table.filter.clear(),
             _ => {}
         }
         return None;
@@ -113,7 +109,7 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
         ScreenOverlay::Filter => edit_filter(state, key.code),
         ScreenOverlay::Sort(line) => {
             if press_in_menu(state, key.code, line, SORT_ORDERS.len(), ScreenOverlay::Sort) {
-                state.order = line;
+                state.table.order = line;
             }
         }
         ScreenOverlay::Actions(line) => {
@@ -167,17 +163,17 @@ fn press_in_menu(
 
 fn edit_filter(state: &mut ScreenState, code: KeyCode) {
     match code {
-        KeyCode::Char(letter) if state.filter.chars().count() < MAX_FILTER_CHARS => {
-            state.filter.push_str(&sanitize(letter.encode_utf8(&mut [0; 4])));
+        KeyCode::Char(letter) if state.table.filter.chars().count() < MAX_FILTER_CHARS => {
+            state.table.filter.push_str(&sanitize(letter.encode_utf8(&mut [0; 4])));
         }
-        KeyCode::Backspace => drop(state.filter.pop()),
+        KeyCode::Backspace => drop(state.table.filter.pop()),
         KeyCode::Enter => state.overlay = ScreenOverlay::Nothing,
         KeyCode::Esc => {
-            state.filter.clear();
+            state.table.filter.clear();
             state.overlay = ScreenOverlay::Nothing;
         }
-        KeyCode::Up => state.choose(state.cursor.saturating_sub(1)),
-        KeyCode::Down => state.choose(state.cursor + 1),
+        KeyCode::Up => state.choose(state.table.cursor.saturating_sub(1)),
+        KeyCode::Down => state.choose(state.table.cursor + 1),
         _ => {}
     }
 }
@@ -210,27 +206,27 @@ fn press_in_view(state: &mut ScreenState, code: KeyCode) -> Option<ScreenEffect>
 }
 
 fn press_in_overview(state: &mut ScreenState, code: KeyCode) {
-    if let Some(place) = moved_position(code, state.cursor, state.page) {
+    if let Some(place) = moved_position(code, state.table.cursor, state.page) {
         return state.choose(place);
     }
-    match (code, state.selected.clone()) {
+    match (code, state.table.selected.clone()) {
         (KeyCode::Enter, Some(model)) => open_view(state, ScreenView::Model(model)),
         (KeyCode::Char('l'), Some(model)) => open_log(state, model, false),
         (KeyCode::F(4) | KeyCode::Char('/'), _) => state.overlay = ScreenOverlay::Filter,
-        (KeyCode::F(6), _) => state.overlay = ScreenOverlay::Sort(state.order),
-        (KeyCode::Char('>' | '.'), _) => state.order = (state.order + 1) % SORT_ORDERS.len(),
+        (KeyCode::F(6), _) => state.overlay = ScreenOverlay::Sort(state.table.order),
+        (KeyCode::Char('>' | '.'), _) => state.table.order = (state.table.order + 1) % SORT_ORDERS.len(),
         (KeyCode::Char('<' | ','), _) => {
-            state.order = (state.order + SORT_ORDERS.len() - 1) % SORT_ORDERS.len();
+            state.table.order = (state.table.order + SORT_ORDERS.len() - 1) % SORT_ORDERS.len();
         }
-        (KeyCode::Char('I'), _) => state.reversed = !state.reversed,
-        (KeyCode::Esc, _) => state.filter.clear(),
+        (KeyCode::Char('I'), _) => state.table.reversed = !state.table.reversed,
+        (KeyCode::Esc, _) => state.table.filter.clear(),
         _ => {}
     }
 }
 
 fn open_view(state: &mut ScreenState, view: ScreenView) {
     (state.view, state.scroll) = (view, 0);
-    state.log.clear();
+    state.data.log.clear();
 }
 
 fn press_in_model(state: &mut ScreenState, code: KeyCode, model: String) {
@@ -241,13 +237,16 @@ fn press_in_model(state: &mut ScreenState, code: KeyCode, model: String) {
     match code {
         KeyCode::Esc | KeyCode::Backspace => {
             open_view(state, ScreenView::Overview);
-            (state.span, state.history, state.series) = Default::default();
+            state.memory = HistoryView::default();
         }
         KeyCode::Char('t') if state.recording.is_some() => {
             state.say("a recording has only its own time", PLAIN);
         }
-        KeyCode::Char('t') => state.span = (state.span + 1) % SPANS.len(),
-        KeyCode::Tab => state.series = (state.series + 1) % state.history_of(&model).lines.len().max(1),
+        KeyCode::Char('t') => state.memory.span = (state.memory.span + 1) % SPANS.len(),
+        KeyCode::Tab => {
+            let count = state.history_of(&model).lines.len().max(1);
+            state.memory.series = (state.memory.series + 1) % count;
+        }
         KeyCode::Char('l') => open_log(state, model, true),
         _ => {}
     }
@@ -261,7 +260,7 @@ fn open_log(state: &mut ScreenState, model: String, within: bool) {
 }
 
 fn press_in_log(state: &mut ScreenState, code: KeyCode, model: String, within: bool) {
-    let lines = state.log.len();
+    let lines = state.data.log.len();
     if let Some(place) = moved_position(code, lines.saturating_sub(state.scroll), state.page) {
         state.scroll = lines.saturating_sub(place);
     } else if matches!(code, KeyCode::Esc | KeyCode::Backspace | KeyCode::Char('l')) {
@@ -282,7 +281,7 @@ fn play_recording(state: &mut ScreenState, code: KeyCode) -> bool {
         KeyCode::End => recording.seek(1.0),
         _ => return false,
     }
-    state.picture = recording.picture();
+    state.data.picture = recording.picture();
     true
 }
 

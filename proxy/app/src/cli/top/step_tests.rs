@@ -10,9 +10,9 @@ use warden_policies::growth::GrowthVerdict;
 
 use super::super::draw::draw_screen;
 use super::super::look::{GOOD, PLAIN, TerminalLook};
-use super::super::memory::MemoryHistory;
-use super::super::picture::{EventLine, MemoryShare, ModelRow};
-use super::super::state::{MESSAGE_DURATION, WatchedDetail};
+use super::super::picture::{EventLine, MemoryShare, ModelRow, RowGrowth};
+use super::super::plot::MemoryHistory;
+use super::super::state::{InstanceData, MESSAGE_DURATION, WatchedDetail};
 use super::*;
 
 fn row(name: &str, verdict: GrowthVerdict, host: u64) -> ModelRow {
@@ -20,7 +20,7 @@ fn row(name: &str, verdict: GrowthVerdict, host: u64) -> ModelRow {
         name: name.to_owned(),
         shown: sanitize(name),
         state: ("loaded", GOOD),
-        verdict,
+        growth: RowGrowth { verdict, ..RowGrowth::default() },
         host: Some(host),
         fill: Some(MemoryShare { used: host, total: 1000 }),
         work: vec![((0, Some(1)), WorkDone { requests: 10, output_tokens: 100, ..WorkDone::default() })],
@@ -87,7 +87,7 @@ fn names(state: &ScreenState) -> String {
 
 #[test]
 fn keys_choose_a_model_and_never_one_that_is_not_there() {
-    let chosen = |all: &[KeyCode]| pressed(all).selected.unwrap();
+    let chosen = |all: &[KeyCode]| pressed(all).table.selected.unwrap();
     assert_eq!(chosen(&[]), "beta");
     for (all, model) in [
         (&[Down][..], "alpha"),
@@ -105,7 +105,7 @@ fn keys_choose_a_model_and_never_one_that_is_not_there() {
     }
     let mut none = ScreenState::default();
     let effects = press(&mut none, &[Down, PageDown, End, Enter, Char('r'), Char('l'), F(9), Tab]);
-    assert_eq!((none.selected, none.view, effects), (None, ScreenView::Overview, vec![]));
+    assert_eq!((none.table.selected, none.view, effects), (None, ScreenView::Overview, vec![]));
 }
 
 #[test]
@@ -114,13 +114,13 @@ fn the_choice_follows_its_model_and_goes_to_a_neighbour_when_it_is_gone() {
     let mut other = three();
     other.rows.reverse();
     see(&mut state, 2, other);
-    assert_eq!((state.selected.as_deref(), state.cursor), (Some("alpha"), 1));
+    assert_eq!((state.table.selected.as_deref(), state.table.cursor), (Some("alpha"), 1));
     let mut less = three();
     less.rows.remove(1);
     see(&mut state, 3, less);
-    assert_eq!(state.selected.as_deref(), Some("gamma"));
+    assert_eq!(state.table.selected.as_deref(), Some("gamma"));
     see(&mut state, 4, picture(Vec::new()));
-    assert_eq!((state.selected.as_deref(), state.cursor), (None, 0));
+    assert_eq!((state.table.selected.as_deref(), state.table.cursor), (None, 0));
 }
 
 #[test]
@@ -134,13 +134,13 @@ fn the_chosen_row_stays_on_the_screen() {
     for key in [End, Up, PageUp, PageUp, Down, Home, PageDown, PageDown, PageDown] {
         step(&mut state, ScreenInput::Key(KeyEvent::new(key, KeyModifiers::NONE)));
         draw(&mut state, (60, 10));
-        let (first, cursor) = (state.first, state.cursor);
+        let (first, cursor) = (state.table.first, state.table.cursor);
         assert!((first..first + state.page).contains(&cursor), "{key:?}: {first} {cursor}");
     }
     // A larger screen is filled from the end.
     step(&mut state, ScreenInput::Key(KeyEvent::new(End, KeyModifiers::NONE)));
     draw(&mut state, (60, 40));
-    assert_eq!(state.first + state.page, 50);
+    assert_eq!(state.table.first + state.page, 50);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
     assert_eq!(sorted(&[Char('>')]), "alpha beta gamma", "by name");
     assert_eq!(sorted(&[Char('>'), Char('I')]), "gamma beta alpha");
     assert_eq!(sorted(&[Char('.'), Char(',')]), "beta alpha gamma");
-    let order = |all: &[KeyCode]| SORT_ORDERS[pressed(all).order];
+    let order = |all: &[KeyCode]| SORT_ORDERS[pressed(all).table.order];
     assert_eq!(order(&[Char('<')]), "LEFT");
     assert_eq!(order(&[Char('<'), Char('>')]), "", "as configured");
     let by_verdict = [F(6), End, Up, Up, Enter];
@@ -160,12 +160,12 @@ fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
     let mut state = pressed(&[F(6), Down, Char('x')]);
     assert_eq!(state.overlay, ScreenOverlay::Sort(1));
     press(&mut state, &[Esc]);
-    assert_eq!((state.overlay, state.order), (ScreenOverlay::Nothing, 0));
+    assert_eq!((state.overlay, state.table.order), (ScreenOverlay::Nothing, 0));
     // Every sort order is total, also for a model without readings.
     for order in 0..SORT_ORDERS.len() {
         let mut state = shown();
-        state.picture.rows.push(ModelRow { name: "empty".to_owned(), ..ModelRow::default() });
-        state.order = order;
+        state.data.picture.rows.push(ModelRow { name: "empty".to_owned(), ..ModelRow::default() });
+        state.table.order = order;
         assert_eq!(state.rows().len(), 4, "{order}");
     }
 }
@@ -173,8 +173,8 @@ fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
 #[test]
 fn a_filter_is_written_kept_and_cleared() {
     let mut state = pressed(&[Char('/'), Char('L'), Char('E'), Char('a'), Char('x'), KeyCode::Backspace]);
-    assert_eq!((state.filter.as_str(), names(&state).as_str()), ("LEa", "alpha"), "by verdict");
-    assert_eq!(state.selected.as_deref(), Some("alpha"));
+    assert_eq!((state.table.filter.as_str(), names(&state).as_str()), ("LEa", "alpha"), "by verdict");
+    assert_eq!(state.table.selected.as_deref(), Some("alpha"));
     let effects = press(&mut state, &[Char('q'), KeyCode::Backspace, Enter]);
     assert_eq!((&state.overlay, effects), (&ScreenOverlay::Nothing, vec![]));
     press(&mut state, &[Esc]);
@@ -182,12 +182,12 @@ fn a_filter_is_written_kept_and_cleared() {
     press(&mut state, &[F(4), Char('a')]);
     assert_eq!(control(&mut state, 'u'), None);
     press(&mut state, &[Char('m'), Down, Up]);
-    assert_eq!(state.filter, "m");
+    assert_eq!(state.table.filter, "m");
     press(&mut state, &[Esc]);
-    assert_eq!((state.filter.as_str(), state.overlay), ("", ScreenOverlay::Nothing));
+    assert_eq!((state.table.filter.as_str(), state.overlay), ("", ScreenOverlay::Nothing));
     let long = pressed(&[&[Char('/')], [Char('x'); 100].as_slice()].concat());
-    assert_eq!((long.filter.len(), long.rows().len()), (MAX_FILTER_CHARS, 0));
-    assert_eq!(pressed(&[Char('/'), Char('\u{202e}')]).filter, "?");
+    assert_eq!((long.table.filter.len(), long.rows().len()), (MAX_FILTER_CHARS, 0));
+    assert_eq!(pressed(&[Char('/'), Char('\u{202e}')]).table.filter, "?");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn t_goes_through_the_times_of_a_memory_and_leaving_it_ends_the_asking() {
     press(&mut state, &[Char('t')]);
     assert_eq!(state.watched(), asked(2));
     press(&mut state, &[Esc]);
-    assert_eq!((state.watched(), &state.history), (WatchedDetail::Nothing, &None));
+    assert_eq!((state.watched(), &state.memory.history), (WatchedDetail::Nothing, &None));
     press(&mut state, &[Enter]);
     assert_eq!(state.watched(), asked(0));
 }
@@ -245,14 +245,14 @@ fn a_log_is_bounded_and_a_reader_of_older_lines_keeps_them_in_sight() {
     for n in 0..MAX_LOG_LINES + 10 {
         step(&mut state, ScreenInput::Log(format!("line {n}")));
     }
-    assert_eq!((state.log.len(), state.scroll), (MAX_LOG_LINES, 0));
+    assert_eq!((state.data.log.len(), state.scroll), (MAX_LOG_LINES, 0));
     press(&mut state, &[Up, PageUp]);
     let before = state.scroll;
     assert_eq!(before, 1 + state.page);
     step(&mut state, ScreenInput::Log("new".to_owned()));
     assert_eq!(state.scroll, before + 1);
     press(&mut state, &[Home]);
-    assert_eq!(state.scroll, state.log.len() - state.page);
+    assert_eq!(state.scroll, state.data.log.len() - state.page);
     press(&mut state, &[Down, PageDown, End, Char('k'), Char('j')]);
     assert_eq!(state.scroll, 0);
 }
@@ -327,7 +327,7 @@ fn keys_with_alt_and_those_that_are_released_do_nothing() {
     step(&mut state, ScreenInput::Key(key));
     assert_eq!(state.overlay, ScreenOverlay::Nothing);
     step(&mut state, ScreenInput::Key(KeyEvent::new(Char('G'), KeyModifiers::SHIFT)));
-    assert_eq!(state.cursor, 2);
+    assert_eq!(state.table.cursor, 2);
 }
 
 #[test]
@@ -336,15 +336,15 @@ fn an_instance_that_is_silent_keeps_its_picture_and_one_that_was_restarted_is_re
     for second in [5, 9] {
         step(&mut state, ScreenInput::Silent(Duration::from_secs(second), "frozen".to_owned()));
     }
-    assert_eq!(state.silent, Some((Duration::from_secs(5), "frozen".to_owned())));
-    assert_eq!(state.picture.rows.len(), 3);
+    assert_eq!(state.data.silent, Some((Duration::from_secs(5), "frozen".to_owned())));
+    assert_eq!(state.data.picture.rows.len(), 3);
     let mut other = three();
     other.instance = Some((8, jiff::Timestamp::UNIX_EPOCH));
     other.rows[0].work[0].1.requests = 12;
     see(&mut state, 10, other);
-    assert_eq!(state.silent, None);
+    assert_eq!(state.data.silent, None);
     assert!(state.message.as_ref().unwrap().1.contains("PID is 8"));
-    assert_eq!(state.picture.rows[0].rate, None, "its counters are others");
+    assert_eq!(state.data.picture.rows[0].load.rate, None, "its counters are others");
     step(&mut state, ScreenInput::Tick(Duration::from_secs(10) + MESSAGE_DURATION));
     assert_eq!(state.message, None);
 }
@@ -358,7 +358,7 @@ fn events_are_bounded_and_known_by_their_model() {
         let event = EventLine { time, at: 0.0, model, text: n.to_string(), tone, leaks: false };
         step(&mut state, ScreenInput::Event(event));
     }
-    assert_eq!(state.events.len(), MAX_KEPT_EVENTS);
+    assert_eq!(state.data.events.len(), MAX_KEPT_EVENTS);
     assert_eq!(state.events_of("alpha").next().unwrap().text, (MAX_KEPT_EVENTS + 4).to_string());
     assert_eq!(state.events_of("alpha").count(), MAX_KEPT_EVENTS / 2);
 }
@@ -370,7 +370,7 @@ fn a_recording_has_its_own_keys_and_no_actions() {
     let samples = warden_policies::trace::parse_recording(&text).unwrap();
     let (recording, _) = PlayedRecording::open("a.jsonl", &samples, &warden_policies::defaults().growth);
     let mut state = ScreenState {
-        picture: recording.picture(),
+        data: InstanceData { picture: recording.picture(), ..InstanceData::default() },
         recording: Some(recording),
         view: ScreenView::Model("a.jsonl".to_owned()),
         ..ScreenState::default()
@@ -385,7 +385,7 @@ fn a_recording_has_its_own_keys_and_no_actions() {
     press(&mut state, &[End]);
     assert_eq!(words(&state), "1m40s of 1m40s, 5x, over");
     press(&mut state, &[Home, Tab]);
-    assert_eq!((words(&state).as_str(), state.series), ("0s of 1m40s, 5x, paused", 1));
+    assert_eq!((words(&state).as_str(), state.memory.series), ("0s of 1m40s, 5x, paused", 1));
     let effects = press(&mut state, &[Char('r'), Char('y'), Char('t'), Char('l'), F(9), Char('y')]);
     assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]));
 }

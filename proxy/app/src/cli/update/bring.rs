@@ -8,7 +8,6 @@ use warden_builder::{BuildId, BuildMove, BuildStore};
 
 use super::told::{UpdateOutcome, UpdateReport};
 use super::{RollbackArgs, UpdateRun, bound_models, live, lock_updates, resolve_configured};
-use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;
@@ -17,7 +16,6 @@ use crate::serve::SignalHandlers;
 const WINDOW_POLL_INTERVAL: Duration = Duration::from_secs(20);
 
 impl UpdateRun<'_> {
-    /// Waits until the current time allows to replace all models.
     async fn wait_for_window(&self) -> Result<(), CommandError> {
         let Some(resolved) = resolve_configured(&self.args.config, self.loaded, self.machine)? else {
             return Ok(());
@@ -62,7 +60,6 @@ impl UpdateRun<'_> {
         }
     }
 
-    /// Reloads every instance after the choice of a build, and watches. Rolls back if a model dies.
     async fn told(
         &self,
         instances: &[live::LiveInstance],
@@ -74,7 +71,7 @@ impl UpdateRun<'_> {
         let mut by = Vec::new();
         for live in instances {
             let taking = async {
-                let before = live.switch_to(&binary, numbers).await?;
+                let before = live.switch_to(&binary, false, numbers).await?;
                 live.watch(&before, numbers.watch, numbers).await
             };
             let taken = tokio::select! {
@@ -120,7 +117,7 @@ impl UpdateRun<'_> {
         let mut wrong = Vec::new();
         for live in instances {
             let taken = tokio::select! {
-                taken = live.switch_back(&binary, numbers) => taken,
+                taken = live.switch_to(&binary, true, numbers) => taken,
                 () = signals.wait_leave() => return Err(CommandError::INTERRUPTED),
             };
             wrong.extend(taken.err().map(live::SwitchFailure::into_reason));
@@ -184,19 +181,14 @@ impl UpdateRun<'_> {
     }
 }
 
-/// Result of bringing in a build.
 enum BringInResult {
-    /// The build works, and these instances use it.
     Holds(Vec<String>),
-    /// The previous build is in use again.
     RolledBack { outcome: UpdateOutcome, reasons: Vec<String> },
 }
 
-/// Returns to the previous build, and reloads every instance.
 pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
     crate::cli::block_on(async {
-        let machine = HostMachine::read();
-        let loaded = args.config.load(&machine, Vec::new())?;
+        let (machine, loaded) = args.config.read()?;
         let dirs = loaded.dirs(&machine)?;
         let store = BuildStore::new(&dirs.data);
         let _only = lock_updates(&dirs)?;
@@ -227,8 +219,8 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
         let binary = store.binary(&back)?;
         let mut failed = Ok(());
         for live in &instances {
-            match live.switch_back(&binary, numbers).await {
-                Ok(()) => out::print_line(&format!("{} runs it", live.name()))?,
+            match live.switch_to(&binary, true, numbers).await {
+                Ok(_) => out::print_line(&format!("{} runs it", live.name()))?,
                 // Continue: the other instances can still switch.
                 Err(wrong) => failed = failed.and(Err(CommandError::failed(wrong.into_reason()))),
             }

@@ -21,7 +21,6 @@ use crate::out;
 pub(super) struct LiveInstance {
     instance: InstanceInfo,
     pub(super) client: AdminClient,
-    /// Models that use the default build.
     pub(super) models: Vec<String>,
 }
 
@@ -67,24 +66,18 @@ pub(super) async fn find_instances(
     Ok(all)
 }
 
-/// State of an instance's models before it is told to reload.
 pub(super) struct StateBeforeReload {
     /// Newest generation, for instances that do not report the program of a process.
     newest: u64,
-    /// Crashes of each model so far.
     crashes: BTreeMap<String, u64>,
-    /// Models that were already down.
     down: Vec<String>,
 }
 
-/// Reason why an instance does not run the wanted build.
 pub(super) enum SwitchFailure {
-    /// Fault of the build.
     BuildFault(String),
     /// Possibly no fault of the build: no instance, no answer, an invalid configuration, a drain that takes
     /// too long.
     NotSwitched(String),
-    /// The update was cancelled.
     Interrupted,
 }
 
@@ -98,36 +91,20 @@ impl SwitchFailure {
 }
 
 impl LiveInstance {
-    /// Display name.
     pub(super) fn name(&self) -> String {
         format!("pid {} ({})", self.instance.pid, self.models.join(", "))
     }
 
-    /// Reloads the instance, and waits until all its models run `binary` and nothing else.
+    /// Reloads the instance, and waits until all its models run `binary` and nothing else. Going `back` to the
+    /// previous build excuses all models that are down, because the abandoned build is the cause. Otherwise,
+    /// models that already run the build after an earlier update are not excused.
     pub(super) async fn switch_to(
         &self,
         binary: &Path,
+        back: bool,
         numbers: &Update,
     ) -> Result<StateBeforeReload, SwitchFailure> {
-        // Do not excuse models that already run this build after an earlier update: they are down because of
-        // this build.
-        let before = self.state_before(Some(binary), numbers).await?;
-        self.reload_and_wait(binary, before, numbers).await
-    }
-
-    /// Like [`LiveInstance::switch_to`] for the previous build. Excuses all models that are down, because the abandoned
-    /// build is the cause.
-    pub(super) async fn switch_back(&self, binary: &Path, numbers: &Update) -> Result<(), SwitchFailure> {
-        let before = self.state_before(None, numbers).await?;
-        self.reload_and_wait(binary, before, numbers).await.map(drop)
-    }
-
-    async fn reload_and_wait(
-        &self,
-        binary: &Path,
-        before: StateBeforeReload,
-        numbers: &Update,
-    ) -> Result<StateBeforeReload, SwitchFailure> {
+        let before = self.state_before((!back).then_some(binary), numbers).await?;
         self.reload().await.map_err(SwitchFailure::NotSwitched)?;
         out::error_line(&format!("update: {} switches to the build; no request is cut", self.name()));
         let until = Instant::now() + numbers.within;
@@ -158,7 +135,6 @@ impl LiveInstance {
         }
     }
 
-    /// Watches the instance for this time.
     pub(super) async fn watch(
         &self,
         before: &StateBeforeReload,
@@ -212,13 +188,11 @@ impl LiveInstance {
         SwitchFailure::NotSwitched(format!("{} does not answer any more", self.name()))
     }
 
-    /// Models of this instance that use the build.
     fn own_models<'a>(&'a self, status: &'a AdminStatus) -> impl Iterator<Item = &'a ModelView> {
         let all = status.fleet.models.iter().map(|model| &**model);
         all.filter(|model| self.models.iter().any(|own| own == model.name.as_str()))
     }
 
-    /// Returns whether all models will start as `binary`, and no process of another build is left.
     fn has_switched(&self, status: &AdminStatus, binary: &Path, before: u64) -> bool {
         let is_next = self.models.iter().all(|name| status.next_binary(name) == Some(binary));
         // Older instances do not report the program; compare generations.
@@ -251,7 +225,6 @@ impl LiveInstance {
         pidfd_send_signal(process, Signal::HUP).map_err(|error| gone(&error))
     }
 
-    /// Describes new faults of the instance's models since `before`.
     fn new_faults(&self, status: &AdminStatus, before: &StateBeforeReload) -> Option<String> {
         let why = |model: &ModelView| {
             model.last_failure.as_ref().map_or_else(String::new, |failure| format!(": {}", failure.message))
@@ -268,7 +241,6 @@ impl LiveInstance {
     }
 }
 
-/// User id of a process.
 fn user_of(pid: Pid) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -280,5 +252,4 @@ fn is_down(model: &ModelView) -> bool {
     model.outage.is_some() || model.state == ModelState::Failed
 }
 
-/// Number of failed queries after which an instance counts as silent.
 const MAX_FAILED_QUERIES: u32 = 5;

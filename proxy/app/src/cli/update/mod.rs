@@ -13,7 +13,6 @@
 //! instance and watches it.
 
 mod bring;
-mod canary;
 mod live;
 mod prove;
 mod source;
@@ -26,7 +25,7 @@ use std::time::Duration;
 use clap::Args;
 use rustix::fs::FlockOperation;
 use rustix::process::{Signal, getpid, kill_process};
-use warden_builder::{BackendChoice, BuildId, BuildRequest, BuildStore, Builder, Provenance};
+use warden_builder::{BackendChoice, BuildId, BuildPlan, BuildRequest, BuildStore, Builder, Provenance};
 use warden_experiment::Workload;
 use warden_experiment::proof::ProofRuling;
 use warden_patches::SelectedSets;
@@ -34,6 +33,7 @@ use warden_supervisor::nursery::NurseryHandle;
 
 pub(crate) use self::bring::rollback;
 use self::prove::UpdateBuilds;
+use self::source::NewSource;
 use self::told::{UpdateOutcome, UpdateReport};
 use super::{ConfigArgs, build};
 use crate::config::machine::HostMachine;
@@ -49,7 +49,8 @@ use crate::serve::{self, SignalHandlers};
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Clone, Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 it is in use, or nothing is new; 3 the new build is worse, or was found worse before; 5 that cannot be told; 1 anything else, 2 wrong use, 130 interrupted."
+    after_help = "Exit codes: 0 it is in use, or nothing is new; 3 the new build is worse, or was found worse \
+                  before; 5 that cannot be told; 1 anything else, 2 wrong use, 130 interrupted."
 )]
 pub(crate) struct UpdateArgs {
     /// Tag, branch or commit to build. Default: the newest that `update.track` selects.
@@ -68,7 +69,7 @@ pub(crate) struct UpdateArgs {
     #[arg(long)]
     sdist: bool,
     /// Backend to compute on. Default: that of the build in use.
-    #[arg(long, value_name = "NAME", value_parser = build::flags::parse_with_hint::<BackendChoice>)]
+    #[arg(long, value_name = "NAME", value_parser = build::parse_with_hint::<BackendChoice>)]
     backend: Option<BackendChoice>,
     #[command(flatten)]
     patches: build::PatchArgs,
@@ -113,24 +114,20 @@ pub(crate) struct RollbackArgs {
     config: ConfigArgs,
 }
 
-/// Command line words that select this configuration.
 pub(crate) fn config_words(config: &ConfigArgs) -> Vec<String> {
     let file = config.config.iter().flat_map(|path| ["--config".to_owned(), path.display().to_string()]);
     file.chain(config.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()])).collect()
 }
 
-/// Command line of a scheduled update.
 pub(crate) fn scheduled_command(config: &ConfigArgs) -> Vec<String> {
     let own = ["update".to_owned(), "--scheduled".to_owned()];
     own.into_iter().chain(config_words(config)).collect()
 }
 
-/// Time since the last update began with this state directory.
 pub(crate) fn last_run(state: &Path) -> Option<Duration> {
     std::fs::metadata(state.join(LAST_RUN_FILE)).ok()?.modified().ok()?.elapsed().ok()
 }
 
-/// Lock file in the data directory, held while an update runs.
 const LOCK_FILE: &str = "update.lock";
 /// File in the state directory, written when an update begins; `--plan` does not write it.
 const LAST_RUN_FILE: &str = "update.last";
@@ -142,8 +139,7 @@ pub(crate) fn run(args: UpdateArgs) -> Result<(), CommandError> {
 
 async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let mut signals = SignalHandlers::new()?;
-    let machine = HostMachine::read();
-    let loaded = args.config.load(&machine, Vec::new())?;
+    let (machine, loaded) = args.config.read()?;
     let dirs = loaded.dirs(&machine)?;
     let _only = lock_updates(&dirs)?;
     if args.scheduled {
@@ -176,7 +172,6 @@ fn end_with_stdin() {
     }
 }
 
-/// Nice value of a scheduled update.
 const SCHEDULED_NICE: i32 = 10;
 
 /// Takes the lock. Two concurrent updates would decide about each other's builds.
@@ -187,7 +182,7 @@ fn lock_updates(dirs: &WardenDirs) -> Result<File, CommandError> {
         if error.kind() == std::io::ErrorKind::WouldBlock {
             CommandError::hinted("another `llama-warden update` is under way", "wait until it has ended")
         } else {
-            CommandError::failed(format!("cannot hold {}: {error}", path.display()))
+            CommandError::cannot("hold", &path)(error)
         }
     })
 }
@@ -212,8 +207,8 @@ impl UpdateRun<'_> {
         let old = self.store.default_build()?.ok_or_else(|| {
             CommandError::hinted(
                 format!("there is no build in {} to renew", self.store.root().display()),
-                "`update` renews builds of the store only: make the first one with `llama-warden build`, take `binary` out \
-                 of the configuration, and reload it",
+                "`update` renews builds of the store only: make the first one with `llama-warden build`, take \
+                 `binary` out of the configuration, and reload it",
             )
         })?;
         let new =
@@ -223,26 +218,10 @@ impl UpdateRun<'_> {
         let plan = self.builder.plan(&request).await?;
         let mut report = UpdateReport::new(&old, &plan, &new, numbers.listed);
         report.notes.extend(finished);
-        if plan.id == old.id {
-            return Ok(report.with_outcome(UpdateOutcome::NothingNew));
+        if let Some(outcome) = self.outcome_without_build(&old, &new, &plan, &mut report.reasons)? {
+            return Ok(report.with_outcome(outcome));
         }
-        if let Some(why) = new.not_newer_reason(&old, &plan) {
-            report.reasons.push(why);
-            return Ok(report.with_outcome(UpdateOutcome::NothingNew));
-        }
-        if let Some(decided) = self.store.choices()?.rejected(&plan.id).filter(|_| !self.args.again) {
-            report.reasons.push(format!("{}: {}", decided.at, decided.why));
-            return Ok(report.with_outcome(UpdateOutcome::WasRejected));
-        }
-        if self.args.plan {
-            return Ok(report.with_outcome(UpdateOutcome::Planned));
-        }
-        let last = self.dirs.state.join(LAST_RUN_FILE);
-        let noted = std::fs::create_dir_all(&self.dirs.state)
-            .and_then(|()| std::fs::write(&last, format!("{}\n", crate::clock::now_text())));
-        if let Err(error) = noted {
-            out::error_line(&format!("warning: {} cannot be written: {error}", last.display()));
-        }
+        self.note_run();
         // Pin the build in use: from here on, a newer or rebuilt build in the store must not become the
         // default by itself.
         if self.store.choices()?.chosen.last().is_none_or(|last| last.build != old.id || last.held) {
@@ -278,7 +257,7 @@ impl UpdateRun<'_> {
         if !self.args.no_canary {
             for live in &instances {
                 if let Some(why) =
-                    canary::try_canaries(live, &built.id, numbers, &mut report.notes, signals).await?
+                    prove::try_canaries(live, &built.id, numbers, &mut report.notes, signals).await?
                 {
                     report.reasons.push(why);
                     self.store.reject(&built.id, &report.reasons_line())?;
@@ -287,6 +266,39 @@ impl UpdateRun<'_> {
             }
         }
         self.bring_in(report, &instances, &built.id, signals).await
+    }
+
+    /// The outcome if nothing is to be built, with its reason.
+    fn outcome_without_build(
+        &self,
+        old: &Provenance,
+        new: &NewSource,
+        plan: &BuildPlan,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<UpdateOutcome>, CommandError> {
+        if plan.id == old.id {
+            return Ok(Some(UpdateOutcome::NothingNew));
+        }
+        if let Some(why) = new.not_newer_reason(old, plan) {
+            reasons.push(why);
+            return Ok(Some(UpdateOutcome::NothingNew));
+        }
+        if !self.args.again
+            && let Some(decided) = self.store.choices()?.rejected(&plan.id)
+        {
+            reasons.push(format!("{}: {}", decided.at, decided.why));
+            return Ok(Some(UpdateOutcome::WasRejected));
+        }
+        Ok(self.args.plan.then_some(UpdateOutcome::Planned))
+    }
+
+    fn note_run(&self) {
+        let last = self.dirs.state.join(LAST_RUN_FILE);
+        let noted = std::fs::create_dir_all(&self.dirs.state)
+            .and_then(|()| std::fs::write(&last, format!("{}\n", crate::clock::now_text())));
+        if let Err(error) = noted {
+            out::error_line(&format!("warning: {} cannot be written: {error}", last.display()));
+        }
     }
 
     /// The build request: the recipe of the build in use with another source.
@@ -339,7 +351,6 @@ impl UpdateRun<'_> {
     }
 }
 
-/// Source for reading the configuration again.
 fn plan_of(config: &ConfigArgs) -> serve::ConfigSource {
     serve::ConfigSource { config: config.clone(), flags: Vec::new(), any_name: false }
 }

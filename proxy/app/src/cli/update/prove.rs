@@ -1,31 +1,34 @@
-//! Proves a new build against the one in use: with a configured model, or with the sample model.
+//! Proves a new build against the one in use, with a configured model or with the sample model. Then tries it on
+//! a share of the conversations of running instances.
 
 use std::path::{Path, PathBuf};
 
+use reqwest::Method;
+use tokio::time::{Instant, sleep};
 use warden_builder::sample_model::{self, SampleModelOptions};
-use warden_builder::{ComputeBackend, Provenance};
+use warden_builder::{BuildId, ComputeBackend, Provenance};
 use warden_diagnose::report::ProofReport;
 use warden_experiment::proof::BuildSide;
-use warden_policies::defaults::Proof;
+use warden_policies::canary::CanaryVerdict;
+use warden_policies::defaults::{Proof, Update};
 use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::{CanaryState, CanaryView};
 
 use super::UpdateArgs;
+use super::live::LiveInstance;
 use crate::cli::diagnose::{DiagnoseArgs, against};
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;
 
-/// Both builds.
 pub(super) struct UpdateBuilds<'a> {
     pub(super) old: PathBuf,
     pub(super) new: PathBuf,
     pub(super) provenance: &'a Provenance,
-    /// Folder for a sample model.
     pub(super) cache: &'a Path,
 }
 
-/// Runs the proof.
 pub(super) async fn prove_build(
     args: &UpdateArgs,
     loaded: &LoadedConfig,
@@ -42,9 +45,8 @@ pub(super) async fn prove_build(
     }
     let numbers = &loaded.settings.update;
     let sample = both.cache.join("proof.gguf");
-    sample_model::write(&sample, &SampleModelOptions::default()).map_err(|error| {
-        CommandError::failed(format!("cannot write the sample model {}: {error}", sample.display()))
-    })?;
+    sample_model::write(&sample, &SampleModelOptions::default())
+        .map_err(CommandError::cannot("write the sample model", &sample))?;
     let sample = sample.display().to_string();
     let requests = numbers.sample_requests.to_string();
     let lenient = Proof { slower: proof.slower.max(numbers.sample_slower), ..proof.clone() };
@@ -71,7 +73,6 @@ pub(super) async fn prove_build(
     against::compare(&second, nursery.clone(), signals, lenient).await
 }
 
-/// The command line of `diagnose --against`.
 fn against_command(
     both: &UpdateBuilds<'_>,
     flags: &[String],
@@ -93,4 +94,80 @@ fn against_command(
         args.ignore_config();
     }
     Ok(args)
+}
+
+/// Tries the build with each model of an instance, one after the other. Returns the reason if the build is
+/// worse with a model, and notes about the other models. Skips models that cannot have a canary now (no
+/// memory, not loaded, another canary).
+pub(super) async fn try_canaries(
+    live: &LiveInstance,
+    build: &BuildId,
+    numbers: &Update,
+    notes: &mut Vec<String>,
+    signals: &mut SignalHandlers,
+) -> Result<Option<String>, CommandError> {
+    for model in &live.models {
+        let path = ["models", model, "canary"];
+        let begun =
+            live.client.json_with::<CanaryView>(Method::POST, &path, &[("build", build.to_string())]).await;
+        let begun = match begun {
+            Ok(begun) => begun,
+            Err(failure) => match live.client.json::<CanaryView>(Method::GET, &path).await {
+                // The canary may have ended already, or an interrupted update may have left one of this
+                // build.
+                Ok(view) if view.build.as_deref() == Some(build.as_str()) => view,
+                _ => {
+                    notes.push(format!("`{model}` had no canary: {}", failure.lines().join("; ")));
+                    continue;
+                }
+            },
+        };
+        out::error_line(&format!("update: {}", crate::cli::canary::summary_line(&begun)));
+        let view = tokio::select! {
+            view = wait_for_end(live, &path, numbers) => view?,
+            () = signals.wait_leave() => {
+                drop(live.client.json::<CanaryView>(Method::DELETE, &path).await);
+                return Err(CommandError::INTERRUPTED);
+            }
+        };
+        let requests = view.report.canary.requests;
+        match view.verdict {
+            CanaryVerdict::Worse { reasons } => {
+                return Ok(Some(format!(
+                    "canary of `{model}` after {requests} requests: {}",
+                    reasons.join("; ")
+                )));
+            }
+            CanaryVerdict::BetterOrEqual => {
+                notes.push(format!("`{model}`: as good on {requests} requests of clients"));
+            }
+            CanaryVerdict::Undecided { missing } => {
+                notes.push(format!(
+                    "`{model}`: not worse on {requests} requests of clients ({})",
+                    missing.join("; ")
+                ));
+            }
+        }
+    }
+    Ok(None)
+}
+
+async fn wait_for_end(
+    live: &LiveInstance,
+    path: &[&str],
+    numbers: &Update,
+) -> Result<CanaryView, CommandError> {
+    let until = Instant::now() + numbers.canary;
+    loop {
+        // Ignore a lost answer: it does not end the canary.
+        if let Ok(view) = live.client.json::<CanaryView>(Method::GET, path).await
+            && view.state == CanaryState::Ended
+        {
+            return Ok(view);
+        }
+        if Instant::now() >= until {
+            return live.client.json(Method::DELETE, path).await;
+        }
+        sleep(numbers.look).await;
+    }
 }

@@ -1,17 +1,15 @@
 //! Finds the commit or archive for a new build, and the commits since the build in use.
 
-use warden_builder::git::{CommitRequest as Commits, GitSource, RelativeAge, RevisionInfo};
+use warden_builder::git::{CommitRequest, RelativeAge, RevisionInfo};
 use warden_builder::{BuildPlan, BuildSource, Builder, Provenance, SuccessorObstacle, check_successor};
 use warden_policies::defaults::Build;
 
 use super::UpdateArgs;
-use crate::cli::build;
+use crate::cli::build::{self, GitArgs};
 use crate::exit::CommandError;
 
-/// A source for a new build.
 pub(super) struct NewSource {
     pub(super) source: BuildSource,
-    /// Description of the tracked source.
     pub(super) follows: String,
     /// Commits since the build in use, oldest first; `None` if unknown.
     pub(super) commits: Option<Vec<RevisionInfo>>,
@@ -41,7 +39,6 @@ impl NewSource {
     }
 }
 
-/// Queries the source for the newest revision.
 pub(super) async fn find_newest(
     args: &UpdateArgs,
     builder: &Builder,
@@ -65,16 +62,12 @@ pub(super) async fn find_newest(
         let follows = format!("llama-cpp-python {version}");
         return Ok(NewSource { source, follows, commits: None, age: None, is_requested: false });
     }
-    let named = GitSource::parse(args.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
+    let git = GitArgs { git: args.git.clone(), reference: None, offline: args.offline };
+    let request = git.repository_request(numbers, true)?;
     let wanted = args.to.as_deref().unwrap_or(track);
     let is_pattern = wanted.contains(['*', '?']);
-    let commits = |reference: Option<&str>| Commits {
-        location: named.location.clone(),
-        reference: reference.map(str::to_owned),
-        offline: args.offline,
-        history: true,
-    };
-    let obtained = builder.repository(&commits((!is_pattern).then_some(wanted))).await?;
+    let reference = (!is_pattern).then(|| wanted.to_owned());
+    let obtained = builder.repository(&CommitRequest { reference, ..request }).await?;
     let repository = obtained.repository;
     let (name, commit) = if is_pattern {
         repository.newest_tag(wanted)?.ok_or_else(|| {

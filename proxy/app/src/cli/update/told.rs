@@ -9,30 +9,23 @@ use super::source::NewSource;
 use crate::exit::CommandError;
 use crate::out;
 
-/// Outcome of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum UpdateOutcome {
-    /// The new build is in use.
     InUse,
     /// The build in use is the one that would be built, or newer.
     NothingNew,
-    /// Only a plan was requested.
     Planned,
-    /// The proof found the new build worse.
     Rejected,
     /// An earlier proof rejected the new build, or an earlier update rolled it back.
     WasRejected,
-    /// The proof is inconclusive.
     Unknown,
     /// Brought in and rolled back.
     TakenBack,
-    /// The update was cancelled while the build was brought in.
     Interrupted,
 }
 
 impl UpdateOutcome {
-    /// Exit code of the outcome.
     pub(super) fn exit_code(self) -> u8 {
         match self {
             Self::InUse | Self::NothingNew | Self::Planned => 0,
@@ -48,22 +41,12 @@ pub(super) struct UpdateReport {
     outcome: Option<UpdateOutcome>,
     old: ReportedBuild,
     new: ReportedBuild,
-    /// Description of the new build's source.
-    follows: String,
-    /// Number of commits between the builds; absent if unknown.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    commits: Option<usize>,
-    /// Newest commits, as `b1234 subject`.
-    subjects: Vec<String>,
-    /// Fixes that only the build in use has.
-    fixes_lost: Vec<String>,
-    /// Fixes that only the new build has.
-    fixes_new: Vec<String>,
-    /// Reasons why the new build is not in use.
+    #[serde(flatten)]
+    source: SourceChange,
+    #[serde(flatten)]
+    fixes: FixChange,
     pub(super) reasons: Vec<String>,
-    /// Further notes, one sentence each.
     pub(super) notes: Vec<String>,
-    /// Instances that use the new build.
     pub(super) used_by: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     proof: Option<ProofReport>,
@@ -71,7 +54,24 @@ pub(super) struct UpdateReport {
     plan: String,
 }
 
-/// A build with its revision.
+#[derive(Clone, Debug, Serialize)]
+struct SourceChange {
+    follows: String,
+    /// Number of commits between the builds; absent if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commits: Option<usize>,
+    /// Newest commits, as `b1234 subject`.
+    subjects: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct FixChange {
+    /// Fixes that only the build in use has.
+    fixes_lost: Vec<String>,
+    /// Fixes that only the new build has.
+    fixes_new: Vec<String>,
+}
+
 #[derive(Clone, Debug, Serialize)]
 struct ReportedBuild {
     build: BuildId,
@@ -90,11 +90,15 @@ impl UpdateReport {
             outcome: None,
             old: ReportedBuild { build: old.id.clone(), revision: old.plan.source.revision.to_string() },
             new: ReportedBuild { build: plan.id.clone(), revision: plan.source.revision.to_string() },
-            follows: new.follows.clone(),
-            commits: commits.map(<[RevisionInfo]>::len),
-            subjects: commits.into_iter().flat_map(|all| all.iter().rev().take(listed).map(told)).collect(),
-            fixes_lost: without(old.fixes(), &fixes),
-            fixes_new: without(&fixes, old.fixes()),
+            source: SourceChange {
+                follows: new.follows.clone(),
+                commits: commits.map(<[RevisionInfo]>::len),
+                subjects: commits.into_iter().flatten().rev().take(listed).map(told).collect(),
+            },
+            fixes: FixChange {
+                fixes_lost: without(old.fixes(), &fixes),
+                fixes_new: without(&fixes, old.fixes()),
+            },
             reasons: Vec::new(),
             notes: Vec::new(),
             used_by: Vec::new(),
@@ -113,32 +117,34 @@ impl UpdateReport {
         self.proof = Some(proof);
     }
 
-    /// The reasons in one line.
     pub(super) fn reasons_line(&self) -> String {
         self.reasons.join("; ")
     }
 
     /// Summary: `build 8827, commit … to build 8840, commit …: 13 commits (b8840 of https://…)`.
     pub(super) fn summary(&self) -> String {
-        let commits =
-            self.commits.map_or_else(String::new, |count| format!(": {}", out::count_noun(count, "commit")));
-        format!("{} to {}{commits} ({})", self.old.revision, self.new.revision, self.follows)
+        let commits = self
+            .source
+            .commits
+            .map_or_else(String::new, |count| format!(": {}", out::count_noun(count, "commit")));
+        format!("{} to {}{commits} ({})", self.old.revision, self.new.revision, self.source.follows)
     }
 
     fn paragraph(&self) -> String {
-        let (old, new) = (&self.old, &self.new);
+        let old = &self.old;
+        let new = &self.new;
         let mut text = match self.outcome {
             Some(UpdateOutcome::NothingNew) => {
                 let mut text = if self.reasons.is_empty() {
                     format!(
                         "nothing is new: build {} is what {} gives ({})",
-                        old.build, self.follows, old.revision
+                        old.build, self.source.follows, old.revision
                     )
                 } else {
                     format!(
                         "nothing is new: {} gives {}, and build {}, which is in use, is of {}: {}; to go back to it \
                          all the same, name it with `--to` or `--source`",
-                        self.follows,
+                        self.source.follows,
                         new.revision,
                         old.build,
                         old.revision,
@@ -181,8 +187,8 @@ impl UpdateReport {
                 text.extend([format!(" {what}: {}.", names.join(", "))]);
             }
         };
-        list(&mut text, "Fixes that are gone", &self.fixes_lost);
-        list(&mut text, "New fixes", &self.fixes_new);
+        list(&mut text, "Fixes that are gone", &self.fixes.fixes_lost);
+        list(&mut text, "New fixes", &self.fixes.fixes_new);
         if let Some(proof) = &self.proof {
             text.extend([format!(" Proof: {}.", proof.summary())]);
         }
@@ -202,8 +208,8 @@ impl UpdateReport {
         }
         let mut text = format!("{}\n", self.paragraph());
         if self.outcome == Some(UpdateOutcome::Planned) {
-            let more = self.commits.unwrap_or(0).saturating_sub(self.subjects.len());
-            text.extend(self.subjects.iter().map(|line| format!("  {line}\n")));
+            let more = self.source.commits.unwrap_or(0).saturating_sub(self.source.subjects.len());
+            text.extend(self.source.subjects.iter().map(|line| format!("  {line}\n")));
             if more > 0 {
                 text.extend([format!("  and {}\n", out::count_noun(more, "older commit"))]);
             }

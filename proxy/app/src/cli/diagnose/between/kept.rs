@@ -1,5 +1,6 @@
 //! The results of a search so far, in a file of the state folder. After Ctrl-C or a reboot, the command that
-//! began the search continues from them. Each line has the result of one process.
+//! began the search continues from them. Each line has the result of one process. The file is named by a hash
+//! of everything that changes the results.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -7,11 +8,13 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
+use sha2::{Digest as _, Sha256};
 use warden_diagnose::between::ProcessRecord;
+use warden_experiment::Workload;
 
+use super::CommitSearch;
 use crate::exit::CommandError;
 
-/// The file of results, with an exclusive lock.
 #[derive(Debug)]
 pub(super) struct SearchFile {
     path: PathBuf,
@@ -26,12 +29,8 @@ impl SearchFile {
     pub(super) fn open(state: &Path, name: &str) -> Result<Self, CommandError> {
         let folder = state.join("between");
         let path = folder.join(name);
-        let failed = |error: std::io::Error| {
-            CommandError::hinted(
-                format!("results of the search cannot be kept in {}: {error}", path.display()),
-                "choose another `paths.state_dir`",
-            )
-        };
+        let failed =
+            |error| CommandError::hinted(cannot_keep(&path, &error), "choose another `paths.state_dir`");
         DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
         let mut options = OpenOptions::new();
         let file = options.read(true).append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
@@ -41,7 +40,9 @@ impl SearchFile {
                 "wait for it, or end it",
             ));
         }
-        let (mut known, mut end, mut line) = (Vec::new(), 0, Vec::new());
+        let mut known = Vec::new();
+        let mut end = 0;
+        let mut line = Vec::new();
         let mut reader = BufReader::new(&file);
         while reader.read_until(b'\n', &mut line).map_err(failed)? > 0
             && line.ends_with(b"\n")
@@ -59,10 +60,11 @@ impl SearchFile {
         self.records.iter().map(|(record, _)| record.clone()).collect()
     }
 
-    /// Truncates the file after the first `used` records.
     pub(super) fn truncate(&mut self, used: usize) -> Result<(), CommandError> {
         self.records.truncate(used);
-        self.file.set_len(self.end_offset()).map_err(|error| self.write_failure(&error))
+        self.file
+            .set_len(self.end_offset())
+            .map_err(|error| CommandError::failed(cannot_keep(&self.path, &error)))
     }
 
     pub(super) fn add(&mut self, record: &ProcessRecord) -> Result<(), CommandError> {
@@ -78,7 +80,7 @@ impl SearchFile {
             Err(error) => {
                 // A partial line would hide all later lines.
                 self.file.set_len(self.end_offset()).ok();
-                Err(self.write_failure(&error))
+                Err(CommandError::failed(cannot_keep(&self.path, &error)))
             }
         }
     }
@@ -87,16 +89,69 @@ impl SearchFile {
         self.records.last().map_or(0, |(_, end)| *end)
     }
 
-    fn write_failure(&self, error: &std::io::Error) -> CommandError {
-        CommandError::failed(format!(
-            "results of the search cannot be kept in {}: {error}",
-            self.path.display()
-        ))
-    }
-
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+fn cannot_keep(path: &Path, error: &std::io::Error) -> String {
+    format!("results of the search cannot be kept in {}: {error}", path.display())
+}
+
+/// Prefixes of the variables that llama.cpp and its libraries read.
+const LLAMA_VARIABLE_PREFIXES: [&str; 7] = ["LLAMA_", "GGML_", "CUDA_", "HIP_", "ROCR_", "OMP_", "MALLOC_"];
+
+impl CommitSearch<'_> {
+    /// The name of the search's file of results. Contains only a hash of the command and its variables,
+    /// which may include keys.
+    pub(super) async fn file_name(
+        &self,
+        workloads: &[Workload],
+        requests: u64,
+    ) -> Result<String, CommandError> {
+        let model = self.model();
+        let command = &model.command;
+        // Leave out files named by variables, and the log: a server writes to them, so each start would
+        // begin another search.
+        let named = input_file_words(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
+        let facts = |path: PathBuf| {
+            let facts = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
+            Some((path, facts.len(), facts.modified().ok()))
+        };
+        let files: Vec<_> = named.filter_map(facts).collect();
+        let is_own = |name: &str| {
+            LLAMA_VARIABLE_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+                && !name.starts_with("LLAMA_WARDEN_")
+        };
+        let mut inherited: Vec<(String, String)> = self.machine.text_vars();
+        inherited.retain(|(name, _)| is_own(name));
+        // The machine decides what is built, and with which tools.
+        let oldest = &self.line[0];
+        let newest = &self.line[self.line.len() - 1];
+        let plan = self.builder.plan(&self.request(newest)).await?;
+        let aim = self.args.aim();
+        // The `[proof]` settings do not affect a search for growth.
+        let proof = (!aim.is_growth()).then_some(&self.configured.settings.proof);
+        let all = [
+            format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), self.shown, oldest.commit, newest.commit),
+            format!("{workloads:?} {requests} {aim:?} {proof:?}"),
+            format!("{:?} {:?}", plan.recipe.backend, plan.recipe.cmake),
+            format!("{:?} {:?} {:?}", command.args, command.env, command.env_remove),
+            format!("{:?} {:?}", self.configured.models[self.index].mitigations, model.run.socket),
+            format!("{files:?} {inherited:?}"),
+            format!("{:?} {:?}", self.configured.settings.diagnose, self.configured.fleet.growth),
+        ];
+        let short = |commit: &str| commit.chars().take(9).collect::<String>();
+        let hash = hex::encode(&Sha256::digest(all.join("\n"))[..8]);
+        Ok(format!("{}-{}-{hash}.jsonl", short(&oldest.commit), short(&newest.commit)))
+    }
+}
+
+fn input_file_words(args: &[String]) -> impl Iterator<Item = &String> {
+    let before = std::iter::once(None).chain(args.iter().map(Some));
+    let read =
+        args.iter().zip(before).filter(|(_, before)| before.is_none_or(|before| before != "--log-file"));
+    read.map(|(word, _)| word)
 }
 
 #[cfg(test)]
@@ -157,5 +212,14 @@ mod tests {
         kept.add(&record(1)).unwrap();
         drop(kept);
         assert_eq!(open().records(), [record(1)]);
+    }
+
+    #[test]
+    fn what_a_server_writes_makes_no_other_search() {
+        let args = ["-m", "model.gguf", "--log-file", "out.log", "-ngl", "9"].map(str::to_owned);
+        assert_eq!(
+            input_file_words(&args).collect::<Vec<_>>(),
+            ["-m", "model.gguf", "--log-file", "-ngl", "9"]
+        );
     }
 }

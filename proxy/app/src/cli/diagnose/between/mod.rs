@@ -7,43 +7,139 @@
 //!                                        └──> file of the search
 //! ```
 
-mod args;
 mod kept;
 mod servers;
-mod what;
 mod written;
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
+use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
-use warden_builder::git::{CommitRequest as Commits, GitSource, ObtainedCommit, RevisionInfo};
-use warden_builder::{BuildRequest, BuildSource, Builder};
+use warden_builder::git::{CommitRequest, ObtainedCommit, RevisionInfo};
+use warden_builder::{BackendChoice, BuildRequest, BuildSource, Builder};
 use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resume_search};
 use warden_diagnose::report::{BetweenReport, RevisionLabel};
-use warden_diagnose::{Experiment, Lab, RequestRecording};
+use warden_diagnose::{Experiment, RequestRecording};
 use warden_experiment::Workload;
-use warden_experiment::between::{ProcessOrder, RevisionConclusion, RevisionOutcome as Ended};
+use warden_experiment::between::{ProcessOrder, RevisionAim, RevisionConclusion, RevisionOutcome as Ended};
 use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::{SoloSpec, SoloStarter};
+use warden_supervisor::spec::SharedSpec;
 
-pub(crate) use self::args::BetweenArgs;
 use self::kept::SearchFile;
 use self::servers::config_file_text;
 use self::written::SearchRequests;
 use super::display::ExperimentDisplay;
-use super::target::DiagnoseTarget;
-use super::{DiagnoseArgs, outputs, wait_or_interrupt};
-use crate::admin::instance;
-use crate::cli::{build, builds_between};
+use super::target::{self, DiagnoseTarget};
+use super::{DiagnoseArgs, open_lab, outputs, wait_or_interrupt};
+use crate::cli::build::{self, GitArgs};
+use crate::cli::builds_between;
 use crate::config::machine::HostMachine;
 use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;
 
-/// A search over a range of commits, with the builder of its servers.
+#[derive(Debug, Args)]
+pub(crate) struct BetweenArgs {
+    /// Finds the commit between A and B that introduced or ended a leak, a crash or an aim of `--for`, by
+    /// bisection.
+    ///
+    /// A is the older one; both may be tags, branches or commits. Builds are without patches. The same
+    /// command continues an interrupted search.
+    #[arg(
+        long,
+        value_name = "A..B",
+        conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
+    )]
+    pub(super) between: Option<CommitRange>,
+    /// Change to look for.
+    #[arg(long = "for", value_name = "WHAT", value_enum, default_value_t, requires = "between")]
+    aim: SearchAim,
+    /// Repository of the commits: a URL, a folder, or a name from `[build.sources]`.
+    #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
+    git: Option<String>,
+    /// Never uses the network for the repository.
+    #[arg(long, requires = "between")]
+    offline: bool,
+    /// Backend of the builds: auto, cpu, cuda, hip, vulkan or metal.
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "auto",
+        requires = "between",
+        value_parser = build::parse_with_hint::<BackendChoice>
+    )]
+    backend: BackendChoice,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SearchAim {
+    /// Growing memory or a crash under the workloads.
+    #[default]
+    Growth,
+    /// Slower prompts, tokens or first token.
+    Slowdown,
+    /// Different answers to the questions of a proof.
+    Answers,
+}
+
+impl SearchAim {
+    const fn aim(self) -> RevisionAim {
+        match self {
+            Self::Growth => RevisionAim::Growth,
+            Self::Slowdown => RevisionAim::Slowdown,
+            Self::Answers => RevisionAim::Answers,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CommitRange {
+    older: String,
+    newer: String,
+}
+
+impl FromStr for CommitRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once("..") {
+            Some((older, newer)) if !older.is_empty() && !newer.is_empty() && !newer.starts_with('.') => {
+                Ok(Self { older: older.to_owned(), newer: newer.to_owned() })
+            }
+            _ => Err("it takes two commits, the older one first, as A..B".to_owned()),
+        }
+    }
+}
+
+impl DiagnoseArgs {
+    pub(super) const fn aim(&self) -> RevisionAim {
+        self.between.aim.aim()
+    }
+
+    /// Workloads of the search; empty for aims that need none.
+    fn search_workloads(&self) -> Result<Vec<Workload>, CommandError> {
+        if self.aim().is_growth() {
+            return self.workloads();
+        }
+        let given = [
+            ("--workload", !self.workload.is_empty()),
+            ("--requests", self.requests.is_some()),
+            ("--replay", self.replay.is_some()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => Err(CommandError::usage(
+                format!("{flag} says nothing of a slowdown or of answers: a proof has its own requests"),
+                format!("leave out `{flag}`, or look for growth and crashes without `--for`"),
+            )),
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
 struct CommitSearch<'a> {
     args: &'a DiagnoseArgs,
     machine: &'a HostMachine,
@@ -56,11 +152,9 @@ struct CommitSearch<'a> {
     /// Configuration at the start of the search; `index` is the model's place in it.
     configured: ResolvedConfig,
     index: usize,
-    /// Text of the configuration file at the start of the search.
     file: Option<String>,
 }
 
-/// Runs the search.
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let Some(range) = args.between.between.clone() else { return Ok(()) };
     let workloads = args.search_workloads()?;
@@ -75,27 +169,22 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     Box::pin(build::with_builder(&loaded, &machine, async |mut builder| {
         // Use a store of its own: instances must never serve with these builds.
         builder.dirs.data = builds_between::search_store_dir(&builder.dirs.data);
-        let named =
-            GitSource::parse(args.between.git.as_deref().unwrap_or(&numbers.source), &numbers.sources)?;
-        let commits = |reference| Commits {
-            location: named.location.clone(),
-            reference,
-            offline: args.between.offline,
-            history: true,
+        let BetweenArgs { git, offline, backend, .. } = &args.between;
+        let git = GitArgs { git: git.clone(), reference: None, offline: *offline };
+        let request = git.repository_request(numbers, true)?;
+        let newer = CommitRequest { reference: Some(range.newer.clone()), ..request.clone() };
+        let ObtainedCommit { repository, commit } = match builder.repository(&newer).await {
+            Ok(obtained) => obtained,
+            // A remote may refuse to serve a commit by its id. An older commit is in the history of its
+            // branches and tags.
+            Err(error) => {
+                let Ok(all) = builder.repository(&request).await else {
+                    return Err(error.into());
+                };
+                let Ok(commit) = all.repository.resolve(&range.newer) else { return Err(error.into()) };
+                ObtainedCommit { commit, ..all }
+            }
         };
-        let ObtainedCommit { repository, commit } =
-            match builder.repository(&commits(Some(range.newer.clone()))).await {
-                Ok(obtained) => obtained,
-                // A remote may refuse to serve a commit by its id. An older commit is in the history of its
-                // branches and tags.
-                Err(error) => {
-                    let Ok(all) = builder.repository(&commits(named.reference.clone())).await else {
-                        return Err(error.into());
-                    };
-                    let Ok(commit) = all.repository.resolve(&range.newer) else { return Err(error.into()) };
-                    ObtainedCommit { commit, ..all }
-                }
-            };
         let line = repository.line(&range.older, &commit)?;
         let selection = SetSelection {
             catalogue: SetCatalogue::embedded()?,
@@ -105,12 +194,13 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         let (repository, shown) = (repository.path().to_owned(), repository.shown().to_owned());
         let source = BuildSource::Commit { repository: repository.clone(), shown: shown.clone(), commit };
         let plain = BuildRequest {
-            backend: args.between.backend,
+            backend: *backend,
             // Build only the server, because the web page takes longer to build.
             options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
             ..build::build_request(source, selection, numbers)
         };
-        let (machine, file) = (&machine, config_file_text(args));
+        let machine = &machine;
+        let file = config_file_text(args);
         let between =
             CommitSearch { args, machine, builder, plain, repository, shown, line, configured, index, file };
         Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
@@ -124,7 +214,7 @@ impl CommitSearch<'_> {
         nursery: NurseryHandle,
         signals: &mut SignalHandlers,
         workloads: Vec<Workload>,
-        recording: Option<Arc<RequestRecording>>,
+        replay: Option<Arc<RequestRecording>>,
     ) -> Result<(), CommandError> {
         let last = self.line.len() - 1;
         let count = out::count_noun(last, "commit");
@@ -135,17 +225,13 @@ impl CommitSearch<'_> {
         for warning in &self.configured.warnings {
             out::error_line(&format!("warning: {warning}"));
         }
+        let model = self.model();
         let numbers = self.configured.settings.diagnose.clone();
         let steps = self.args.requests.unwrap_or(numbers.requests);
         let name = self.file_name(&workloads, steps).await?;
         let mut kept = SearchFile::open(&self.configured.dirs.state, &name)?;
         let in_use = self.lock_in_use_file()?;
-        let sockets = instance::private_dir(&self.configured.dirs.runtime)?;
-        let model = &self.configured.fleet.models[self.index];
-        let starter =
-            SoloStarter::new(nursery, sockets.path(), &model.lifecycle, self.configured.fleet.watch)?;
-        let proof = self.configured.settings.proof.clone();
-        let lab = Lab { numbers, proof, ..Lab::new(starter, self.configured.fleet.growth.clone()) };
+        let (lab, sockets) = open_lab(nursery, &self.configured, &model.lifecycle, numbers)?;
         let known = kept.records();
         let (search, used) = resume_search(lab.rules(), self.args.aim(), last, &known);
         kept.truncate(used)?;
@@ -159,13 +245,7 @@ impl CommitSearch<'_> {
         // Keep builds that another search made. If this search continues an earlier run, the builds are its
         // own.
         let others = if used == 0 { self.builds() } else { Vec::new() };
-        let spec = SoloSpec {
-            command: model.command.clone(),
-            oom_score_adj: model.oom_score_adj,
-            socket: model.run.socket,
-            facts: model.facts,
-        };
-        let base = Experiment { spec, workloads, steps, early: true, replay: recording };
+        let base = Experiment { spec: target::solo_spec(model), workloads, steps, early: true, replay };
         let server = |revision: usize| -> ServerFuture<'_, CommandError> {
             Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };
@@ -176,12 +256,40 @@ impl CommitSearch<'_> {
             RevisionLine { base: base.clone(), last, newer_only: false, lengths: &lengths, server: &server };
         let stop = CancellationToken::new();
         let mut display = ExperimentDisplay::new(1);
-        let mut watch = |event: SearchEvent<'_>| match event {
-            SearchEvent::Next(ask, left) => {
-                out::error_line(&self.describe_next(ask, left));
-                display = ExperimentDisplay::new(1);
+        let mut watch = |event: SearchEvent<'_>| self.show_event(&event, &mut display, &mut kept);
+        let running = Box::pin(line.run(&lab, search, &mut watch, &stop));
+        let conclusion = wait_or_interrupt(signals, &stop, running).await;
+        display.close();
+        let report = self.report(conclusion??);
+        self.show(&report)?;
+        let written = match self.requested_report(&report) {
+            Some((path, ill)) => {
+                let asked = SearchRequests { lengths: lengths.get().copied(), base: &base };
+                let writing = Box::pin(self.write_report(path, ill, &report, asked, &lab, &stop));
+                wait_or_interrupt(signals, &stop, writing).await?
             }
-            SearchEvent::Leg(progress) => display.show(&progress),
+            None => Ok(()),
+        };
+        drop(sockets);
+        self.remove_builds(&report.conclusion, &others, &in_use);
+        written?;
+        if stop.is_cancelled() {
+            return Err(CommandError::INTERRUPTED);
+        }
+        exit_for_conclusion(&report.conclusion)
+    }
+
+    fn model(&self) -> &SharedSpec {
+        &self.configured.fleet.models[self.index]
+    }
+
+    fn show_event(&self, event: &SearchEvent<'_>, display: &mut ExperimentDisplay, kept: &mut SearchFile) {
+        match event {
+            SearchEvent::Next(ask, left) => {
+                out::error_line(&self.describe_next(*ask, *left));
+                *display = ExperimentDisplay::new(1);
+            }
+            SearchEvent::Leg(progress) => display.show(progress),
             SearchEvent::OnceMore(why) => {
                 display.close();
                 out::error_line(&format!("between: once more, because {why}"));
@@ -193,33 +301,7 @@ impl CommitSearch<'_> {
                     failure.lines().iter().for_each(|line| out::error_line(line));
                 }
             }
-        };
-        let running = Box::pin(line.run(&lab, search, &mut watch, &stop));
-        let conclusion = wait_or_interrupt(signals, &stop, running).await;
-        display.close();
-        let report = self.report(conclusion??);
-        self.show(&report)?;
-        let written = match (&self.args.report, &report.conclusion.outcome) {
-            (Some(path), Ended::Found { revision }) => {
-                let ill = revision - usize::from(report.conclusion.ill_is_newer == Some(false));
-                let asked = SearchRequests { lengths: lengths.get().copied(), base: &base };
-                let writing = Box::pin(self.write_report(path, ill, &report, asked, &lab, &stop));
-                wait_or_interrupt(signals, &stop, writing).await?
-            }
-            // The user can continue the search with this command, and may still find the revision.
-            (Some(_), Ended::Interrupted) | (None, _) => Ok(()),
-            (Some(path), _) => {
-                out::error_line(&format!("--report {}: nothing was found to write about", path.display()));
-                Ok(())
-            }
-        };
-        drop(sockets);
-        self.remove_builds(&report.conclusion, &others, &in_use);
-        written?;
-        if stop.is_cancelled() {
-            return Err(CommandError::INTERRUPTED);
         }
-        exit_for_conclusion(&report.conclusion)
     }
 
     fn describe_next(&self, ask: ProcessOrder, left: Option<usize>) -> String {
@@ -257,7 +339,6 @@ impl CommitSearch<'_> {
     }
 }
 
-/// Maps the outcome to an exit code.
 fn exit_for_conclusion(conclusion: &RevisionConclusion) -> Result<(), CommandError> {
     let code = match conclusion.outcome {
         Ended::Found { .. } => return Ok(()),
@@ -271,4 +352,21 @@ fn exit_for_conclusion(conclusion: &RevisionConclusion) -> Result<(), CommandErr
         | Ended::NotAgain => crate::exit::UNDECIDED_CODE,
     };
     Err(CommandError::Reported { code })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_two_ends() {
+        let range = |text: &str| text.parse::<CommitRange>();
+        let ends =
+            |older: &str, newer: &str| CommitRange { older: older.to_owned(), newer: newer.to_owned() };
+        assert_eq!(range("b8827..b9602"), Ok(ends("b8827", "b9602")));
+        assert_eq!(range("v1.2..origin/main"), Ok(ends("v1.2", "origin/main")));
+        for wrong in ["b8827", "..b1", "b1..", "a...b", ""] {
+            assert!(range(wrong).unwrap_err().contains("A..B"), "{wrong}");
+        }
+    }
 }

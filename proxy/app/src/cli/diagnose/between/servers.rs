@@ -17,11 +17,12 @@ use crate::out;
 
 impl CommitSearch<'_> {
     pub(super) fn request(&self, info: &RevisionInfo) -> BuildRequest {
-        let (repository, shown, commit) = (self.repository.clone(), self.shown.clone(), info.commit.clone());
+        let repository = self.repository.clone();
+        let shown = self.shown.clone();
+        let commit = info.commit.clone();
         BuildRequest { source: BuildSource::Commit { repository, shown, commit }, ..self.plain.clone() }
     }
 
-    /// Returns the server of a revision, and builds it if it is missing.
     pub(super) async fn target(&self, revision: usize) -> Result<DiagnoseTarget, NoServer<CommandError>> {
         let info = &self.line[revision];
         let built = self.builder.build(&self.request(info)).await.map_err(classify_build_error)?;
@@ -43,16 +44,12 @@ impl CommitSearch<'_> {
         })
     }
 
-    /// Locks the file that every running search holds.
     pub(super) fn lock_in_use_file(&self) -> Result<File, CommandError> {
         let folder = &self.builder.dirs.data;
         let held = builds_between::lock_in_use_file(folder, FlockOperation::LockShared);
-        held.map_err(|error| {
-            CommandError::failed(format!("cannot hold the builds in {}: {error}", folder.display()))
-        })
+        held.map_err(CommandError::cannot("hold the builds in", folder))
     }
 
-    /// All builds in the store of searches.
     pub(super) fn builds(&self) -> Vec<Provenance> {
         self.builder.store().list().map(|listing| listing.builds).unwrap_or_default()
     }
@@ -101,7 +98,6 @@ fn classify_build_error(error: BuilderError) -> NoServer<CommandError> {
     }
 }
 
-/// Reads the configuration file as it is now.
 pub(super) fn config_file_text(args: &DiagnoseArgs) -> Option<String> {
     args.config.config.as_ref().and_then(|path| std::fs::read_to_string(path).ok())
 }

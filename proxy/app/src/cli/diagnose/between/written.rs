@@ -7,15 +7,15 @@ use warden_diagnose::between::NoServer;
 use warden_diagnose::proof::{self, PublishedRequest, TextLengths};
 use warden_diagnose::report::BetweenReport;
 use warden_diagnose::{DiagnoseReport, Experiment, ExperimentOutcome, Lab, without_prompt_cache};
-use warden_experiment::between::RevisionSymptom;
+use warden_experiment::between::{RevisionOutcome, RevisionSymptom};
 use warden_supervisor::SoloSpec;
 
 use super::CommitSearch;
 use crate::cli::diagnose::display::ExperimentDisplay;
-use crate::cli::diagnose::folder;
+use crate::cli::diagnose::outputs;
 use crate::exit::CommandError;
+use crate::out;
 
-/// Requests that the search sent to its processes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SearchRequests<'a> {
     /// Lengths of the timed and compared requests.
@@ -24,6 +24,22 @@ pub(super) struct SearchRequests<'a> {
 }
 
 impl CommitSearch<'_> {
+    /// The folder of `--report`, with the revision to write about; `None` if nothing is to be written.
+    pub(super) fn requested_report(&self, report: &BetweenReport) -> Option<(&Path, usize)> {
+        let path = self.args.report.as_deref()?;
+        match &report.conclusion.outcome {
+            RevisionOutcome::Found { revision } => {
+                Some((path, revision - usize::from(report.conclusion.ill_is_newer == Some(false))))
+            }
+            // The user can continue the search with this command, and may still find the revision.
+            RevisionOutcome::Interrupted => None,
+            _ => {
+                out::error_line(&format!("--report {}: nothing was found to write about", path.display()));
+                None
+            }
+        }
+    }
+
     /// Writes the folder, with an experiment of the workload that shows the symptom, or with the requests
     /// that show the symptom.
     pub(super) async fn write_report(
@@ -64,9 +80,9 @@ impl CommitSearch<'_> {
         let about = target.about(crate::clock::now_text(), self.machine);
         let mut report =
             DiagnoseReport { between: Some(between.clone()), ..DiagnoseReport::new(about, &outcome) };
-        report.about.system = folder::describe_system(&target, &outcome).await;
+        report.about.system = outputs::describe_system(&target, &outcome).await;
         let replay = asked.base.replay.as_deref();
-        folder::write_report_folder(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
+        outputs::write_report_folder(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
     }
 
     /// The requests that show a symptom which no workload shows.

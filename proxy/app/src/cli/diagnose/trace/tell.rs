@@ -37,7 +37,8 @@ impl LegTrace {
                 Some(follows) => {
                     let what = HANDLE_KINDS[follows.kind];
                     lines.push(format!(
-                        "  the rest is in no allocation that is counted: it follows {}, {:.2} more a request, {} each (correlation {:.2})",
+                        "  the rest is in no allocation that is counted: it follows {}, {:.2} more a request, {} each \
+                         (correlation {:.2})",
                         what.1,
                         follows.per_request,
                         ByteAmount(follows.bytes_each),
@@ -68,13 +69,13 @@ impl LegTrace {
         }
         if self.siteless > 0 {
             lines.push(format!(
-                "  since the server started {} allocations came from more places than there is room for and are not counted",
+                "  since the server started {} allocations came from more places than there is room for and are not \
+                 counted",
                 self.siteless
             ));
         }
     }
 
-    /// Call sites whose growth exceeds its measurement error.
     fn grown_places(&self, traced: &MemoryAttribution) -> impl Iterator<Item = &AllocationPlace> {
         let least = (traced.attribution.measured * trace_limits().least_part).max(1.0);
         let grown = self.places.iter().filter(move |place| {
@@ -86,7 +87,8 @@ impl LegTrace {
 
     /// Error of a call site's growth, in bytes per request: two standard errors if its blocks are sampled.
     fn growth_error(&self, place: &AllocationPlace) -> f64 {
-        let (bytes, interval) = (as_f64(place.more_bytes.unsigned_abs()), as_f64(self.interval));
+        let bytes = as_f64(place.more_bytes.unsigned_abs());
+        let interval = as_f64(self.interval);
         let sampled = place.memory == TracedMemory::Host
             && bytes < place.more_count.abs().max(1.0) * interval * SAMPLED_INTERVALS;
         if sampled { 2.0 * (bytes * interval).sqrt() / as_f64(self.requests.max(1)) } else { 0.0 }
@@ -125,8 +127,9 @@ impl LegTrace {
     }
 }
 
-const OWN_HEAP_NOTE: &str = "  the program has an allocator of its own (jemalloc, mimalloc, tcmalloc, …) linked into it, so its blocks are not \
-counted, only the mappings that it takes; build it without, or preload that allocator as a library";
+const OWN_HEAP_NOTE: &str = "  the program has an allocator of its own (jemalloc, mimalloc, tcmalloc, …) \
+     linked into it, so its blocks are not counted, only the mappings that it takes; build it without, or preload that \
+     allocator as a library";
 
 /// Says which share of the growth is explained. Allocated bytes that were never touched use no memory, so
 /// the counts may exceed the growth.
@@ -146,7 +149,6 @@ fn memory_name(memory: TracedMemory) -> &'static str {
     }
 }
 
-/// The callers of the function, innermost first.
 fn caller_chain(place: &AllocationPlace) -> Option<String> {
     let names = place.chain.iter().map(ToString::to_string);
     let names: Vec<String> =
