@@ -7,7 +7,8 @@
 //!   room and time -----------------+                                                  |
 //!                                                     proof: tokens counted as cached by the new process
 //!                                                        | most of it      | nothing, or there is no file
-//!                                                     carried        evaluated: before or after the gate opens, or never
+//!                                                     carried           evaluated: before or after the
+//!                                                                       gate opens, or never
 //! ```
 //!
 //! A successful restore proves nothing: with sliding windows or recurrent state a server reports success

@@ -148,10 +148,10 @@ struct StyleBounds {
 }
 
 const BOUNDS: StyleBounds = StyleBounds {
-    one_word: 74,
-    shared: 53,
-    private_voice: 158,
-    wide: 286,
-    long_functions: 22,
-    large_structs: 64,
+    one_word: 65,
+    shared: 49,
+    private_voice: 108,
+    wide: 0,
+    long_functions: 0,
+    large_structs: 32,
 };
