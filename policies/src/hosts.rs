@@ -1,6 +1,7 @@
-//! Accepted host names: the protection against DNS rebinding, where the name of a web page's own host is
-//! resolved to this machine, so that the page's requests count as same-origin. Nobody can take over addresses
-//! and `localhost` in this way, so they are always accepted. Compares text and resolves nothing.
+//! Accepted host names: the protection against DNS rebinding. In that attack, the name of a web page's own
+//! host is resolved to this machine, so that the page's requests count as same-origin. The attack needs a
+//! name whose resolution the attacker controls. Addresses and `localhost` are no such names, so they are
+//! always accepted. Compares text and resolves nothing.
 
 // Address types only: this module opens no connection.
 use core::net::{Ipv4Addr, Ipv6Addr};

@@ -103,7 +103,7 @@ impl FileRoom {
     }
 }
 
-/// Delay in milliseconds that nobody notices: a file that was written within this time is always worthwhile.
+/// Delay in milliseconds that clients do not notice: a file written within this time is always worthwhile.
 const UNNOTICEABLE_MS: f64 = 100.0;
 
 /// Returns true if carrying tokens in a file that took `save_ms` to write is cheaper than evaluating them
@@ -335,7 +335,8 @@ impl WarmthReport {
         for (cold, count) in &behind.cold {
             self.count_cold(*cold, *count);
         }
-        // All other conversations were continued by their clients first, and evaluated then.
+        // Clients continued the remaining conversations before the evaluation reached these, so they count
+        // as cold.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
         self.count_cold(ColdReason::Time, self.conversations.saturating_sub(known));
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  load ──> work ──┬─> background (plateaus, caches, high-water marks) ─┐
-//!                  └─> leak (bytes per unit of work) ───────────────────┼─> Sample
+//!                  └─> leak (bytes per unit of work) ───────────────────┼─> BackendSample
 //!  seed ──> random numbers ──> noise, peaks of requests in flight ──────┘
 //! ```
 //!
@@ -226,7 +226,7 @@ impl WorldRun {
         self.pass_time(seconds.max(0.0));
     }
 
-    /// Replaces the process: memory and counters start anew, the hour of the day continues.
+    /// Replaces the process: memory and counters restart, the hour of the day continues.
     pub fn restart(&mut self) {
         let mut fresh = WorldGeneration {
             host: vec![0.0; self.world.leaks.len()],

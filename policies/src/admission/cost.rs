@@ -25,7 +25,8 @@ const READINGS_SEARCHED: usize = 32;
 const EVIDENCE_KEPT: usize = 32;
 /// Least increase of the largest prompt, in tokens, that counts as evidence.
 const STEP_TOKENS_LEAST: u64 = 64;
-/// The increase must also reach the previous largest prompt divided by this: pages and pools hide less.
+/// Divisor of the previous largest prompt: an increase below the quotient is not yet evidence, because pages
+/// and pools may hide its cost.
 const STEP_DIVISOR: u64 = 4;
 
 /// A learnt cost per prompt token.

@@ -2,11 +2,11 @@
 //! llama-server's flags.
 //!
 //! ```text
-//!   file ──> Shape ──────────┐
-//!   flags ─> Run ────────────┼──> needs() ──> weights | cache | state | computing | fixed, each on the host or on GPUs
-//!   build ─> ServerBuild ────┤                        └──> fit() ──> places of models
+//!   file ──> ModelShape ─────┐
+//!   flags ─> ServerRun ──────┼──> predict_needs ──> weights | cache | state | computing | fixed, host or GPUs
+//!   build ─> ServerBuild ────┤                        └──> fit_models ──> GPUs of each model
 //!   GPUs ────────────────────┘
-//!            Shape, Run ────────> LaterMemory: caches that fill while the server runs, not part of the needs
+//!  ModelShape, ServerRun ──> LaterMemory: caches that fill while the server runs, not part of the needs
 //! ```
 //!
 //! The book follows llama.cpp's allocations: the cache of a layer for all tokens of context, or, for windowed

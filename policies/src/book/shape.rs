@@ -105,9 +105,9 @@ struct AttentionShape {
     is_latent: bool,
     window: u64,
     pattern: Option<Vec<u64>>,
-    /// Number of layers of which the last has full attention.
+    /// Windowed layers come in groups of this many, and the last layer of each group has full attention.
     period: Option<u64>,
-    /// Only one in so many layers has attention; the others are recurrent.
+    /// The last layer of each group of this many has attention; the others are recurrent.
     attends_every: Option<u64>,
 }
 

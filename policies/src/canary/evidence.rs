@@ -108,7 +108,8 @@ impl MoreDeaths {
         Self(BetWealth::new(BET_DEATH_FACTORS.len()))
     }
 
-    /// Adds a death. `tried`: the canary died; `share`: the canary's share of all work, between 0 and 1.
+    /// Adds a death. `tried`: true if the canary died; `share`: the canary's share of all work, between 0
+    /// and 1.
     pub(super) fn add_death(&mut self, tried: bool, share: f64) {
         for (wealth, times) in self.0.0.iter_mut().zip(BET_DEATH_FACTORS) {
             let own = times * share / (times * share + 1.0 - share);

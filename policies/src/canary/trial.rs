@@ -12,10 +12,11 @@ use crate::growth::stats::median;
 use crate::growth::{self, SeriesGrowth};
 use crate::units;
 
-/// Successful answers without a token count after which none is awaited; embeddings, for example, have none.
+/// Number of successful answers without a token count after which the trial no longer waits for token
+/// speeds. Embedding answers, for example, have no token count.
 const MISSING_PACE_ANSWERS: u64 = 32;
-/// Error rate of each of the three tests (failures, latency, pace) that must agree before a canary counts as
-/// good. The leak detector goes on watching after that.
+/// Error rate of each of the three tests (failures, latency, pace) that must agree before a canary counts
+/// as good. The leak detector continues to watch after that.
 const WRONG_EQUAL_CHANCE: f64 = 0.05;
 /// Number of tests that may call a canary worse by chance: failures, deaths, latency, pace.
 const WORSE_TESTS: f64 = 4.0;

@@ -292,7 +292,8 @@ impl RecycleCooldown {
         Ok(())
     }
 
-    /// Records the start of a recycle by policy. Returns the new bar if this recycle is one too many.
+    /// Records the start of a recycle by policy. If this recycle is one too many, returns the reason that
+    /// bars further recycles.
     pub fn record_start(
         &mut self,
         now: Duration,
@@ -314,8 +315,8 @@ impl RecycleCooldown {
         Some(held)
     }
 
-    /// Records whether a recycle because of `series` helped, once the new process has settled. Returns the
-    /// new bar if too many recycles in a row did not help.
+    /// Records whether a recycle because of `series` helped, once the new process has settled. If too many
+    /// recycles in a row did not help, returns the reason that bars further recycles.
     pub fn record_result(
         &mut self,
         series: MemoryKind,
@@ -330,8 +331,8 @@ impl RecycleCooldown {
             .then_some(HoldReason::Futile { recycles, series: Some(series) })
     }
 
-    /// Records an exit after which memory had time to return; `missing` comes from [`unreturned_bytes`].
-    /// Returns the new bar if memory was missing after too many exits.
+    /// Records an exit after which memory had time to return; `missing` comes from [`unreturned_bytes`]. If
+    /// memory was missing after too many exits, returns the reason that bars further recycles.
     pub fn record_exit(
         &mut self,
         series: MemoryKind,

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A reading at ready includes no prompts, caches and work buffers, so a replacement may look successful
-//! and be undone by the first request. Two cases are told apart by the time and work between ready and the
-//! first reading above the budget. A leak exceeds its budget late, or the detector reports it; a working
-//! set exceeds it with the first requests.
+//! and be undone by the first request. A leak exceeds its budget late, or the detector reports it; a
+//! working set exceeds it with the first requests. Therefore the time and work between ready and the first
+//! reading above the budget are compared.
 //!
 //! A barred budget is replaced by the suggested one until an operator acts. If a young process grows beyond
 //! the suggested budget, the suggestion rises; if an older process does, it is recycled.
@@ -256,7 +256,8 @@ impl BudgetRecords {
     }
 
     /// Records that a process over a budget was judged. `first`: the first reading above the budget; `now`:
-    /// the present reading. Returns the new bar if the budget has proved too small.
+    /// the present reading. If the budget has proved too small, returns the reason that bars its
+    /// recycles.
     pub(super) fn record_pass(
         &mut self,
         first: &BudgetPass,

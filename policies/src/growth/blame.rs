@@ -12,9 +12,9 @@
 //! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least
 //! squares. If the load does not separate several units, all of them are named; the module never guesses.
 //!
-//! Differences show what triggers growth. An image may only trigger it: its buffers leave holes in the heap,
-//! blocks that other requests leak fill the holes, and memory rises at the next image. The levels show what
-//! causes it: in the long run memory follows the cause.
+//! Differences show what triggers growth, which need not be its cause. For example, the buffers of an image
+//! leave holes in the heap, and blocks that other requests leak fill the holes. Then memory rises only at
+//! the next image. The levels show the cause: in the long run memory follows it.
 
 use crate::growth::floors::FloorPoint;
 use crate::growth::stats::{self, length_as_f64, median};
@@ -270,8 +270,8 @@ pub(super) fn explain(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBla
         each: beta,
         share: if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 },
     };
-    // If hours have won, no second unit is sought: with a steady stream of requests, a fit of two units would
-    // split the share of the hours.
+    // If hours explain the growth best, no second unit is sought: with a steady stream of requests, a fit
+    // of two units would split the share of the hours.
     if unit_at(column) != WorkUnit::Hour {
         for other in all.into_iter().filter(|other| *other != column) {
             let beside = table.share_with_other(column, other, loss, scale);
@@ -302,7 +302,7 @@ pub(super) fn confirm(found: GrowthBlame, floors: &[FloorPoint], policy: &Growth
 /// statistic. Neighbouring levels resemble each other, so they count as fewer.
 fn follow_margin(floors: &[FloorPoint], unit: WorkUnit) -> Option<f64> {
     let own = level_rests(floors, unit)?;
-    // An exact line has no scatter; less than a byte is none.
+    // An exact line has no scatter, so assume a scatter of at least one byte.
     let scale = stats::scatter(&own, &own, 0.0).max(1.0);
     let others = UNIT_ORDER.into_iter().filter(|other| *other != unit && *other != WorkUnit::Hour);
     let losses = others.filter_map(|other| Some(huber_loss(&level_rests(floors, other)?, scale)));
@@ -310,7 +310,7 @@ fn follow_margin(floors: &[FloorPoint], unit: WorkUnit) -> Option<f64> {
     Some(gain / stats::autoregression_factor(&own, scale))
 }
 
-/// Returns what remains of the levels beside their line over the amounts of a unit; `None` if the unit does
+/// Returns the residuals of the levels from their line over the amounts of a unit; `None` if the unit does
 /// not occur.
 fn level_rests(floors: &[FloorPoint], unit: WorkUnit) -> Option<Vec<f64>> {
     let (xs, ys): (Vec<f64>, Vec<f64>) = floors.iter().map(|floor| (floor.done(unit), floor.level)).unzip();

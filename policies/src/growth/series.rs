@@ -4,7 +4,7 @@
 //!                  work done, growth of the start over
 //!        Warming ──────────────────────────────────────> judged ──┐
 //!           ^                                              ^      │ pools begin or cease to be measured,
-//!           └──────────────────────────────────────────────┼──────┘ counters begin anew
+//!           └──────────────────────────────────────────────┼──────┘ counters restart
 //!                                                          │
 //!      judged:            one test              tests in a row
 //!         Steady ─────────────────> Suspected ─────────────────> Leaking
@@ -76,7 +76,7 @@ struct MeasuredPools {
 }
 
 impl MeasuredPools {
-    /// Returns the bytes that the readings leave out.
+    /// Returns the bytes in measured pools, which are subtracted from the readings.
     fn bytes(&self) -> f64 {
         if self.pooled { self.pool } else { 0.0 }
     }
@@ -619,9 +619,10 @@ impl SeriesWatch {
         let explained: Vec<GrowthBlame> =
             stretches.iter().map(|floors| explain(floors, &self.policy)).collect();
         let first = explained.iter().position(|found| found.unit().is_some()).unwrap_or(0);
-        // The verdict needs no more than that growth keeps to one unit, whether it causes or triggers growth.
+        // It is enough for the verdict that one unit explains the growth, as its cause or only as its
+        // trigger.
         self.count_payer(&explained[first]);
-        // Stretches that explain growth by another unit must not take the place of an unconfirmed one.
+        // If `confirm` rejects this unit, a stretch that blames another unit must not replace it.
         let unit = explained[first].unit();
         let same = explained.into_iter().zip(&stretches).filter(|(found, _)| found.unit() == unit);
         let mut confirmed = same.map(|(found, floors)| confirm(found, floors, &self.policy));

@@ -28,13 +28,13 @@ const EFFECT_DEVIATIONS: f64 = 5.0;
 /// Required rise in deviations of a random walk, which rises that far once in 3,000 times. A trend is
 /// required as well.
 const DRIFT_DEVIATIONS: f64 = 4.0;
-/// A later half that loses more than this many times the scatter is curved. Pure curvature loses 14 times the
-/// scatter of the floors, a random walk 7 times, noise twice.
+/// A stretch is curved if the slope of its later half falls by more than this many times the relative
+/// scatter. Pure curvature costs 14 times the scatter of the floors, a random walk 7 times, noise twice.
 const BEND_NOISE_FACTOR: f64 = 10.0;
 /// Ratio of the halves' slopes: from this value on, the load explains the difference, even for a straight
 /// line.
 const PACE_LIMIT: f64 = 0.95;
-/// A later half that loses less than this many times the scatter of the floors slowed down by chance.
+/// A loss of slope in the later half below this many times the scatter of the floors is chance.
 const PACE_NOISE_FACTOR: f64 = 4.0;
 
 /// Result of one test of a stretch.

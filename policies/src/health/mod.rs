@@ -308,9 +308,9 @@ impl HealthMonitor {
 /// | 119, 120 | the GPU's system processor does not answer, or failed |
 /// | 140 | unrecovered ECC error |
 ///
-/// Not fatal are faults of one program (13, 31, 43, 45, 94), because NVML does not name the process; if it
-/// was the backend, compute errors or an exit show the fault. Nor are notes, corrected errors (63, 92,
-/// 154), and link errors (74), which traffic may route around.
+/// Faults of one program (13, 31, 43, 45, 94) are not fatal, because NVML does not name the process. If the
+/// process was the backend, compute errors or an exit show the fault. Notes and corrected errors (63, 92,
+/// 154) are not fatal either, nor are link errors (74), because traffic may use another route.
 pub(crate) const fn is_fatal(xid: u64) -> bool {
     matches!(xid, 48 | 62 | 64 | 79 | 95 | 119 | 120 | 140)
 }

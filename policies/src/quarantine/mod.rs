@@ -16,8 +16,8 @@
 //! or that came from outside, makes no suspects. A death for lack of memory makes suspects but refuses no
 //! request, because all requests share the memory.
 //!
-//! A server goes on working for a while on a request whose client has left. So such a request still counts as
-//! in flight: as a suspect at a death, as an obstacle to a trial, and as the request on trial.
+//! A server may continue to work for a while on a request whose client has left. So such a request still
+//! counts as in flight: as a suspect at a death, as an obstacle to a trial, and as the request on trial.
 //!
 //! Not synchronised: the owner keeps this value under one lock.
 
@@ -173,9 +173,9 @@ impl RequestQuarantine {
         end.is_some()
     }
 
-    /// Records that a client left after its request was sent completely, but before the answer was complete.
-    /// The server may go on working on it for a while. Returns true if the process is known to have died by
-    /// itself meanwhile, so that the request is a suspect.
+    /// Records that a client left after its request was sent completely, but before the answer was
+    /// complete. The server may continue to work on the request for a while. Returns true if the process is
+    /// known to have died by itself meanwhile, so that the request is a suspect.
     pub fn record_abandoned(
         &mut self,
         generation: GenerationId,

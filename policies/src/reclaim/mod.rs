@@ -9,7 +9,7 @@
 //! | cause of the request | after a successful reclaim |
 //! |---|---|
 //! | a budget | the process is asked again above the budget; if that is sooner than `reclaim_again`, it is replaced |
-//! | growth | it is asked again when it holds as much as before and some time has passed; budgets still apply |
+//! | growth | the process is asked again once it is as large as before and some time has passed; budgets apply |
 //! | a shared budget | the process is replaced if it is still the chosen one |
 //!
 //! No clock and no processes here: the caller reports requests, answers and readings.
@@ -153,8 +153,8 @@ pub struct ReclaimHistory {
     fell: Vec<FreedMemory>,
     /// Kinds of memory for which no further request is made, with the reasons.
     in_vain: Vec<(MemoryKind, NoReclaim)>,
-    /// Limits have changed since the last request, so the next request waits for its time instead of being
-    /// given up as too soon after the last.
+    /// Limits have changed since the last request. A decision that is not urgent then waits until the next
+    /// request is allowed, instead of getting [`NoReclaim::TooOften`].
     forgiven: bool,
     /// The process refused the last request as too soon, although no earlier request is known here.
     refused: bool,
@@ -197,8 +197,8 @@ impl ReclaimHistory {
                 return ReclaimDecision::Rest { seconds: now.saturating_sub(*at).as_secs(), bytes: *bytes };
             }
             if since < policy.reclaim_again {
-                // The running request is for other memory or from an operator; a request for this memory
-                // follows later.
+                // The last request has no recorded result for this memory, for example because an operator
+                // made it. A request for this memory follows later.
                 return ReclaimDecision::Wait;
             }
         }

@@ -3,7 +3,7 @@
 //! ```text
 //!  policy ─┐                                              ┌─ when quiet ── window? quiet? cheapest moment? ── due
 //!          ├─ wishes, each with a reason ── the strongest ┼─ drain now ───────────────────────────────────── due
-//!  Facts ──┘                                              └─ end it ──────────────────────────────────────── due
+//!  Facts ──┘                                              └─ kill now ────────────────────────────────────── due
 //! ```
 //!
 //! [`decide`] maps one [`RecycleFacts`] to one [`RecycleDecision`] and keeps no state. [`crate::cooldown`]

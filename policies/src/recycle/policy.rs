@@ -132,7 +132,7 @@ impl RecyclePolicy {
     /// - host: (baseline + allowance) × 1.25, at least baseline + 1 GiB, at most 85 % of the machine; hard is
     ///   soft × 1.15, at most 95 %;
     /// - VRAM: 95 % and 98 % of the GPU memory available to the process (its own and free memory), but at
-    ///   least half and four fifths of the range from the baseline to there.
+    ///   least the baseline plus half (soft) and four fifths (hard) of the rest of that available memory.
     ///
     /// Memory measured in an experiment with the largest prompts is not growth: on the host it counts like
     /// the baseline, on a GPU it is a lower limit of the soft budget.

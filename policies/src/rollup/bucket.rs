@@ -66,8 +66,8 @@ pub struct ReadingBucket {
     pub lines: RollupContext,
 }
 
-/// Percent of a bucket's time that readings must cover for the bucket to be complete, which a process started
-/// near its end does not reach.
+/// Percent of a bucket's time that readings must cover for the bucket to be complete. A process that starts
+/// near the end of a bucket does not cover that much.
 const WHOLE_PERCENT: u64 = 90;
 
 impl ReadingBucket {

@@ -1,8 +1,8 @@
 //! Simulates the effect of a policy on a leaking backend.
 //!
 //! ```text
-//!  Scenario ──> simulated world ──> readings ──> detector ──> decide ──> cooldown ──> restart
-//!                     └──────────────< fresh memory <──────────────────────────────────────┘
+//!  SimulationScenario ──> simulated world ──> readings ──> detector ──> decide ──> cooldown ──> restart
+//!                               └──────────────< fresh memory <──────────────────────────────────────┘
 //! ```
 //!
 //! Detector, decisions and cooldown are those of this crate. [`crate::world`] simulates memory, load and
