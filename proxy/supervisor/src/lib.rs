@@ -13,9 +13,10 @@
 //!
 //! * No caller checks whether a backend is ready and then sends to it. [`Fleet::lease_for`] waits until one
 //!   request may be sent to one generation (one process of a model); the returned [`Lease`] is that right.
-//! * Each model has one task. It alone owns the [`warden_policies::lifecycle::LifecycleMachine`]s of its processes,
-//!   carries out their effects and arms their timers. Helper tasks only report, with the generation, so
-//!   that a late report about an old process is ignored.
+//! * Each model has one task. Only this task owns the
+//!   [`warden_policies::lifecycle::LifecycleMachine`]s of the model's processes, carries out their effects
+//!   and arms their timers. Helper tasks only send reports. Each report names the generation, so that a
+//!   late report about an old process is ignored.
 //! * When the task takes an action, it reads all inputs of the action in that step. Inputs that may change
 //!   later are judged again at every turn of the task's loop.
 //!

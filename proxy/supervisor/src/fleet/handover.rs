@@ -122,10 +122,10 @@ pub struct RemoteCount {
     model: String,
     generation: GenerationId,
     in_flight: u32,
-    /// True if that instance may still send new requests to the generation.
+    /// True if the other instance may still send new requests to the generation.
     #[serde(default)]
     open: bool,
-    /// Total work that the generation has done for that instance.
+    /// Total work that the generation has done for the other instance.
     work: WorkDone,
 }
 

@@ -78,9 +78,9 @@ struct FleetInner {
 }
 
 impl Fleet {
-    /// Ends processes that killed instances left in control groups, because their memory would count. Then
-    /// creates the directories, opens the ledger, starts a task for each model, and begins preloading in
-    /// the background.
+    /// Ends processes that killed instances left in control groups, because these processes still hold
+    /// memory. Then creates the directories, opens the ledger, starts a task for each model, and begins
+    /// preloading in the background.
     ///
     /// # Errors
     ///
@@ -109,8 +109,8 @@ impl Fleet {
         Ok(Self { inner: FleetInner::start(config, world, Some(will)).await? })
     }
 
-    /// Finds the model that a client's name means: its name, an alias, or, with `any_name`, any text.
-    /// Without a name, returns the only model.
+    /// Finds the model for the name in a client's request: the model's name or an alias or, with `any_name`,
+    /// any text. Without a name, returns the only model.
     ///
     /// # Errors
     ///
@@ -160,9 +160,8 @@ impl Fleet {
         self.inner.model_leases(model)?.lease_again(kind, tokens).await
     }
 
-    /// Returns a lease without causing the model to be loaded: at once if a process serves, or after
-    /// waiting for a process that is starting or being replaced. `None`: the model is neither loaded nor
-    /// being loaded.
+    /// Returns a lease without causing the model to be loaded: on a process that serves, or after waiting for
+    /// a process that is starting or being replaced. `None`: the model is neither loaded nor being loaded.
     ///
     /// # Errors
     ///
@@ -173,7 +172,8 @@ impl Fleet {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Option<Lease>, LeaseDenied> {
-        /// Such a request does not join the queue, because a queued request causes a process to be started.
+        /// Interval for checking whether a process serves. The request waits outside of the queue, because a
+        /// queued request causes a process to be started.
         const LOADED_POLL_INTERVAL: Duration = Duration::from_millis(50);
         loop {
             let leases = self.inner.model_leases(model)?;
@@ -181,7 +181,7 @@ impl Fleet {
                 if kind == LeaseKind::Slot {
                     return leases.lease(kind, tokens).await.map(Some);
                 }
-                // Do not queue the request: that would cause a process to be started.
+                // Do not queue the request: a queued request causes a process to be started.
                 if let Some(lease) = leases.lease_now(kind, tokens) {
                     return Ok(Some(lease));
                 }

@@ -35,7 +35,7 @@ pub(super) struct RosterChange {
 }
 
 impl RosterChange {
-    /// No models yet; `empty` has the other settings.
+    /// Makes the state of a fleet without models. `empty`: configuration with all other settings.
     pub(super) fn new(empty: FleetConfig) -> Self {
         Self { config: empty.clone(), configured: empty, canaries: BTreeMap::new(), leaving: Vec::new() }
     }

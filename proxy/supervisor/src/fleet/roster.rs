@@ -51,7 +51,8 @@ impl ModelHandle {
         answer.await.unwrap_or(false)
     }
 
-    /// Applies the settings of a model to which `before` may have given others, and reports what was done.
+    /// Applies a model's settings, unless they are the same as in the configuration `before`. Adds the result
+    /// to the report.
     pub(super) async fn apply_change(
         &self,
         before: &FleetConfig,

@@ -33,7 +33,7 @@ pub(crate) struct ProcessHeadroom {
     pub(crate) largest: u64,
     /// True if requests were running when memory was read, so that some memory may come back.
     pub(crate) busy: bool,
-    /// Time that requests would wait during a replacement; `None` if none is possible now.
+    /// Time that requests would wait during a replacement; `None` if no replacement is possible now.
     pub(crate) recycle: Option<std::time::Duration>,
     pub(crate) left: Vec<MemoryHeadroom>,
     pub(crate) cost: PromptCost,

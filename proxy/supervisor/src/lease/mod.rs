@@ -48,7 +48,8 @@ pub struct Lease {
     queued_for: Duration,
     pulse: Option<Arc<RequestProgress>>,
     request: OnceLock<Arc<dyn SentRequest>>,
-    /// True if the server no longer works on the request, or its end is recorded in another way.
+    /// True after a complete answer or a reported broken connection. If it is false when the lease is
+    /// dropped, the client of a sent request has left.
     is_settled: AtomicBool,
     reads: AtomicBool,
     /// True if the server stops computing during the request.
@@ -91,7 +92,7 @@ impl Lease {
         self.leases.name()
     }
 
-    /// True if this lease is on a canary: a second build of a model, tried alongside the build that serves it.
+    /// True if this lease is on a canary: another build that is tried next to a model's own.
     pub fn is_canary(&self) -> bool {
         self.leases.is_canary()
     }
@@ -160,8 +161,8 @@ impl Lease {
         self.cell.pulses.note_received();
     }
 
-    /// Records that the request was sent. `streams`: it asks for an event stream. From the moment when the
-    /// body is complete until the answer begins, the backend is expected to send next.
+    /// Records that the request was sent. `streams`: the request asks for an event stream. From the moment
+    /// when the body is complete until the answer begins, the backend is expected to send next.
     pub fn note_sent(&self, asked: Arc<dyn SentRequest>, streams: bool) {
         // If the request is sent again on another connection, it is the same request: keep the first.
         drop(self.request.set(Arc::clone(&asked)));
@@ -236,7 +237,7 @@ impl Lease {
         }
     }
 
-    /// Reports that the backend refused or broke a connection. No more leases on it are granted until it
+    /// Reports that the backend refused or broke a connection. The backend gets no more leases until it
     /// answers a probe, which is sent at once. So no other request reaches a dead process, and a healthy
     /// backend is unavailable only for the milliseconds of one probe.
     pub fn report_refused(&self) {

@@ -44,7 +44,8 @@ pub(crate) struct RequestProgress {
     events: AtomicU64,
 }
 
-/// Number of events that proves computed output: the first may come before anything was computed.
+/// Number of events after which the server has certainly computed a token: it may send the first event before
+/// it computes any.
 const BEGUN_EVENTS: u64 = 2;
 
 impl RequestProgress {

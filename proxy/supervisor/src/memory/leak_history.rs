@@ -408,8 +408,8 @@ pub(crate) fn process_key(command: &ServerCommand) -> String {
 /// machine threads may take longer.
 const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Prefixes of inherited variables that count: variables of the server and ggml, of drivers and their
-/// libraries, of the allocator and of the loader.
+/// Prefixes of inherited variables that are part of the key: variables of the server and ggml, of drivers and
+/// their libraries, of the allocator and of the loader.
 const COUNTED_PREFIXES: [&str; 16] = [
     "LLAMA_",
     "GGML_",
@@ -440,8 +440,8 @@ const IGNORED_VARIABLES: [&str; 6] = [
 
 /// Flags that name files which the process writes: they change at each start.
 const WRITTEN_FILE_FLAGS: [&str; 1] = ["--log-file"];
-/// Variables that name files which the process writes. Files named by variables of other programs do not
-/// count either.
+/// Variables that name files which the process writes. The key leaves these files out, and all files that
+/// variables of other programs name.
 const WRITTEN_FILE_VARIABLES: [&str; 4] =
     ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT", "LLAMA_WARDEN_RECLAIM"];
 

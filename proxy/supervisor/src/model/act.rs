@@ -58,7 +58,8 @@ impl ModelTask {
         let has_changed = unit.machine != before;
         let phase = unit.phase();
         if phase != before.phase() {
-            // The machine has moved on, so the start that waited for room is no longer due.
+            // The life-cycle machine has changed its phase, so the start that waited for room is no longer
+            // due.
             unit.held_start = None;
         }
         if let Some(live) = &mut unit.live {
@@ -164,8 +165,8 @@ impl ModelTask {
         }
     }
 
-    /// Crash line that the process has logged since it last answered a probe. An older line belongs to
-    /// something else, or is text that a client sent.
+    /// Crash line that the process has logged since it last answered a probe. An older line does not count:
+    /// the process has answered since, so the line may be text that a client sent.
     pub(super) fn crash_line(&self, id: UnitId) -> Option<String> {
         let live = self.units.live(id)?;
         failure::crash_line(&self.logs.lines_since(live.id, live.probing.lines_at_answer))

@@ -9,7 +9,7 @@
 //!                                          let go: leases here run out; a process that dies closes its gate
 //! ```
 //!
-//! The new instance takes them over. Their memory is sampled as for new processes, but nothing is decided about
+//! The new instance takes the processes over. It probes them, but reads no memory and decides nothing about
 //! them until the old instance has let them go.
 
 use std::sync::Arc;

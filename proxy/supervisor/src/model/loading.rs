@@ -31,7 +31,7 @@ pub(super) enum LoadState {
     /// The model has no process and wants none.
     #[default]
     Unloaded,
-    /// The model waits for room. `changed`: its settings have changed since it asked.
+    /// The model waits for room. `changed`: the model's settings have changed since its request.
     Waiting { urgent: bool, changed: bool },
     /// The model may have processes. `places`: GPUs of each replica; an empty list leaves the choice to the
     /// command. `asking`: number of a pending question whether the model may stay with new settings; no

@@ -69,7 +69,7 @@ pub(crate) enum HelperReport {
     Looked(NeedsCheck),
     /// The starting process has made no progress for this time.
     Stalled(Duration),
-    /// The process has ended and is reaped; after a SIGKILL, whether memory was short.
+    /// The process has ended and is reaped: its exit and, after a SIGKILL, evidence of a lack of memory.
     Exited(ProcessExit, OomEvidence),
     /// Amount of memory that came back after the process had ended.
     MemoryReturned(ReturnedMemory),

@@ -15,7 +15,7 @@
 //! A turn awaits nothing. Slow work runs in a helper task, which reports with a message that names its
 //! generation.
 //!
-//! [`ModelTask`] owns parts, each with its own state and verbs:
+//! [`ModelTask`] owns parts, each with its own state and methods:
 //!
 //! | file | part |
 //! |---|---|

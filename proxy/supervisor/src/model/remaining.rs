@@ -1,5 +1,5 @@
-//! Serves the leases and waiting requests that an instance still has after it has handed the processes over, for
-//! as long as the processes live. The next instance decides about the processes and reports their gates.
+//! Serves the leases and waiting requests that an instance still has after it has handed the processes over.
+//! The next instance decides about the processes and reports their gates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 //!                                                        new's first sample       > entry
 //! ```
 //!
-//! The mode is chosen by the available memory. Each model has one replacement at a time: several at once would
+//! The available memory decides the mode. Each model has one replacement at a time: several at once would
 //! take several replicas out of service, or need memory for several additional processes.
 
 use std::time::Duration;

@@ -32,8 +32,8 @@ impl ModelTask {
             for unit in &self.units.all {
                 let Some(live) = unit.live.as_ref().filter(|live| live.id != from) else { continue };
                 let Some(process) = live.child.process.clone() else { continue };
-                // A starting process gets the settings with its probe, unless that has just ended: apply
-                // them, but ignore failures.
+                // A starting process gets the settings before its gate opens. Its last probe may just have
+                // ended, so apply the settings here, too, but ignore failures.
                 let counts = unit.phase() != BackendPhase::Starting;
                 let leases = Arc::clone(&self.leases);
                 let path = path.clone();

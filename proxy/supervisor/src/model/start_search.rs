@@ -34,7 +34,8 @@ use crate::spec::{FallbackSpec, ModelSpec, ServerCommand};
 use crate::start_search::{StartSearchRun, death_at_load};
 use crate::view::event::EventKind;
 
-/// Starts without enough memory before the fallback is used; others make room after the first.
+/// Number of starts that fail for lack of memory before the fallback arguments are used. After the first, the
+/// loader makes other models free memory.
 const SHORT_STARTS: u32 = 2;
 
 /// Configured command and memory needs, kept while the fallback arguments are in use.

@@ -234,7 +234,7 @@ impl ProcessUnit {
     }
 }
 
-/// Wishes of the recycle policy about a generation.
+/// State of the recycle policy for one generation.
 #[derive(Debug, Default)]
 pub(super) struct PolicyWish {
     /// Last decision, and the reason that holds it back.

@@ -34,7 +34,7 @@ pub(crate) struct EndpointInfo {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeFailure {
-    /// No answer in time: it may be busy.
+    /// No answer in time: the endpoint may be busy.
     Timeout(String),
     Refused(String),
 }

@@ -11,8 +11,9 @@
 //!                   `-----------------------+--> closed without sending a byte
 //! ```
 //!
-//! For a Unix socket, the directory is checked instead: no other user can enter it, and another user could
-//! make it only after it was removed together with the directory above it.
+//! For a Unix socket, the check is whether its directory still belongs to our user and no other user can
+//! enter it. Another user could have created the directory again after it was removed together with the
+//! directory above it.
 //!
 //! The check comes *after* the connection is made, because a program that listened before may be gone by
 //! then. A killed process frees its port only after the kernel marks it as ending; so if a connection
@@ -86,7 +87,7 @@ impl BackendHttp {
         request.send().await.inspect_err(|error| tracing::trace!(path, %error, "probe lost")).ok()
     }
 
-    /// Sends a `GET`. `None` if there is no answer in time, or another one than 200.
+    /// Sends a `GET`. `None` if there is no answer in time, or its status is not 200.
     pub(crate) async fn get_ok(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
         self.get(path, timeout).await.filter(|answer| answer.status() == StatusCode::OK)
     }

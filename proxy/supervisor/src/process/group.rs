@@ -32,8 +32,9 @@ pub enum ProcessExit {
 }
 
 impl ProcessExit {
-    /// True if a signal ended the process that it would not send to itself: sent by an operator, after a
-    /// time limit, or by the kernel for lack of memory. False for an abort or a segmentation fault.
+    /// True if the process was ended by a signal that a process does not send to itself: an operator sent it,
+    /// a time limit had passed, or the kernel sent it for lack of memory. False for an abort or a
+    /// segmentation fault.
     pub const fn is_from_outside(self) -> bool {
         matches!(
             self,

@@ -38,7 +38,7 @@ pub(crate) struct HeirRecord {
     #[serde(default)]
     pub(crate) kin: Option<AnswerIdentity>,
     pub(crate) saves_for_us: bool,
-    /// Start of the process by the fleet's clock.
+    /// Start time of the process, by the fleet's clock.
     pub(crate) spawned: Duration,
     pub(crate) loading: Duration,
     pub(crate) work: WorkDone,

@@ -145,7 +145,7 @@ impl ProcessWorld for HostWorld {
             let output = ChildOutput::follow(&child, longest_line, &sink);
             let surroundings = StartSurroundings {
                 reclaim: ReclaimChannel::reopen(&command, &socket),
-                // Unknown here, so VRAM estimates begin again.
+                // The GPU memory before the start is unknown to this instance, so VRAM estimates begin again.
                 before: None,
                 birth: ChildBirth::new(&self.population),
             };
@@ -295,7 +295,8 @@ impl ChildOutput {
 
     /// Waits until the readers have read what a dead child wrote.
     async fn read_rest(&self) {
-        /// Only a process that left the group can still hold the pipe open for longer.
+        /// Time limit for reading the last output. Only a process that left the group can hold the pipe open
+        /// for longer.
         const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(500);
         let mut readers = self.readers.lock().await;
         let rest = async { while readers.join_next().await.is_some() {} };

@@ -35,9 +35,9 @@ const FLOOD_LINES_KEPT: usize = 40;
 const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
 const REPEAT_SHOWN_BYTES: usize = 200;
 
-/// Reads a stream until it ends or `over` is cancelled, because another instance reads on. Calls
-/// `each` with each line, and adds the number of bytes to `said`. At the cancellation, bytes after the last
-/// line end count as a line.
+/// Reads a stream until it ends, or until `over` is cancelled because another instance reads the stream from
+/// then on. Calls `each` with each line, and adds the number of bytes to `said`. At the cancellation, bytes
+/// after the last line end count as a line.
 ///
 /// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` and blank lines are dropped,
 /// and invalid UTF-8 is replaced. Repeated lines are counted instead of logged, and a flood is limited

@@ -187,7 +187,7 @@ pub(crate) struct NoVram {
 }
 
 impl NoVram {
-    /// Reason that is not normal.
+    /// Makes a reason that is not normal, so that it is logged.
     pub(crate) fn new(why: &str) -> Self {
         Self { why: why.to_owned(), is_normal: false }
     }

@@ -175,8 +175,8 @@ impl NurseryHandle {
         Ok(child)
     }
 
-    /// Records that the child made by [`Self::spawn_successor`] serves from now on. From then on it lives
-    /// as long as the root does.
+    /// Records that the child made by [`Self::spawn_successor`] now serves. From then on the child lives as
+    /// long as the root does.
     pub fn note_serving(&self, child: ChildProcess) {
         match (&self.forks, child.root_id()) {
             (ForkPlace::Here(family), _) => {

@@ -1,4 +1,5 @@
-//! Reads files whose path another program chose, or that are where other users can write, within limits.
+//! Reads files whose path another program chose, or whose directory other users can write to. Sizes are
+//! limited.
 //!
 //! Opening a pipe would wait, a device has no end, and a large file could fill the memory. So a file is
 //! opened without waiting, and its type and size are checked after opening.

@@ -181,8 +181,9 @@ pub(crate) fn spawn(
 
 #[expect(unsafe_code, reason = "what has to happen between fork and exec can only be told through pre_exec")]
 fn prepare(command: &mut Command, parent: Pid, control: Option<OwnedFd>) {
-    // SAFETY: the closure runs in the forked child, where only async-signal-safe calls are allowed. It makes system
-    // calls alone, allocates nothing and takes no lock: the error values are plain numbers.
+    // SAFETY: the closure runs in the forked child, where only async-signal-safe calls are allowed. The
+    // closure makes system calls alone, allocates nothing and takes no lock: the error values are plain
+    // numbers.
     unsafe {
         command.pre_exec(move || before_exec(parent, control.as_ref()));
     }
@@ -256,16 +257,16 @@ mod tests {
     #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     fn a_file_that_this_program_opened_is_not_taken_and_one_that_was_inherited_is() {
         let (mut one, mut other) = UnixStream::pair().unwrap();
-        // SAFETY: it stays where it is.
+        // SAFETY: the descriptor is refused, so `one` stays its owner.
         assert!(unsafe { take_socket(one.as_raw_fd()) }.is_none());
         one.write_all(b"1").unwrap();
         other.read_exact(&mut [0]).unwrap();
-        // SAFETY: as above.
+        // SAFETY: no open file has this number.
         assert!(unsafe { take_socket(RawFd::MAX) }.is_none());
 
         let inherited = one.try_clone().unwrap();
         rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
-        // SAFETY: given up to it.
+        // SAFETY: `into_raw_fd` has given up the descriptor, so only `take_socket` owns it.
         let mut taken = unsafe { take_socket(std::os::fd::IntoRawFd::into_raw_fd(inherited)) }.unwrap();
         assert_eq!(rustix::io::fcntl_getfd(&taken).unwrap(), rustix::io::FdFlags::CLOEXEC);
         taken.write_all(b"2").unwrap();

@@ -229,7 +229,7 @@ impl RemoteTask {
             self.open();
         }
         if moved && renamed {
-            // Refuse them: the bodies of waiting requests contain the model's name at the old address.
+            // Refuse waiting requests: their bodies contain the model's name at the old address.
             let message = format!("a reload has moved the model to `{}`: send again", self.spec.origin);
             let denied = LeaseDenied::Silent(endpoint_failure(message, 1), Duration::from_secs(1));
             self.leases.refuse_waiting(&denied);

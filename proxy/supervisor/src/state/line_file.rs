@@ -1,7 +1,7 @@
 //! Append-only files of lines, which several instances share.
 //!
-//! A process that is killed, or whose disk is full, in the middle of a write leaves half a line. It is kept, because it
-//! may be useful, and ended before the next line, so that the two do not mix.
+//! A kill or a full disk in the middle of a write leaves half a line. The half line is kept, because it may
+//! be useful. It gets a line end before the next line is written, so that the two do not mix.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -9,7 +9,8 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Append-only file of JSON lines of a bounded size: a full file becomes `NAME.1` and replaces the one before it.
+/// Append-only file of JSON lines of a bounded size. A full file is renamed to `NAME.1`, and replaces the
+/// previous file of that name.
 #[derive(Clone, Debug)]
 pub struct LineFile {
     path: PathBuf,
@@ -18,8 +19,8 @@ pub struct LineFile {
 }
 
 impl LineFile {
-    /// Names a file, which need not exist yet and then gets `mode`. `max_bytes`: size limit of the file and of the one
-    /// before it, each.
+    /// Describes a file, which need not exist yet; a new file gets `mode`. `max_bytes`: size limit, for the
+    /// file and for `NAME.1` each.
     pub fn new(path: PathBuf, mode: u32, max_bytes: u64) -> Self {
         Self { path, mode, max_bytes }
     }
@@ -45,7 +46,7 @@ impl LineFile {
         file.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Renames the full file, replacing the previous full file, if that has JSON lines.
+    /// Renames the full file to `NAME.1`. Fails if a file of that name exists and does not begin with JSON.
     fn rotate(&self) -> io::Result<()> {
         let [before, now] = line_files(&self.path);
         if before.exists() && !begins_with_json(&before) {
@@ -76,7 +77,8 @@ pub fn open_lines(path: &Path, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// True if the last line lacks its end. A device or a pipe has no last line, and an unreadable file is not changed.
+/// True if the last line lacks its line end. False for a device or a pipe, and for an unreadable file, which
+/// is not changed.
 fn ends_torn(path: &Path, file: &File) -> io::Result<bool> {
     let facts = file.metadata()?;
     if !facts.is_file() || facts.len() == 0 {

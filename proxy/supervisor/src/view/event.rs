@@ -271,7 +271,7 @@ pub enum EventKind {
         /// Explanation in words.
         message: String,
     },
-    /// Replacements did not help, so the policy replaces the model's processes no longer.
+    /// Replacements did not help, so the policy no longer replaces the model's processes.
     PolicyOff {
         /// Advice for an operator, in words.
         message: String,

@@ -52,14 +52,15 @@ pub(crate) struct LeaseQueue {
     journal: Arc<EventJournal>,
     /// Wakes the model's task: a request waits and no generation is open, or a generation has become idle.
     pub(crate) wake: Notify,
-    /// Read without the lock, so that requests skip the check if admission is off.
+    /// True if admission is on. Requests read this flag without the lock, and skip the check if it is false.
     checks_prompts: AtomicBool,
     /// Settings that clients made in the model's processes.
     pub(crate) settings: ClientSettings,
     pub(crate) turns: ConversationStore,
     /// True if the model is a canary: another build that is tried next to a model's own.
     is_canary: AtomicBool,
-    /// Read without the lock, so that requests skip the check if the quarantine knows none.
+    /// True if the quarantine knows any request. Requests read this flag without the lock, and skip the check
+    /// if it is false.
     has_suspects: AtomicBool,
     /// Wakes requests that wait until no other request runs, or until the state of a generation is known.
     changes: Notify,
@@ -72,11 +73,11 @@ pub(crate) struct LeaseQueue {
 pub(crate) struct PredecessorQueue {
     /// Requests that wait in the previous instance. They get their leases there and are not in our queue.
     waiting: usize,
-    /// Total number of requests so far that had to wait there.
+    /// Total number of requests so far that had to wait in the previous instance.
     queued: u64,
     /// Generations on which the previous instance can still grant leases.
     open: BTreeSet<GenerationId>,
-    /// Number of requests waiting there for which starting a process is pointless.
+    /// Number of requests waiting in the previous instance for which starting a process is pointless.
     hopeless: usize,
 }
 
@@ -85,7 +86,7 @@ impl PredecessorQueue {
         Self { waiting, queued, open, hopeless: 0 }
     }
 
-    /// Number of requests waiting there that need a process.
+    /// Number of requests waiting in the previous instance that need a process.
     fn needing_process(&self) -> usize {
         self.waiting.saturating_sub(self.hopeless)
     }
@@ -332,9 +333,9 @@ impl LeaseQueue {
         self.deliver(QueueOutbox { wake, ..QueueOutbox::default() });
     }
 
-    /// Asks for a wake-up of the task when a generation becomes idle; with `returns`, the task will check
-    /// by itself. Returns false if the generation has become idle or busy since `seen`, so that the task
-    /// has to check again now.
+    /// Asks for a wake-up of the task when a generation becomes idle. If `returns`, the task will check again
+    /// without a wake-up. Returns false if the generation has become idle or busy since `seen`, so that the
+    /// task has to check again now.
     pub(crate) fn watch_idle(&self, generation: GenerationId, seen: Option<Instant>, returns: bool) -> bool {
         let mut state = lock(&self.state);
         let Some(entry) = state.table.entries.get_mut(&generation) else { return seen.is_none() };
@@ -398,7 +399,8 @@ impl LeaseQueue {
             let told = if enforced { action } else { "warn" }.to_owned();
             outbox.events.push((generation, EventKind::PromptTooLarge { action: told, short: *short }));
             if enforced {
-                // Otherwise the prompt fits elsewhere or nowhere; the next judgement answers it.
+                // Otherwise the prompt fits elsewhere or nowhere: the next judgement grants or refuses its
+                // lease.
                 let stays = matches!(judged, AdmissionDecision::Wait(..) | AdmissionDecision::Recycle(..));
                 if stays && state.waiting() >= state.limits.depth {
                     let full =
@@ -442,8 +444,8 @@ impl LeaseQueue {
         state.queued + state.predecessor.queued
     }
 
-    /// Records the queue of the previous instance, so that we start processes for its requests: it starts
-    /// none. Its reports are some milliseconds old.
+    /// Records the queue of the previous instance. We start processes for its requests, because that instance
+    /// starts none. Its reports are some milliseconds old.
     pub(crate) fn set_predecessor(&self, elsewhere: PredecessorQueue) {
         let mut state = lock(&self.state);
         let known = &state.predecessor;
@@ -573,8 +575,8 @@ impl QueueState {
         Some(Arc::clone(&entry.cell))
     }
 
-    /// Handles a generation that became idle when this lease ended. Returns true if the task has to be
-    /// woken: it waits for this, or would not check by itself.
+    /// Handles a generation that became idle when this lease ended. Returns true if the task has to be woken:
+    /// the generation is closed, requests are refused, or the task would not check again without a wake-up.
     fn note_idle(&mut self, generation: GenerationId, last: LeaseKind) -> bool {
         let awaited = self.refusal.is_some() || !self.dispatch.is_open(generation);
         let Some(entry) = self.table.entries.get_mut(&generation) else { return true };

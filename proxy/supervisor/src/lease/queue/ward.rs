@@ -93,8 +93,8 @@ impl LeaseQueue {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.record_break(generation, request, self.now());
         if state.table.entries.contains_key(&generation) {
-            // Close the generation in the same step: an earlier answer to a probe is no sign that it still
-            // lives.
+            // Close the generation in the same step: an answer to an earlier probe does not show that the
+            // process still lives.
             state.close(generation);
             state.table.doubted.push(generation);
         }

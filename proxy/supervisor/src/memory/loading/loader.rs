@@ -106,8 +106,8 @@ impl ModelLoader {
                 tokio::select! {
                     () = end.cancelled() => return,
                     Some(question) = self.inbox.beats.recv() => {
-                        // Answer the watchdog, which may have stopped waiting. Nothing has changed, so the
-                        // pause continues.
+                        // Answer the watchdog, which may have stopped waiting. No report has arrived, so
+                        // continue the pause until `due`.
                         let _left = question.send(());
                         continue;
                     }
@@ -131,8 +131,8 @@ impl ModelLoader {
         }
     }
 
-    /// Publishes which models have room in memory, after each event and from time to time. A client's name
-    /// that means several models is resolved by this.
+    /// Publishes which models have room in memory, after each event and from time to time. If a name in
+    /// `[names]` stands for several models, the gateway chooses one of them by this.
     async fn publish_room(&mut self) {
         if self.published_at.is_some_and(|at| at.elapsed() < IDLE_LOOK_INTERVAL) {
             return;
@@ -149,7 +149,8 @@ impl ModelLoader {
     }
 
     fn take_report(&mut self, who: ModelId, told: LoadingReport) {
-        // Readings are frequent and therefore no event; their effect is published within a second.
+        // Do not publish at once after each reading, because readings are frequent. Their effect is published
+        // within a second.
         if !matches!(told, LoadingReport::Measured(_)) {
             self.published_at = None;
         }

@@ -4,8 +4,8 @@
 //!     unloaded: drained -- pack -- TERM    ...    loaded again: ready -- unpack -- gate opens -- behind
 //! ```
 //!
-//! They are kept for a limited time, because they contain texts of clients, and slot files may take only a
-//! share of the available memory, because others may need it.
+//! Conversations and slots are kept for a limited time, because they contain texts of clients. Slot files may
+//! take only a share of the available memory, because other models may need it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
