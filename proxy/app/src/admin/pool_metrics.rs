@@ -109,7 +109,7 @@ impl PoolExport {
         if pool.vllm {
             self.vllm.read(&pool, &labels);
             encode(text, &self.foreign)?;
-            // The text may have only one end, which the other metrics write.
+            // The text may have only one end line, which the other metrics add later.
             text.truncate(text.strip_suffix(END_LINE).map_or(text.len(), str::len));
         }
         Ok(())
@@ -144,7 +144,7 @@ impl PoolSnapshot {
     }
 }
 
-/// Labels with the room of the context and the names of loaded models.
+/// Labels with the size of the context and the names of loaded models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PoolLabels {
     cache: CacheLabels,

@@ -367,7 +367,7 @@ where
                 let message = "the program is chosen on the admin socket, which only its owner can open";
                 return Ok(error_response(StatusCode::FORBIDDEN, message));
             }
-            // The same holds for a canary with a program of its own.
+            // For the same reason, a canary over TCP cannot name a program by its path.
             if peer.is_some()
                 && uri.path().ends_with("/canary")
                 && QueryPairs::lenient(uri.query()).get("binary").is_some()

@@ -49,7 +49,7 @@ pub(crate) enum OrderError {
 }
 
 impl UpgradeOrders {
-    /// Also returns the receiver.
+    /// Creates the sender, and the receiver of the orders.
     pub(crate) fn new() -> (Self, mpsc::Receiver<UpgradeOrder>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self { sender: Some(sender), under_way: Arc::default() }, receiver)

@@ -156,7 +156,7 @@ async fn carry_out(admin: &AdminState, action: PageAction, model: &str, who: &st
         PageAction::Load => {
             let name = fleet.resolve(Some(model)).map_err(|unknown| unknown.to_string())?;
             fleet.log_operator_action(Some(&name), action.word(), who);
-            // Load the model as a request without a slot does, so that no serving process is affected.
+            // Load the model through a lease that takes no slot, so that no serving process is affected.
             fleet
                 .lease_for(&name, LeaseKind::Aux, None)
                 .await

@@ -24,8 +24,8 @@ static PAGE_CSP: LazyLock<String> = LazyLock::new(|| {
          form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     )
 });
-/// Content security policy of a report: only its inline style. The report file may have been changed by
-/// somebody, so no script in it runs, and it is isolated from the page's origin.
+/// Content security policy of a report: only its inline style. Another program may have changed the report
+/// file, so no script in it runs, and it is isolated from the page's origin.
 const REPORT_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors \
                           'none'; base-uri 'none'";
 

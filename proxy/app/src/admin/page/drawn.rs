@@ -57,8 +57,8 @@ pub(super) fn series_plot(data: &MemoryData, series: &SeriesData, what: &str) ->
     }
 }
 
-/// Returns the levels that `level` makes of points, in stretches without a gap. A point is placed at the
-/// middle of its time span, but not in the future.
+/// Applies `level` to each point. Splits the levels at gaps and where `level` returns `None`. A point is
+/// placed at the middle of its time span, but not in the future.
 fn series_levels(
     data: &MemoryData,
     series: &SeriesData,

@@ -40,7 +40,7 @@ pub(crate) fn memory_file(data: &MemoryData) -> String {
     style::document(format_args!("Memory of {}", data.model), &content)
 }
 
-/// Returns the name of such a file; all its characters are valid on any system.
+/// Returns the name of the self-contained file; all characters of the name are valid on any system.
 pub(crate) fn memory_file_name(data: &MemoryData) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
     let model: String = data.model.chars().map(plain).take(60).collect();
@@ -118,7 +118,7 @@ fn memory_content(data: &MemoryData) -> Markup {
     html! {
         @if data.series.is_empty() {
             p { "There are no readings of it in this time." }
-            // There is no plot to show past actions.
+            // Without readings there is no plot, so list the past actions here.
             ul {
                 @for mark in &data.marks {
                     li { (unix_element(mark.at / 1000)) " " (mark.kind.as_str()) ": " (mark.words) }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::admin::request_counts::{CounterValues, increase_since, quantile};
 
-/// Least time over which rates are computed, as soon as the instance has run that long.
+/// Minimum time over which rates are computed, unless the instance has run for less.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
 /// Most samples kept; there is at most one a second.
 const MAX_SAMPLES: usize = 16;
