@@ -319,7 +319,7 @@ fn cancel_on_signal() -> Result<CancellationToken, CommandError> {
     let mut term = listen(SignalKind::terminate())?;
     let mut hup = listen(SignalKind::hangup())?;
     let token = cancel.clone();
-    // The task ends with the runtime or with the signal, so nobody waits for it.
+    // The task ends with the runtime or with the signal, so no other task awaits it.
     tokio_util::task::TaskTracker::new().spawn(async move {
         tokio::select! {
             _ = int.recv() => {}

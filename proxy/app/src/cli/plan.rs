@@ -342,7 +342,7 @@ fn later_warning(sheets: &[PlanSheet], fits: &[ModelFit], room: &Room) -> Option
 fn smaller_context(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room) -> String {
     let fits = |context: u64| {
         let run = ServerRun { context: Some(context), ..known.settings.clone() };
-        // Plan anew: measurements are only valid for the present context.
+        // Predict the needs again: measurements are only valid for the present context.
         let needs = book::predict_needs(&known.shape, &run, known.server, known.projector);
         book::fit_models(room, &[&PlacementRequest { needs, ..one.clone() }]).is_ok()
     };

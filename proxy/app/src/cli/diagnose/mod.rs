@@ -183,7 +183,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
     Box::pin(run_experiment(&args, nursery)).await
 }
 
-/// An experiment with what its follow-ups need.
+/// An experiment, with the data that its follow-ups need.
 struct DiagnosisRun<'a> {
     args: &'a DiagnoseArgs,
     machine: HostMachine,
@@ -272,7 +272,8 @@ fn read_replay(args: &DiagnoseArgs) -> Result<Option<Arc<RequestRecording>>, Com
     Ok(Some(Arc::new(recording)))
 }
 
-/// Opens the lab for a model, with the private directory of its sockets, which is removed when it is dropped.
+/// Opens the lab for a model. Also returns the private directory of the lab's sockets, which is removed on
+/// drop.
 fn open_lab(
     nursery: NurseryHandle,
     resolved: &ResolvedConfig,

@@ -1,5 +1,6 @@
-//! What `diagnose` adds to its report and writes: budgets, facts about the machine, the page, the shareable
-//! folder. All paths are checked before the experiment starts. A failed write does not prevent the others.
+//! Additions to the report of `diagnose` (budgets, facts about the machine), and its files: the page and the
+//! shareable folder. All paths are checked before the experiment starts. A failed write does not prevent the
+//! others.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;

@@ -83,7 +83,7 @@ struct LegReadings {
     host: Vec<TracedMoment>,
     device: Vec<TracedMoment>,
     kept: Vec<TraceMoment>,
-    /// Every second snapshot of the kept ones was dropped this many times.
+    /// Number of times that every second kept snapshot was dropped.
     halvings: u32,
     last: Option<TraceMoment>,
     /// The leg has readings but no trace.

@@ -36,7 +36,7 @@ fn merge_mitigations(own: &mut dyn TableLike, list: &[String]) {
     own.insert("mitigations", value(list.iter().collect::<Array>()));
 }
 
-/// Appends an item. A comment behind the previous item stays there; a multi-line list gets another line.
+/// Appends an item. A comment after the previous item stays there; a multi-line list gets another line.
 fn append_item(array: &mut Array, text: &str) {
     let raw = |text: Option<&RawString>| text.and_then(RawString::as_str).unwrap_or_default().to_owned();
     // Text between the last item and the end of the list, on both sides of its comma.

@@ -203,7 +203,7 @@ fn parse_env<'a>(
                 kept.push(word.clone());
                 rest = more;
             }
-            // A variable before `env -i` would be cleared, so keep it behind that.
+            // A variable before `env -i` would be cleared, so keep the variable after `env -i`.
             variable if clears && is_assignment(variable) => {
                 kept.push(word.clone());
                 rest = more;

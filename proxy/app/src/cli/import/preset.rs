@@ -192,7 +192,7 @@ fn parse_sections(
     Ok((order, sections))
 }
 
-/// Strips a comment, which begins at `;` or `#`, also behind a value.
+/// Strips a comment, which begins at `;` or `#`, also after a value.
 fn strip_comment(line: &str) -> &str {
     line.find([';', '#']).map_or(line, |at| &line[..at]).trim()
 }

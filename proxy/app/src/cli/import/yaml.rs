@@ -70,7 +70,8 @@ pub(super) fn line_of(text: &str, what: &str) -> String {
     line_after(text, "", what)
 }
 
-/// The first line with `what` behind the first line with `first`, for a message.
+/// Formats `:LINE` for a message: the line with `what` from the first line with `first` on, else the first
+/// line with `what`.
 pub(super) fn line_after(text: &str, first: &str, what: &str) -> String {
     let has = |line: &str, what: &str| !line.trim_start().starts_with('#') && line.contains(what);
     let from = text.lines().position(|line| has(line, first)).unwrap_or_default();

@@ -241,7 +241,6 @@ async fn export_series(args: &PatchExportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Finds the selected set, and its selected fix if there is one.
 /// Writes all files, each patch with its page. Writes nothing if an existing file has other content.
 fn write_patches(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, CommandError> {
     let trouble = |path: &Path, error: &dyn std::fmt::Display| {

@@ -1,9 +1,9 @@
 //! Contents of a report: names, texts, and notes about missing parts; and the archive of them. Equal contents
 //! give equal bytes; an existing file is never overwritten.
 //!
-//! All contents are cleaned of secrets. The common redactor finds them by name, place and look; all secrets of
-//! this machine's configuration and environment are hidden wherever they occur. Names of API keys, which are
-//! people's names, become numbers.
+//! All contents are cleaned of secrets. The common redactor finds secrets by name, position and form; all
+//! secrets of this machine's configuration and environment are hidden wherever they occur. Names of API keys,
+//! which are people's names, become numbers.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};

@@ -8,7 +8,7 @@ use ratatui_core::text::Span;
 use warden_policies::ByteSize;
 use warden_policies::units::ByteAmount;
 
-/// Meanings of a text for an operator, each mapped to a colour of the terminal's theme.
+/// Ordinary text. This constant and the next ones map a meaning to a colour of the terminal's theme.
 pub(super) const PLAIN: Color = Color::Reset;
 /// Inactive and unimportant; drawn dim.
 pub(super) const QUIET: Color = Color::DarkGray;

@@ -95,9 +95,10 @@ impl LiveInstance {
         format!("pid {} ({})", self.instance.pid, self.models.join(", "))
     }
 
-    /// Reloads the instance, and waits until all its models run `binary` and nothing else. Going `back` to the
-    /// previous build excuses all models that are down, because the abandoned build is the cause. Otherwise,
-    /// models that already run the build after an earlier update are not excused.
+    /// Reloads the instance, and waits until all its models run `binary` and nothing else. Models that are
+    /// already down may stay down. With `back` (to the previous build) this holds for all models, because the
+    /// abandoned build is the cause. Otherwise it does not hold for models that already use the build after
+    /// an earlier update.
     pub(super) async fn switch_to(
         &self,
         binary: &Path,

@@ -148,7 +148,7 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandE
     }
     let report = build::with_builder(&loaded, &machine, async |builder| {
         if args.scheduled {
-            // Begin only now: from here on, the builder handles the signal that this sends.
+            // Begin only now: from here on, the builder handles the signal that `end_with_stdin` sends.
             end_with_stdin();
         }
         let store = builder.store();

@@ -125,7 +125,7 @@ impl CommitSearch<'_> {
         };
         let mut inherited: Vec<(String, String)> = self.machine.text_vars();
         inherited.retain(|(name, _)| is_own(name));
-        // The machine decides what is built, and with which tools.
+        // The plan of a build is part of the name, because it depends on the machine and its tools.
         let oldest = &self.line[0];
         let newest = &self.line[self.line.len() - 1];
         let plan = self.builder.plan(&self.request(newest)).await?;
