@@ -128,8 +128,8 @@ pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
         let done = Box::pin(done).await;
         match (&done, &predecessor) {
             (Err(failure), None) => manager.report_failure(failure).await,
-            // The predecessor continues and reports the failure to the caller; if it has let go already, it
-            // no longer listens.
+            // The predecessor continues, and reports the failure to the operator. After `go`, the predecessor
+            // does not act on this message.
             (Err(failure), Some(predecessor)) => predecessor.report_failure(failure).await,
             (Ok(()), _) => {}
         }
@@ -310,7 +310,7 @@ struct ControlLoop<'a> {
 }
 
 impl ControlLoop<'_> {
-    /// Reloads whenever that is requested, until something else happens.
+    /// Handles reloads and updates until another event occurs, and returns that event.
     async fn next_event(
         &mut self,
         server: &mut RunningInstance,

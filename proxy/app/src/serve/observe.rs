@@ -70,7 +70,7 @@ pub(crate) async fn log_events(
                 metrics.count_reports(&view);
                 continue;
             }
-            // Events from before the end are still logged.
+            // Still log the events that arrived before the stop.
             () = stop.cancelled() => match receiver.try_recv() {
                 Ok(event) => Ok(event),
                 Err(TryRecvError::Lagged(missed)) => Err(RecvError::Lagged(missed)),
@@ -123,7 +123,8 @@ fn advice_for(event: &FleetEvent, fleet: &Fleet, servers: &AdvisedServers) -> Ve
         .flat_map(|own| &own.backends);
     let same: Vec<_> = backends.filter(|backend| backend.generation == event.generation).collect();
     let work = same.first().map(|backend| backend.work).unwrap_or_default();
-    // The event is newer than the view: its own series counts, the others come from the view.
+    // The event is newer than the view: take the event's series from the event, and the other series from the
+    // view.
     let others =
         same.iter().flat_map(|backend| &backend.memory.growth).filter(|own| own.series != growth.series);
     advice::advise(servers.get(model.as_str()), work, others.chain([&**growth]))
@@ -161,7 +162,7 @@ fn log_event(event: &FleetEvent, advice: &[LeakAdvice]) {
     for one in advice {
         tracing::warn!(target: "event", model, generation, "looks like: {}", one.sentence());
     }
-    // The last lines of the process are in the log already, unless they are kept out of it.
+    // Log the last lines of the process only if the log filter hides the output of child processes.
     if let EventKind::Crashed { failure, .. } = &event.kind
         && !logging::shows_children()
     {

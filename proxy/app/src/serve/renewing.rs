@@ -97,7 +97,8 @@ impl UpdateSchedule {
         let started = std::env::current_exe().and_then(|program| {
             let mut command = Command::new(program);
             command.args(&self.words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            // In its own process group: signals of a terminal are ours to pass on.
+            // Use a separate process group: a terminal's Ctrl-C then reaches only llama-warden, which asks
+            // the update to end.
             command.process_group(0).spawn()
         });
         match started {

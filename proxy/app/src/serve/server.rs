@@ -57,7 +57,7 @@ mod succession;
 use opening::{OpenedInstance, TakeOver};
 use succession::{HandoverSockets, RecordingTasks};
 
-/// Margin beyond the longest end of the models.
+/// Extra wait for the models' processes, beyond the deadline and the stop graces.
 const STOP_MARGIN: Duration = Duration::from_secs(10);
 
 pub(crate) struct RunningInstance {
@@ -178,8 +178,8 @@ impl RunningInstance {
         Box::pin(Self::start_after(resolved, machine, nursery, sockets, None)).await
     }
 
-    /// Like [`Self::start`], after a predecessor. What the predecessor hands over is not changed before the
-    /// predecessor has given it up.
+    /// Like [`Self::start`], but takes over from a predecessor. Sockets, directories and processes of the
+    /// predecessor stay unchanged until the predecessor has given them up.
     pub(super) async fn start_after(
         resolved: ResolvedConfig,
         machine: &HostMachine,
@@ -207,7 +207,7 @@ impl RunningInstance {
         let stop = CancellationToken::new();
         let tasks = InstanceTasks {
             tracker: TaskTracker::new(),
-            // Viewers of the page on the public listener must not delay its end.
+            // Viewers of the page on the public listener must not delay the listener's end.
             retiring: running.ends.stop.child_token(),
             books: RecordingTasks::new(&stop, series.clone(), fleet.state_writer().clone()),
             exporting: ExporterTask::start(exporter),
@@ -487,10 +487,10 @@ impl RunningInstance {
         self.claim.remove().await;
     }
 
-    /// Stops the fleet after requests on their way were admitted.
+    /// Stops the fleet, after a wait in which requests on their way are still admitted.
     async fn stop_fleet(&self, deadline: Duration) {
         let grace = self.resolved.settings.server.stopped_keep_alive.min(deadline);
-        // Also those on their way to our predecessor, which go to our processes.
+        // Wait for requests on their way to our predecessor, too, because they use our processes.
         let ended = async {
             self.gateway.done.cancelled().await;
             self.fleet.handover().predecessors_ended().await;

@@ -33,7 +33,7 @@ use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
 use crate::probe::watchdog::{LoopAnswers, run_watchdog};
 
-/// Interval of status updates. Nobody reads faster updates, which would only burden the manager.
+/// Interval of status updates. Faster updates would only burden the manager.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// Extension requested during a drain, every [`EXTENSION_INTERVAL`]. Two such messages may be lost.
 const TIMEOUT_EXTENSION: Duration = Duration::from_secs(15);

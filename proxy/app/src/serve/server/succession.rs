@@ -144,8 +144,8 @@ impl RunningInstance {
     }
 
     /// Returns the times of a stop of this program. `delay` is the whole `probe.drain_delay`, even if an
-    /// operator ordered the instance to leave before: the serving program accepts requests for no longer,
-    /// and knows how much of that time has passed.
+    /// operator ordered the instance to leave before. The serving program knows how much of that time has
+    /// passed, and accepts requests for no longer than this.
     pub(in crate::serve) const fn stop_times(&self, deadline: Duration) -> StopTimes {
         let delay = self.resolved.settings.probe.drain_delay;
         StopTimes { delay, grace: self.resolved.settings.server.stopped_keep_alive, deadline }

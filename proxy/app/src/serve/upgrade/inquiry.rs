@@ -1,9 +1,9 @@
 //! A self-test before the predecessor gives up: the program sends itself requests of a client and an
 //! operator.
 //!
-//! The client's request is accepted, read, routed and answered on a thread of the gateway as usual,
-//! although the listening sockets are still the predecessor's. TLS is left out: its certificate was read at
-//! our start, and no peer is here to trust it.
+//! The client's request is accepted, read, routed and answered on a thread of the gateway as usual, although
+//! the listening sockets are still the predecessor's. The test does not use TLS: the certificate was read at
+//! our start, and the test's client could not verify it.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl SelfTest {
         };
         let late = || Err(format!("it does not answer a request of its own within {limit:?}"));
         if limit.is_zero() {
-            // A timer is not exact to the millisecond, so an answer at the limit would be luck.
+            // Do not run the test: whether an answer precedes a timeout of zero would be left to chance.
             return late();
         }
         timeout(limit, asked).await.unwrap_or_else(|_| late())

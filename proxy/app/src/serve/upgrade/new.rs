@@ -81,8 +81,8 @@ impl PredecessorLink {
         let hello = UpgradeHello::Comes { protocol: PROTOCOL, version, place };
         let lost = |error| CommandError::failed(format!("the previous program does not hand over: {error}"));
         self.talk.send(hello, Vec::new(), wait_deadline()).await.map_err(lost)?;
-        // Wait long: the predecessor first waits for tasks in progress, as long as the order allows. If it
-        // ends, that is noticed at once.
+        // Wait long: the predecessor first waits for tasks in progress, as long as the order allows. If the
+        // predecessor ends, this program notices the closed connection at once.
         let long = Instant::now() + MAX_UPGRADE_WAIT;
         let (legacy, files) = self.talk.receive::<HandoverHeader>(long).await.map_err(lost)?;
         let mut pieces = Vec::new();
@@ -153,7 +153,7 @@ impl PredecessorLink {
     }
 
     /// Frees slots as requests end in the predecessor, and reports models' open gates to the predecessor,
-    /// until no request is left there or it is gone.
+    /// until the predecessor has no request left or is gone.
     pub(in crate::serve) async fn follow_requests(self, kept: SlotShares, fleet: Fleet) {
         tokio::select! {
             () = self.free_slots(kept) => {}

@@ -122,7 +122,7 @@ async fn let_successor_take_over(
     server.retire();
     match talk.receive::<SuccessorMessage>(until).await {
         Ok((SuccessorMessage::Serves, _)) => tracing::info!("upgrade: the next program serves"),
-        // The process that forked the new program notices its end, and then ends all programs.
+        // If the new program has ended, the process that forked it notices this, and then ends all programs.
         Ok(_) => tracing::error!("the next program sent an unexpected message"),
         Err(error) => tracing::error!(%error, "the next program does not say that it serves"),
     }

@@ -125,7 +125,8 @@ pub(super) async fn program_version(path: &Path, limit: Duration) -> Result<Stri
 pub(super) fn with_own_arguments(binary: PathBuf) -> SuccessorProgram {
     let mut words = std::env::args_os();
     let called = words.next().unwrap_or_else(|| OsString::from("llama-warden"));
-    // The name selects the mode: under the name llama-server it would act as that.
+    // Pass on `argv[0]`, which selects the mode: under the name `llama-server` the program runs in drop-in
+    // mode.
     let called = if called.as_bytes().is_empty() { OsString::from("llama-warden") } else { called };
     SuccessorProgram { binary, called, args: words.collect() }
 }

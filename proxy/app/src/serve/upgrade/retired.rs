@@ -50,7 +50,8 @@ impl RetiredProgram {
         // Set once the serving program has ended with exit code 0.
         let mut is_over = false;
         let mut told = RemainingWork::default();
-        // Requests that remain in our predecessor count, too: our successor learns of them through us.
+        // Wait for requests that remain in our predecessor, too, because only this program reports them to
+        // the successor.
         while !server.has_ended() || !server.fleet().handover().remaining_work().is_done() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
@@ -95,7 +96,7 @@ impl RetiredProgram {
             }
         }
         self.report_remains(&server, &mut told).await;
-        // The successor reads the end of the connection as: nothing runs here any more.
+        // The end of the connection tells the successor that no request is left here.
         if let Some(talk) = self.talk.take() {
             talk.close();
         }
@@ -128,8 +129,8 @@ impl RetiredProgram {
     }
 }
 
-/// Sends requests that are here or in our predecessor, and have to be sent again, to the successor's open
-/// gates. Ends with the connection.
+/// Applies the gates and refusals that the successor reports, so that requests here and in our predecessor
+/// use the successor's processes. Ends with the connection.
 async fn follow_gates(talk: UpgradeChannel, fleet: Fleet) {
     loop {
         match talk.receive::<GateReport>(Instant::now() + RETIRED_POLL_INTERVAL).await {
@@ -151,7 +152,8 @@ struct RootProgram {
 }
 
 impl RootProgram {
-    /// Passes signals on until the serving program has ended, and with it those in between.
+    /// Passes signals on until the serving program and all programs between it and this one have ended, or
+    /// until a limit after a stop.
     async fn run(mut self, signals: &mut SignalHandlers) -> Result<(), CommandError> {
         loop {
             tokio::select! {
@@ -185,7 +187,8 @@ impl RootProgram {
     }
 }
 
-/// Ends with the exit of the serving program: a service manager sees only us.
+/// Converts the exit of the serving program to this program's result, because a service manager sees only
+/// this program.
 fn exit_result(exit: ProcessExit) -> Result<(), CommandError> {
     match exit {
         ProcessExit::Code(0) => Ok(()),

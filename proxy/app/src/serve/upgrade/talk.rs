@@ -1,4 +1,4 @@
-//! Messages between the old and the new program. The two have different versions: additions must be
+//! Messages between the old and the new program. The versions of the two may differ: additions must be
 //! optional, and any other change needs another [`PROTOCOL`] number.
 
 use std::io;
