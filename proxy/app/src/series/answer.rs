@@ -102,7 +102,7 @@ pub(crate) struct SeriesStatus {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LimitForecast {
-    /// Reason that the replacement at this limit would have.
+    /// Reason of a replacement at this limit.
     pub(crate) reason: Reason,
     pub(crate) limit: u64,
     /// Earliest, likely and latest moment; absent without a known rate of requests, or beyond a thousand

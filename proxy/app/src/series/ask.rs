@@ -13,7 +13,7 @@ const MIN_RANGE: u64 = 60;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeriesRange {
-    /// The last so many seconds, under a name from [`RANGES`]. Always ends at the current time.
+    /// A range of [`RANGES`]: its name, and its length in seconds. Always ends at the current time.
     Last(&'static str, u64),
     /// A fixed range between two times in seconds since 1970.
     Between(u64, u64),

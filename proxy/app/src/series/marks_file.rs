@@ -13,7 +13,7 @@ use warden_supervisor::open_lines;
 
 use super::marks::SeriesMark;
 
-/// Mode of the file, which has names of models and output of llama-server, and is not readable by everybody.
+/// File mode: not world-readable, because the file has names of models and output of llama-server.
 const FILE_MODE: u32 = 0o640;
 /// Number of lines below which the file is not rewritten.
 const MIN_REWRITE_LINES: usize = 1000;

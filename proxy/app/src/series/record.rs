@@ -18,8 +18,8 @@ pub(super) const RECORD_BYTES: usize = 104;
 
 const CHECKSUM_OFFSET: usize = RECORD_BYTES - 4;
 
-/// Unit of the lines. KiB are exact enough, because lines are only drawn, and operators set budgets in
-/// round numbers.
+/// Unit of the recorded lines (growth law, caches, budgets). KiB are exact enough, because lines are only
+/// drawn, and operators set budgets in round numbers.
 const KIB: u64 = 1024;
 
 /// Codes of the verdicts in a file: the index of a verdict must never change.

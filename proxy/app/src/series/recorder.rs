@@ -17,8 +17,8 @@ use super::key::SeriesKey;
 use super::marks;
 use super::store::{SeriesStore, unix_millis};
 
-/// Records until `stop` is cancelled, then writes the rest. Only the end of the program waits for that,
-/// within a limit.
+/// Records until `stop` is cancelled, then writes the rest. Only the end of the program waits for this last
+/// write, within a limit.
 pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: CancellationToken) {
     let policy = *store.policy();
     let mut views = fleet.subscribe();

@@ -26,7 +26,7 @@ const FILE_MAGIC: &[u8; 8] = b"LWSERIES";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 4096;
 const TEXT_OFFSET: usize = 20;
-/// Mode of the file, which has names of models, and is not readable by everybody.
+/// File mode: not world-readable, because the file has names of models.
 const FILE_MODE: u32 = 0o640;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
