@@ -37,7 +37,7 @@ pub(crate) struct ProbeBoard {
     gauges: Arc<GatewayGauges>,
     pace: ProbePace,
     seen: watch::Sender<Option<DatedFacts>>,
-    /// Time at which all event loops last responded; `None` while they are not asked.
+    /// Time at which all event loops last responded; `None` while no task checks the loops.
     responsive_at: watch::Sender<Option<Instant>>,
     text: watch::Sender<Option<Arc<MetricsText>>>,
     /// Notified when a client wants fresh metrics.
@@ -73,8 +73,8 @@ impl ProbeBoard {
         self.seen.send_replace(Some(DatedFacts { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
-    /// Records that all event loops respond. `false`: they are no longer asked, because some of them have
-    /// to end.
+    /// Records that all event loops respond. `asked` is false once the loops are no longer checked, because
+    /// some of them end at a stop.
     pub(super) fn set_responsive(&self, asked: bool) {
         self.responsive_at.send_replace(asked.then(Instant::now));
     }

@@ -39,8 +39,8 @@ fn model_facts(model: &ModelView) -> BalancedModel {
     }
 }
 
-/// Returns the use of each model's context. The room of a slot is the size that its process reported; a model
-/// without such a report is left out. If the slots of a process share one context, that context counts once.
+/// Returns the use of each model's context. The size of a slot is what its process reported; a model without
+/// such a report is left out. If the slots of a process share one context, that context counts once.
 pub(crate) fn context_use(
     view: &FleetView,
     held: &BTreeMap<ModelName, ContextHoldings>,

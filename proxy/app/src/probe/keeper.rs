@@ -23,8 +23,8 @@ pub(crate) async fn keep_board(board: Arc<ProbeBoard>, admin: AdminState, stop: 
     }
 }
 
-/// Checks that all event loops that a request needs respond, until `stop` is cancelled; then some of them
-/// end.
+/// Checks that all event loops that a request needs respond. Returns when `stop` is cancelled, because some
+/// of the loops then end.
 pub(crate) async fn watch_loops(
     board: Arc<ProbeBoard>,
     ask: impl Fn() -> LoopAnswers,

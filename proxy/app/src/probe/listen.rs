@@ -110,7 +110,7 @@ fn raise_priority() {
     }
 }
 
-/// Returns whether a socket is bound to the wanted address, whose port 0 stands for any port.
+/// Returns whether a socket is bound to the wanted address. Port 0 in `wanted` matches any port.
 fn matches_address(own: SocketAddr, wanted: SocketAddr) -> bool {
     own.ip() == wanted.ip() && (wanted.port() == 0 || own.port() == wanted.port())
 }

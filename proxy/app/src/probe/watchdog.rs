@@ -1,4 +1,4 @@
-//! The watchdog, which is fed only if every event loop has responded since the last time.
+//! A watchdog that is fed only if every event loop has responded since the last feed.
 //!
 //! ```text
 //!   round: acceptor, gateway threads, model tasks and admin listener are asked for an answer
@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 /// Names of the loops, each with a receiver that resolves when the loop answers.
 pub(crate) type LoopAnswers = Vec<(String, oneshot::Receiver<()>)>;
 
-/// Runs rounds until `stop` is cancelled. `limit`: time after which the manager ends the program if the
-/// watchdog is not fed; `meanwhile`: the consequence of a missing answer, for the log.
+/// Runs rounds until `stop` is cancelled. `limit`: time after which an unfed watchdog has its consequence
+/// (the manager ends the program, or probes fail); `meanwhile`: this consequence in words, for the log.
 pub(crate) async fn run_watchdog<Fed: Future<Output = ()>>(
     limit: Duration,
     meanwhile: &str,
