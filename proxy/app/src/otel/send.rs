@@ -29,8 +29,8 @@ pub(super) enum SpanSendError {
     Never(String),
 }
 
-/// Sends an encoded request. If the collector accepts it, returns the number of spans that it rejected all
-/// the same, with its reason.
+/// Sends an encoded request. If the collector accepts the request, returns the number of single spans that
+/// the collector rejected, with the reason.
 pub(super) async fn send_spans(
     collector: &TraceCollector,
     body: Bytes,

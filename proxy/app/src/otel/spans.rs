@@ -45,8 +45,8 @@ fn operation_name(route: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the error, if the request failed by a fault of the gateway or the backend. A client that leaves,
-/// or whose request is refused, is no such error.
+/// Returns the error, if the request failed by a fault of the gateway or the backend. A client that
+/// disconnects is no such error, nor is a refusal with a status below 500.
 fn error_of(record: &RequestRecord) -> Option<String> {
     match record.outcome {
         RequestOutcome::ClientGone => None,
