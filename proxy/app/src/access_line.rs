@@ -35,8 +35,8 @@ pub(crate) fn log_request(record: &RequestRecord) {
     );
 }
 
-/// Returns a line with its line end, as text or as a JSON object. It has no level, because all lines would
-/// have the same.
+/// Returns a line with its line end, as text or as a JSON object. The line has no level, because all access
+/// lines would have the same one.
 pub(crate) fn format_line(record: &RequestRecord, now: &[u8], json: bool) -> Vec<u8> {
     let mut line = LineWriter { out: Vec::with_capacity(512), digits: itoa::Buffer::new(), json };
     line.write_start(now);

@@ -1,4 +1,4 @@
-//! Reads the access list of a file, which extends its mode (POSIX.1e).
+//! Reads the access control list (POSIX.1e) of a file, which extends the file's mode.
 
 use std::io;
 use std::path::Path;

@@ -27,7 +27,7 @@ use crate::exit::CommandError;
 use crate::log_writer::{LogWriter, WriteTrouble};
 use crate::sync::lock;
 
-/// Mode of the file, which is not readable by everybody, because the lines have addresses of clients.
+/// File mode: not world-readable, because the lines contain addresses of clients.
 const FILE_MODE: u32 = 0o640;
 /// Time limit for the last writes before the process ends, longer than any working disk needs.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);

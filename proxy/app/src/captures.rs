@@ -1,5 +1,5 @@
-//! The latest requests of models with `record_requests`, recorded without their texts. For an
-//! operator who inspects one request. Kept in memory only, and lost when the instance ends.
+//! The latest requests of models with `record_requests`, recorded without their texts, so that an operator
+//! can inspect a request. Kept in memory only, and lost when the instance ends.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

@@ -15,7 +15,7 @@ const FILE_NAME: &str = "events.jsonl";
 /// Size limit of each file in bytes: some 50,000 events, which are years of a healthy fleet, or days of a
 /// fleet that crashes all the time.
 const MAX_FILE_BYTES: u64 = 16 << 20;
-/// Mode of the file, which has names of models and output of llama-server, and is not readable by everybody.
+/// File mode: not world-readable, because the file has names of models and output of llama-server.
 const FILE_MODE: u32 = 0o640;
 
 pub(crate) fn event_files(state: &Path) -> [PathBuf; 2] {

@@ -7,7 +7,7 @@ use proptest::sample::{Index, select};
 /// Bytes with a meaning in some format.
 const SPECIAL_BYTES: &[u8] = b"\r\n\t \0:;,#%&=+$'\"\\{}[]<>|!*-~.0\x7f\xc3\xff";
 
-/// One of these texts, with at most eight changes.
+/// Generates one of the texts in `from`, with at most seven changes.
 pub(crate) fn mutated(from: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
     let change = (any::<Index>(), 0..6_u8, select(SPECIAL_BYTES), any::<Index>());
     (select(from), proptest::collection::vec(change, 0..8)).prop_map(|(text, changes)| {

@@ -1,9 +1,8 @@
 //! Output of the command line: the only module that prints. Results go to standard output, everything else to
 //! standard error.
 //!
-//! A name or a log line may come from anywhere: a model file has texts that llama-server prints. On a
-//! terminal, characters that a terminal would obey instead of showing are replaced; files and programs get
-//! the text unchanged.
+//! Names and log lines are untrusted: llama-server prints texts from model files. On a terminal, control
+//! characters and marks of text direction are replaced; files and programs get the text unchanged.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
@@ -71,7 +70,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), CommandErr
     )
 }
 
-/// Prints a line for people. Errors are ignored, because nobody reads the output then.
+/// Prints a line for people. Write errors are ignored, because they mean that no reader is left.
 pub(crate) fn error_line(text: &str) {
     let mut out = io::stderr().lock();
     let text = make_safe(text, out.is_terminal());

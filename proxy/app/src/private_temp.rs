@@ -1,5 +1,6 @@
-//! Temporary folders that only the current user can enter. The `tempfile` crate leaves the mode to the
-//! umask, which usually lets other users read. Files of tools about a server's memory contain prompts.
+//! Temporary folders that only the current user can enter. The `tempfile` crate leaves the mode to the umask,
+//! which usually lets other users read. The folders hold traces and other files of tools that inspect a
+//! server, which may contain prompts.
 
 use std::fs::Permissions;
 use std::io;

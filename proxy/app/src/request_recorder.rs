@@ -29,7 +29,7 @@ use crate::exit::CommandError;
 
 /// Mode of the file, which only its owner can read, because lengths and times are private, too.
 const FILE_MODE: u32 = 0o600;
-/// Most requests that wait for the thread; only with a hanging disk do so many wait.
+/// Maximum number of queued requests. The queue gets this long only if the disk hangs.
 const MAX_WAITING: usize = 64;
 /// Most bytes of waiting bodies, in addition to the gateway's own budget. A single larger body may wait, too.
 const MAX_WAITING_BYTES: usize = 32 << 20;
