@@ -43,12 +43,12 @@ fn process_effort(pid: i32) -> Option<ProcessActivity> {
     })
 }
 
-/// Returns whether a process is exiting, a zombie, or gone; as long as it is not, its files are open. A
-/// killed process closes its sockets before its parent can wait for its end; on a busy machine the
-/// difference may be milliseconds. `None` if `/proc` does not show it. Call this only before the parent reaps
-/// the process, because the pid may be reused later.
+/// Returns whether a process is exiting, a zombie, or gone. The files of any other process are open. A killed
+/// process closes its sockets before its parent can wait for its end, on a busy machine some milliseconds
+/// before. `None` if `/proc` does not show the process. Call this only before the parent reaps the process,
+/// because the pid may be reused later.
 ///
-/// Source: `do_exit()` of the kernel sets the flag before it closes files; `proc(5)`, field 9 of
+/// Source: `do_exit()` of the kernel sets `PF_EXITING` before it closes files; `proc(5)`, field 9 of
 /// `/proc/PID/stat`.
 pub fn is_ending(pid: u32) -> Option<bool> {
     let process = Process::new(i32::try_from(pid).ok()?);
@@ -62,7 +62,7 @@ pub fn is_ending(pid: u32) -> Option<bool> {
     }
 }
 
-/// Ability of a process to run.
+/// Signs of whether a process can run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessRunState {
     /// True if a signal or a debugger has stopped the process.
@@ -71,7 +71,7 @@ pub struct ProcessRunState {
     pub major_faults: u64,
 }
 
-/// Reads the ability of a process to run; `None` if the process is gone or `/proc` does not show it.
+/// Reads whether a process can run; `None` if the process is gone or `/proc` does not show it.
 ///
 /// Source: `proc(5)`, fields 3 and 12 of `/proc/PID/stat`.
 pub fn process_run_state(pid: u32) -> Option<ProcessRunState> {

@@ -12,8 +12,8 @@ use crate::files::{number_field, read_number};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CgroupAllowance {
     pub(crate) limit: u64,
-    /// Bytes left under the limit that leaves the least; file pages that the kernel would reclaim count as
-    /// left.
+    /// Smallest number of bytes left under any of the limits. File pages that the kernel would reclaim count
+    /// as left.
     pub(crate) left: u64,
 }
 

@@ -1,6 +1,6 @@
 //! Identifies which process listens on a TCP port of this machine: one of a process group, or another
-//! program. An answer from the port does not prove that, because another program may have taken the port
-//! first. Never connects to anything.
+//! program. An answer from the port does not prove that the backend listens there: another program may have
+//! taken the port first. Never connects to anything.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;

@@ -1,5 +1,5 @@
-//! Detects whether the kernel killed processes for lack of memory, by comparing its counters before and
-//! after.
+//! Detects whether the kernel killed processes for lack of memory, by comparing its counters from before and
+//! after a process's end.
 //!
 //! A control group counts the kills in itself and in groups below it (`memory.events` of version 2,
 //! `memory.oom_control` of version 1). A limit of a group further up kills, too, so all groups up to the

@@ -2,9 +2,9 @@
 //! left behind.
 //!
 //! The process group is not enough: `setsid`, container tools and daemons leave it. When a wrapper ends,
-//! its remaining children are reparented to the subreaper. They are recognised by an environment variable
-//! that the wrapper was started with and that its children inherit. All functions block for some
-//! milliseconds at most.
+//! its remaining children are reparented to the subreaper. An environment variable identifies these children:
+//! the wrapper was started with it, and its children inherit it. All functions block for some milliseconds at
+//! most.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -102,8 +102,8 @@ pub fn relatives(of: ChildAncestry<'_>) -> Vec<RelatedProcess> {
     for _ in 0..HANDED_ON_LOOKS {
         found = relatives_among(&children, of);
         let now = ChildTable::default().direct(of.reaper);
-        // Read again until no new child appears: a parent that ended meanwhile has handed its children to
-        // the reaper after the reaper's children were read.
+        // A parent may end after the reaper's children were read, and hand its own children to the reaper. So
+        // read again until no new child appears.
         if now.iter().all(|pid| children.contains(pid)) {
             break;
         }

@@ -91,7 +91,7 @@ impl DrmCard {
         read_number(&self.folder.join(format!("mem_info_vram_{which}")))
     }
 
-    /// As `memory`, if the memory is the card's own.
+    /// Like [`Self::memory`], but `None` for a GPU that uses host memory.
     fn own_memory(&self, which: &str) -> Option<u64> {
         if self.unified { None } else { self.memory(which) }
     }

@@ -159,8 +159,8 @@ fn estimate(
     if !place.alone {
         return Err(EstimateDoubt::NotAlone);
     }
-    // A single new process that we cannot see is ours, listed under another pid. Several could be others'
-    // processes.
+    // If the driver lists a single new process that we cannot see, that process is ours, listed under another
+    // pid. If it lists several, some may belong to other programs.
     let pids: BTreeSet<u32> = others.iter().map(|one| one.pid).collect();
     if pids.len() > 1 || others.iter().any(|one| one.who != ProcessOwner::Unseen) {
         return Err(EstimateDoubt::Shared);

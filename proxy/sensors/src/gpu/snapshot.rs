@@ -85,8 +85,8 @@ impl GpuSnapshot {
     /// Like [`Self::group_vram`], including the processes `outside` the group that belong to it.
     ///
     /// `before` is the memory use before the spawn, and a flag: true if no other backend of ours has run
-    /// since then, which a hidden list of processes could not show. With `before`, an estimate is made if
-    /// the driver reports no bytes: the increase of the device's use. There is no estimate if the device
+    /// since then. A hidden list of processes could not show such a backend. With `before`, a device whose
+    /// driver reports no bytes gets an estimate: the increase of its use. There is no estimate if the device
     /// was in use before, or if other programs use it now.
     pub fn child_vram(
         &self,

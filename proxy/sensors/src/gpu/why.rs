@@ -90,7 +90,7 @@ impl VramUnknown {
         }
     }
 
-    /// Returns whether this is no fault: the backend has no VRAM to watch.
+    /// Returns whether the missing value is no fault, because the backend has no VRAM to watch.
     pub fn is_normal(&self) -> bool {
         matches!(self, Self::NoDevice(_) | Self::NotOnAny | Self::Unified(_))
     }

@@ -75,7 +75,8 @@ counts! {
     Ever cublas_resets,
     /// Number of captured graphs dropped because a purge or a reset invalidated them.
     Ever graph_invalidations,
-    /// Number of times that a fix did nothing, because something was in use.
+    /// Number of times that a fix did nothing: the context was in use, a capture was running, or too little
+    /// device memory was free.
     Ever skipped_busy,
     /// Number of errors in the fixes.
     Ever errors,
