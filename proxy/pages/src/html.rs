@@ -41,8 +41,8 @@ pub fn text_list<T: Display>(lines: impl IntoIterator<Item = T>) -> Markup {
     }
 }
 
-/// Returns names with a description each, however many lines the description has. Pairs without a
-/// description are left out.
+/// Returns a list of names, each with a description of one or more lines. Pairs without a description are
+/// left out.
 pub fn term_list<N: Display, V: AsRef<str>>(pairs: impl IntoIterator<Item = (N, V)>) -> Markup {
     html! {
         dl class="terms" {

@@ -17,8 +17,8 @@
 //! | [`words`] | meaning of each verdict, in a sentence |
 //!
 //! The crate decides nothing, reads no clock and no file, and opens no socket. Its output needs no script,
-//! font or network, and has no `style` attribute and no event handler, so it may be served under the
-//! strictest content policy.
+//! font or network, and has no `style` attribute and no event handler. So the strictest content policy allows
+//! it.
 //!
 //! Markup is written with `maud`, which escapes every value, so forgetting to escape is not possible.
 

@@ -1,5 +1,5 @@
-//! Reduces points to those that can be distinguished: readings at one position are merged into one point,
-//! whose range includes all of theirs.
+//! Reduces points to those that can be distinguished: all readings in one small interval of the axis become
+//! one point, whose range includes all of theirs.
 
 use super::PlotLevel;
 use warden_policies::units::{as_f64, truncate_to_u64};
@@ -7,9 +7,10 @@ use warden_policies::units::{as_f64, truncate_to_u64};
 /// Most points drawn of one curve, more than a screen can show.
 pub(super) const MAX_POINTS: usize = 1000;
 
-/// Reduces stretches of readings to at most `most` points together. Each point is the last reading of its
-/// place, with the minimum and maximum of all of them as its range. So nothing is invented and no extreme
-/// is lost. A gap narrower than a place is dropped, and so are values that are no numbers.
+/// Reduces stretches of readings to at most `most` points together. If there are more readings, the axis is
+/// divided into `most` intervals of equal width. Each interval keeps its last reading, with the minimum and
+/// maximum of all its readings as the range. So no value is invented and no extreme is lost. Gaps narrower
+/// than an interval are dropped, and so are values that are no numbers.
 pub(super) fn reduce_points(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotLevel>> {
     let all = || stretches.iter().flatten().filter(|level| level.is_known());
     let most = most.max(1);
@@ -26,7 +27,7 @@ pub(super) fn reduce_points(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Ve
         truncate_to_u64(share * as_f64(places)).min(places - 1)
     };
     let mut thinned: Vec<Vec<PlotLevel>> = Vec::new();
-    // Place and stretch of the last point.
+    // Interval and stretch of the last point.
     let mut before: Option<(u64, usize)> = None;
     for (number, stretch) in stretches.iter().enumerate() {
         for level in stretch.iter().filter(|level| level.is_known()) {
