@@ -11,7 +11,7 @@ use super::source::tree::{ConfigNode, ConfigValue};
 #[derive(Debug, Default)]
 pub struct ConfigChanges {
     /// Changed keys, without their values, which may be secrets. A key of a model is given with the model's
-    /// name; it is left out if a change of `defaults` explains it.
+    /// name. A model's key is left out if the same key of `defaults` has changed.
     pub keys: Vec<String>,
     /// Models that are in both configurations and have changed.
     pub models: Vec<String>,
@@ -62,7 +62,7 @@ fn compare(
     let is_table =
         |node: Option<&ConfigNode>| node.is_none_or(|node| matches!(node.kind, ConfigValue::Table(_)));
     if !is_table(old) || !is_table(new) {
-        // Places do not count.
+        // Compare values only: a value may move to another line or file.
         if old.map(ConfigNode::to_figment) != new.map(ConfigNode::to_figment) {
             keys.push(path.clone());
         }

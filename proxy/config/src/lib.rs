@@ -5,11 +5,11 @@
 //!                         |
 //!                      validate                      keys, kinds, ranges: all problems, with file and line
 //!                         |
-//!                      Loaded                        typed, as written
+//!                      LoadedConfig                  typed, as written
 //!                         |
 //!                      resolve                       paths, binaries, budgets in bytes; checks across keys
 //!                         |
-//!                      Resolved                      settings of fleet, gateway and admin
+//!                      ResolvedConfig                settings of fleet, gateway and admin
 //! ```
 //!
 //! | folder | task |

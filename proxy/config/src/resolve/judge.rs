@@ -109,7 +109,8 @@ impl ConfigResolver<'_> {
                 ("llama-warden itself sets the path of all routes", "set `api_prefix` in [server]")
             }
             ListeningFlag::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
-            // In drop-in mode the child may check the key; with many models, each process would have to.
+            // In drop-in mode the one llama-server may check the key. With several models, each process would
+            // have to.
             ListeningFlag::Key if self.any_name => return,
             ListeningFlag::Key => (
                 "keys per process are not supported with a configuration file",

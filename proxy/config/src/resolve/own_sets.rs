@@ -49,7 +49,7 @@ impl LoadedConfig {
 /// Adds the fixes of the sets recorded in a build to a list.
 ///
 /// # Errors
-/// The name of a fix in the build now stands for another mitigation.
+/// A fix in the build has the same name as another mitigation of the list.
 pub fn with_build(
     list: MitigationCatalogue,
     build: &ProvenanceFacts,

@@ -121,8 +121,8 @@ fn offer_switch(
     (!switch.args.is_empty() || !switch.env.is_empty()).then_some(switch)
 }
 
-/// Returns true if the V cache has a type that needs flash attention, so that the server would not start
-/// without flash attention either.
+/// Returns true if the V cache has a type that needs flash attention: switching flash attention off would
+/// then keep the server from starting.
 fn has_quantised_v_cache(args: &[String]) -> bool {
     let names = ["--cache-type-v", "-ctv"].map(str::to_owned);
     let given = arguments::find_given(args, &names, &[]);

@@ -150,7 +150,8 @@ impl ConfigResolver<'_> {
         all
     }
 
-    /// Returns the resource attributes; those in environment variables take precedence.
+    /// Returns the resource attributes from OpenTelemetry's variables. `OTEL_SERVICE_NAME` overrides
+    /// `service.name` in `OTEL_RESOURCE_ATTRIBUTES`; without either, the default name is used.
     fn resource_attributes(&self) -> Vec<(String, String)> {
         let mut all = parse_pairs(&self.variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
         if let Some(name) = self.variable("OTEL_SERVICE_NAME") {
@@ -164,7 +165,8 @@ impl ConfigResolver<'_> {
     }
 }
 
-/// Parses an endpoint. With `adds`, it is meant for all kinds of telemetry, so the path for traces is added.
+/// Parses an endpoint. `adds`: the endpoint is meant for all kinds of telemetry, so the path for traces is
+/// added.
 fn parse_endpoint(text: &str, adds: bool) -> Result<(RemoteOrigin, String), String> {
     let uri: Uri = text.parse().map_err(|error| format!("it is no address: {error}"))?;
     if uri.query().is_some() {

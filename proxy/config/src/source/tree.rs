@@ -1,7 +1,8 @@
 //! A configuration as a tree of values, each with the place where it is written.
 //!
 //! Every source (file, environment, flags, defaults) becomes such a tree. The trees are validated, and merged
-//! into one in order of priority. Types are read from it by figment, whose errors name the path of a value.
+//! into one in order of priority. figment reads the types of the settings from the merged tree; its errors
+//! name the path of a value.
 
 use std::ops::Range;
 
@@ -152,8 +153,8 @@ impl ConfigNode {
         Some(entries.remove(at))
     }
 
-    /// Sets the value at a path, creating tables as needed. A value in the way that is not a table is
-    /// replaced.
+    /// Sets the value at a path, creating tables as needed. A value on the path that is not a table is
+    /// replaced by a table.
     pub fn set(&mut self, path: &[String], value: ConfigNode) {
         let Some((first, rest)) = path.split_first() else {
             *self = value;

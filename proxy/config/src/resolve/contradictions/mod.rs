@@ -117,8 +117,8 @@ impl ModelSummary<'_> {
     }
 }
 
-/// Reports if the leak detector keeps fewer floors (lowest readings) than a test needs: it never finds a
-/// leak.
+/// Reports if the leak detector keeps fewer floors (lowest readings) than a test needs: the detector then
+/// never finds a leak.
 fn too_few_kept_floors(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let growth = &whole.settings.growth;
     if growth.kept >= growth.window {

@@ -234,7 +234,8 @@ pub(super) fn ages_outside_windows(one: &ModelSummary<'_>) -> Option<RuleFinding
     Some(one.finding(&["policy", "max_age"], &message, hint))
 }
 
-/// Finds models whose `growth_drain` exceeds `growth_quiet`: no replacement waits for a quiet moment there.
+/// Finds models whose `growth_drain` exceeds `growth_quiet`: their replacements never wait for a quiet
+/// moment.
 pub(super) fn misordered_horizons(one: &ModelSummary<'_>) -> Option<RuleFinding> {
     let policy = &one.model.policy.common;
     if policy.growth_drain <= policy.growth_quiet {
