@@ -63,7 +63,8 @@ impl UpstreamRequest {
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| RequestRefusal::Host)?;
         let is_safe = is_safe_method(&parts.method);
-        // A missing head is interpreted only after a failure, because each attempt may use another build.
+        // A missing head is not interpreted here: its meaning depends on the build, and each attempt may use
+        // another.
         let streams = intake.is_stream();
         let generates_stream = generates && streams;
         let kept = is_safe || repeats || generates_stream || remembers;

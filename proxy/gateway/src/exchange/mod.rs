@@ -131,7 +131,7 @@ struct AnsweredRequest {
     remember: Option<Box<TurnRecorder>>,
 }
 
-/// The client's body. When the answer is sent, it decides whether the connection can be used again.
+/// The client's body. Its state when the answer is sent decides whether the connection can be used again.
 enum ClientBody {
     /// Not complete: bytes may follow that must not be taken for the next request, because they belong to the
     /// body, because the head is invalid, or because the client asked for a tunnel.

@@ -76,7 +76,8 @@ fn find_pattern<'a>(live: &'a LiveConfig, name: &str) -> Option<(&'a String, &'a
     patterns.filter(|(pattern, _)| pattern_matches(pattern, name)).max_by_key(|(pattern, _)| pattern.len())
 }
 
-/// Checks the model named in a path. A name that the key may not use is treated as if the path named none.
+/// Checks the model named in a path. For a model that the key may not use, the client gets the same refusal
+/// as for an unknown name.
 pub(super) fn resolve_in_path(
     resolved: Result<ModelName, RequestRefusal>,
     exchange: &HttpExchange,

@@ -1,8 +1,8 @@
 //! Assembles OpenAI's chat completions, and the completions of OpenAI's and llama-server's own routes. Pure.
 //!
-//! The deltas of a chat are added to the message of their choice, by index. Of a completion, the last event of
-//! each answer has all its fields except the whole text and the probabilities, which are collected from the
-//! other events.
+//! The deltas of a chat are added to the message of their choice, by index. In a stream of completions, the
+//! last event of each answer has all fields except two: the whole text and the probabilities. These two are
+//! collected from the other events.
 
 use std::collections::BTreeMap;
 

@@ -25,7 +25,8 @@ use crate::protocol::{headers, wire};
 use crate::refusal::RequestRefusal;
 use crate::requests::ProgressHandle;
 
-/// Counters reported by the stream so far. They are recorded once, on drop if the client leaves early.
+/// Counters reported by the stream so far. The counters are recorded once: at the end, or on drop if the
+/// client leaves early.
 struct StreamTally<'a> {
     meter: AnswerMeter,
     events: u64,

@@ -223,7 +223,7 @@ pub(super) fn for_each_event<E>(
     Ok(())
 }
 
-/// Random mark used for the numbers of one answer.
+/// Random prefix that marks the strings in which the fractional numbers of one answer are kept as written.
 #[derive(Debug)]
 pub(super) struct NumberMask(String);
 

@@ -17,10 +17,10 @@
 //! ```
 //!
 //! In doubt the stream ends with an error, because the client must never get half of one answer followed by
-//! an unrelated second half. Therefore tokens are only sent to a server with the same command, binary and
-//! files as the dead one, only if every member of the request is known, and only if the server counts the
-//! expected number of prompt tokens. The answer to a repeated request must begin with the text that the
-//! client has.
+//! an unrelated second half. Therefore tokens are sent to another server under three conditions only: its
+//! command, binary and files are those of the dead server; every member of the request is known; the server
+//! counts the expected number of prompt tokens. The answer to a repeated request must begin with the text
+//! that the client has.
 
 use warden_policies::WorkDone;
 use warden_supervisor::AnswerIdentity;
@@ -95,8 +95,8 @@ pub(crate) fn rest_error_text(died: &str, why: &str) -> String {
     format!("{died} (the rest of it cannot be computed elsewhere: {why})")
 }
 
-/// Requests the rest of an answer from another server. `died` is the client's error text if that fails;
-/// `paid` is the work that the client has already received.
+/// Requests the rest of an answer from another server. `died` is the error that explains the first server's
+/// end; `paid` is the work that the client has already received.
 pub(crate) async fn continue_answer(
     again: RepeatableRequest,
     heard: Box<AnswerTranscript>,
@@ -159,7 +159,8 @@ impl ContinuationPlans {
         }
     }
 
-    /// Returns whether the request is sent once more without a question before.
+    /// Returns whether the request is sent once more at once, without asking the next server a question
+    /// first.
     fn repeats_at_once(&self) -> bool {
         // If the server's default settings decide whether the answer is repeatable, ask for the settings
         // first, provided that another method is possible.
@@ -223,8 +224,8 @@ async fn compute_rest(
         return Ok((relayed, translator));
     }
     let probe = plans.probe(&message)?;
-    // The probe obeys all rules for a suspect request, which may have to wait until no other request runs
-    // there.
+    // The probe obeys all rules for a suspect request. It may have to wait until no other request runs on the
+    // next server.
     let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(ContinuationStop::Refused)?;
     let RelayedAnswer { response, backend, .. } = probed;
     let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
@@ -328,9 +329,8 @@ impl FirstServer {
     /// and files.
     ///
     /// The model's normal build may also continue the answer of a canary, whose command and files differ in
-    /// the binary only. Both builds have the same vocabulary. The normal build computes the rest from the
-    /// prompt as this build renders it and from exactly the text that the client has, so this build might
-    /// have given the whole answer.
+    /// the binary only. Both builds have the same vocabulary. The normal build renders the prompt itself and
+    /// continues exactly the text that the client has. So the normal build might have given the whole answer.
     fn may_be_continued_by(self, next: Option<AnswerIdentity>) -> bool {
         let Some(next) = next else { return false };
         next == self.kin

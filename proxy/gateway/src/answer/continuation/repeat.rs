@@ -100,7 +100,8 @@ pub(super) fn may_repeat(kind: AnswerFormat, body: &[u8]) -> Result<SamplingRepe
     let has_seed = kind != AnswerFormat::Messages && seed.is_some_and(|seed| seed < u64::from(u32::MAX));
     match (is_greedy || has_seed, member("temperature")) {
         (true, _) => Ok(SamplingRepeat::Same),
-        // The server's defaults may be random; the comparison of the two answers will show it.
+        // The server's defaults may be random; then the second answer differs from the first, which is
+        // noticed.
         (false, None) if !mirostat => Ok(SamplingRepeat::Default),
         _ => Err(RANDOM_ANSWER.to_owned()),
     }

@@ -124,8 +124,8 @@ impl AnswerRelay {
     }
 
     /// Counts the work, releases connection and lease, and reports the request. Only the first call has an
-    /// effect. `outcome` is for the backend; `whole` is for the whole answer, which an earlier backend
-    /// may have spoiled.
+    /// effect. `outcome` is for the backend that answers now. `whole` is for the whole answer, which may have
+    /// failed at an earlier backend.
     pub(super) fn close(&mut self, outcome: RequestOutcome, whole: RequestOutcome) {
         self.tail.ended = true;
         let Some(backend) = self.backend.take() else { return };

@@ -387,8 +387,8 @@ impl AnswerRelay {
                 due = due.min(by);
             }
         }
-        // To save work, the timer is not reset for every piece, but when it has fired too early, and when the
-        // first event replaces the overall deadline by an earlier one.
+        // To save work, the timer is not reset for every piece. It is reset when it has fired too early, and
+        // when the first event replaces the overall deadline by an earlier one.
         let timer = self.timers.limit.get_or_insert_with(|| Box::pin(sleep_until(due)));
         if timer.deadline() > due {
             timer.as_mut().reset(due);

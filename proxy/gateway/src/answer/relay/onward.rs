@@ -50,7 +50,8 @@ impl AnswerContinuation {
         Self { again: Some(again), transcript, ..Self::default() }
     }
 
-    /// Records events of a stream that may be continued elsewhere. Drops the records once that is impossible.
+    /// Records events of a stream that may be continued elsewhere. Drops the request once a continuation is
+    /// impossible.
     pub(super) fn record_events(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
         let Some(again) = &self.again else { return };
         let Some(heard) = &mut self.transcript else {
