@@ -23,8 +23,8 @@ use super::answer::AdminStatus;
 use super::instance::{self, LocatedInstance};
 use crate::exit::CommandError;
 
-/// Time limit for connecting. An accepted connection takes no time; an instance whose queue stays full this
-/// long hangs.
+/// Time limit for connecting. A connection takes no time unless the accept queue is full; an instance whose
+/// queue stays full this long hangs.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between attempts to connect to a socket whose accept queue is full.
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);

@@ -98,7 +98,7 @@ fn scrape(view: &FleetView) -> String {
     let metrics = GrowthMetrics::default();
     let mut registry = Registry::with_prefix("llama_warden");
     metrics.register(&mut registry);
-    // Twice: gauges are set, not added up.
+    // Read twice, because gauges must be set and not added up.
     metrics.read(view);
     metrics.read(view);
     let mut text = String::new();

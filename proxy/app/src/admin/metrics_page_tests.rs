@@ -27,7 +27,7 @@ pub(super) trait LabelNames {
 
 /// Kind and labels of a metric type.
 pub(super) trait MetricShape {
-    /// Prometheus' word for the kind.
+    /// Prometheus' name of the metric type.
     const KIND: &'static str;
     const LABELS: &'static [&'static str] = &[];
 }

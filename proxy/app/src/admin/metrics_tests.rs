@@ -113,7 +113,7 @@ fn what_backends_report_is_summed_by_device_and_their_counters_never_go_down() {
         assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
     };
     let old = report(&[(0, counts(5)), (1, counts(1))]);
-    // Counted between scrapes: at the next scrape the old process may be gone.
+    // Count between scrapes: at the next scrape the old process may be gone.
     metrics.count_reports(&reporting(1, Some(old.clone()), None));
     let text = scrape(&metrics, &reporting(2, Some(old), Some(report(&[(0, counts(2))]))));
     has(&text, "cuda_graphs", "device=\"0\"", "7");

@@ -2,8 +2,8 @@
 //! removes them, and decides which pointer files are trusted.
 //!
 //! The command line acts on the content of a pointer file: it restarts models of that instance, or has the
-//! instance replaced by another program. So a pointer file is trusted only if it belongs to the current
-//! user or to root, in a folder of theirs. Root also trusts the user to whom root gave the folder
+//! instance replaced by another program. So a pointer file is trusted only if the current user or root owns
+//! the file, and if one of them owns its folder. Root also trusts the user to whom root gave the folder
 //! (`/run/llama-warden` belongs to the service), and removes no file of that user.
 //!
 //! Folder and file are opened first and then checked by their descriptors, because another user may replace
@@ -284,8 +284,8 @@ mod tests {
             [],
             "our file in her folder, which she has made in a public place"
         );
-        // Below a folder that only root can change, root gave her this folder: her pointer is about her own
-        // instance.
+        // Now only root can change the parent, so root must have given this folder to the other user. That
+        // user's pointer files are trusted in it, for the user's own instance.
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
         std::os::unix::fs::chown(&file, Some(MALLORY), None).unwrap();
         assert_eq!(instances_in_folder(&folder), [], "root answers on that socket, not she");

@@ -241,7 +241,8 @@ mod tests {
         }
         all.push(event(70, "b", start(99)));
         let html = events_view(&all, &EventFilter::default()).into_string();
-        // One row of b, three of the loop, one of the other crash, and the two before it.
+        // One row for `b`, three for the repeated start, crash and pause, one for the other crash, two for
+        // the first events.
         assert_eq!(html.matches("class=\"row\"").count(), 1 + 3 + 1 + 2, "{html}");
         assert!(html.contains("and 18 times before") && html.contains("and 19 times before"), "{html}");
     }
