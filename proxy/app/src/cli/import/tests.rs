@@ -257,7 +257,7 @@ fn what_stands_before_a_server_is_a_wrapper_that_runs_it() {
     let line = "sh -c 'X=$((40 + 2)) && export X && exec /bin/llama-server -m /a.gguf'";
     let words =
         command::parse_command(&shell::split_words(line, "x").unwrap()).unwrap().model.command.wrapper;
-    // Run a shell in place of the server, to show the effects of the preamble and the arguments behind it.
+    // Run a shell in place of the server, to show the effects of the preamble and the arguments after it.
     let ran = std::process::Command::new(&words[0])
         .args(&words[1..])
         .args(["/bin/sh", "-c", "echo $X $#:$@", "x", "y z"])

@@ -194,7 +194,7 @@ fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_
     sheet
 }
 
-/// Formats the sheets of several models. Lines that are equal in all of them come once, at the top.
+/// Formats the sheets of several models. Lines that are equal in all sheets are printed once, at the top.
 fn join_sheets(sheets: &[PolicySheet]) -> String {
     let (Some(first), true) = (sheets.first(), sheets.len() > 1) else {
         return paragraphs(sheets.iter());

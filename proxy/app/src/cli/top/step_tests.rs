@@ -267,7 +267,7 @@ fn an_action_needs_a_confirmation_and_only_yes_does_it() {
         assert_eq!(effects, [ScreenEffect::Act(action(key), "alpha".to_owned())]);
         assert_eq!(state.overlay, ScreenOverlay::Nothing);
         assert!(state.message.unwrap().1.contains("alpha"));
-        // Any other key, too: pasted text would reach a `y` sooner or later.
+        // Any other key declines, too: pasted text would reach a `y` sooner or later.
         for no in [Char('n'), Char('N'), Esc, Char('q'), Char('x'), Enter] {
             let mut state = shown();
             let effects = press(&mut state, &[Char(key), no, Char('y')]);

@@ -120,7 +120,7 @@ impl LegTrace {
                 format!("{each}{error} a request, {count} × {}{within}", place.function)
             }
         };
-        // The name of an unnamed call site already contains its library.
+        // `called_in` of a function without a symbol already begins with its library.
         let named = place.module != self.program && !place.called_in.starts_with(&place.module);
         let library = if named { format!(" ({})", place.module) } else { String::new() };
         format!("  {what}, called in {}{library}", place.called_in)
