@@ -68,8 +68,8 @@ impl RetiredProgram {
                     if exit != ProcessExit::Code(0) {
                         return exit_result(exit);
                     }
-                    // A remote model's stream, or the last bytes to a slow client, do not need the
-                    // processes that have ended.
+                    // Let running answers finish: a remote model's stream, or the last bytes to a slow
+                    // client, need no process that has ended.
                     is_over = true;
                     let now = Instant::now();
                     if ending.is_none() {
