@@ -111,13 +111,13 @@ fn a_killed_writer_costs_the_wide_buckets_nothing_that_the_fine_ones_have() {
     let mut disk = take(state.path(), 9, DAY);
     let mut fine: Vec<(usize, ReadingBucket)> = (0..5).map(|n| (0, full(DAY + n * 10, 10 + n))).collect();
     disk.write(&key("a"), &mut fine, DAY + 50).unwrap();
-    // Killed: the minute was never written.
+    // Simulate a kill: the bucket of the minute was never written.
     drop(disk);
     let mut disk = take(state.path(), 9, DAY + 51);
     let minute = disk.read(&key("a"), 1).unwrap();
     assert_eq!(minute.len(), 1);
     assert_eq!((minute[0].count, minute[0].min, minute[0].max), (5, 10, 14));
-    // Not twice.
+    // A second opening does not complete the buckets twice.
     drop(disk);
     let mut disk = take(state.path(), 9, DAY + 52);
     assert_eq!(disk.read(&key("a"), 1).unwrap()[0].count, 5);

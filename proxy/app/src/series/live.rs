@@ -8,7 +8,7 @@ use warden_policies::rollup::{ReadingBucket, RollupReading, RollupTier, SeriesPo
 
 use super::key::SeriesKey;
 
-/// Number of waiting buckets that each series may have in any case, however many series there are.
+/// Number of waiting buckets that each series may always have, however many series there are.
 const MIN_WAITING: usize = 16;
 /// Most waiting buckets of one series, however few series there are: four hours of the finest tier.
 const MAX_WAITING: usize = 1440;

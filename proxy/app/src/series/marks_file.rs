@@ -137,7 +137,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Of any file, our marks are read and writing continues, or the file is left unchanged.
+        /// Whatever a file contains, its marks are read and writing continues, or the file stays unchanged.
         #[test]
         fn any_bytes_are_read_or_left_alone(bytes in crate::mutated::mutated(&[
             "{\"at\":1,\"model\":\"m\",\"kind\":\"replaced\",\"words\":\"why\"}\n{\"at\":2,\"model\":\"a/b\",\"kind\":\"replaced\",\"words\":\"\"}\n",

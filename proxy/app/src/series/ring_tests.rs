@@ -125,7 +125,7 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
     let other = SeriesKey { replica: 1, ..key() };
     assert!(matches!(RingFile::open(&path, &other, &TIERS, true), Err(RingError::Other)));
     assert!(matches!(RingFile::open(&path, &key(), &TIERS[..1], true), Err(RingError::Other)));
-    // A link leads elsewhere, and a pipe would block.
+    // Refuse a link, which leads to another file.
     let link = dir.path().join("link.series");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     assert!(RingFile::open(&link, &key(), &TIERS, true).is_err());
@@ -138,7 +138,7 @@ fn what_is_not_ours_or_of_a_later_version_is_told_apart_and_stays() {
 }
 
 proptest! {
-    /// Any file is refused by its head, or its buckets can be read and merged without a fault.
+    /// Whatever a file contains, opening it fails at its head, or its buckets can be read and merged.
     #[test]
     fn any_bytes_are_read_or_refused(
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..12),

@@ -61,7 +61,7 @@ async fn what_was_read_is_found_at_once_after_a_write_and_after_a_restart() {
         assert_eq!(count(&first, "a/b c", seconds).await, 31, "{seconds}: partly written");
     }
     assert_eq!(first.spans().await.unwrap()[0].key, key("a/b c"));
-    // A regular end.
+    // Simulate a regular end of the program.
     first.close();
     first.flush();
     drop(first);
@@ -82,7 +82,7 @@ async fn a_kill_costs_at_most_what_was_not_complete() {
     let start = (unix_seconds() - 145) / 10 * 10;
     (0..30).for_each(|n| read(&first, "a", start + n * 5, 1000 + n));
     first.flush();
-    // Killed: nothing is closed.
+    // Simulate a kill: no bucket is closed.
     drop(first);
     let second = store(state.path());
     second.flush();
