@@ -81,7 +81,7 @@ async fn a_collector_that_names_a_time_is_left_alone_until_then_though_spans_are
     const BUSY: &str =
         "HTTP/1.1 503 Busy\r\nRetry-After: 2\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
     const TAKEN: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    // A wait longer than any pause of ours, and longer than a batch is kept.
+    // The collector requests a wait longer than any own pause, and longer than a batch is kept.
     let told = collector(&[BUSY, TAKEN]).await;
     let (queue, exporter, metrics) = told.exporter(|numbers| {
         numbers.retry_pause_cap = Duration::from_millis(10);
