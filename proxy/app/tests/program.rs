@@ -1,5 +1,5 @@
-//! The program itself starts. That this test is here has cargo build it with whatever else is tested, in one go: the end-to-end tests, which
-//! are in a package of their own, find it made.
+//! Starts the program itself. Because of this test, cargo builds the program together with all tests, so that
+//! the end-to-end tests of another package find it built.
 
 use std::process::Command;
 
