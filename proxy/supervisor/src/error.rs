@@ -1,4 +1,4 @@
-//! Errors and refusals. Each message names the failed action and its object, and how to fix it.
+//! Errors and refusals. Each message names the failed action and its object, and tells how to fix the error.
 
 use std::io;
 use std::path::PathBuf;

@@ -87,9 +87,9 @@ async fn attempt_start(
     }
 }
 
-/// Description of a death during the start that an option may avoid: by a signal of the process itself, an
-/// exit code that stands for such a signal, or a logged crash. `None` for failures with a known cause
-/// (memory, a file, a flag).
+/// Description of a death during the start that an option may avoid. Such a death is a signal of the process
+/// itself, an exit code that stands for such a signal, or a logged crash. `None` for failures with a known
+/// cause (memory, a file, a flag).
 pub(crate) fn death_at_load(exit: Option<ProcessExit>, failure: &BackendFailure) -> Option<String> {
     /// Exit codes that a shell returns for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
     const SHELL_SIGNAL_CODES: [i32; 6] = [132, 133, 134, 135, 136, 139];

@@ -1,5 +1,6 @@
-//! Locking. A poisoned lock (its holder panicked) is used as before: the data are counters and queues that
-//! every step leaves consistent, and refusing them would turn one failed request into a dead model.
+//! Locking. A poisoned lock (its holder panicked) is used as before. The data are counters and queues that
+//! every step leaves consistent. Refusing to use them would turn one failed request into a model that serves
+//! none.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

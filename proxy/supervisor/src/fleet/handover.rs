@@ -142,7 +142,7 @@ struct ChangedSettings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RemainingWork {
     counts: Vec<RemoteCount>,
-    /// Number of waiting requests by model. They need a process of the deciding instance.
+    /// Number of waiting requests by model. The requests need a process of the deciding instance.
     #[serde(default)]
     waiting: BTreeMap<String, usize>,
     /// Total number of requests that had to wait, by model. The total reveals a new request even if another

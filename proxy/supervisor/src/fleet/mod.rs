@@ -276,7 +276,7 @@ impl Fleet {
             let canary = self.inner.canaries.view(&model.name).map(Box::new);
             let is_current = model.backends.is_empty()
                 && (model.waiting, &model.quarantine, &model.canary) == (waiting, &quarantine, &canary);
-            // Share the view of an idle model with the published one: this runs for each request, and
+            // Share the view of an idle model with the published one. This code runs for each request, and
             // copying 1,000 models would cost more than the request.
             if is_current {
                 continue;

@@ -61,7 +61,7 @@ impl FleetInner {
 fn finished_verdict(running: &RunningCanary) -> Option<CanaryVerdict> {
     let runs = *running.stage.borrow() == CanaryStage::Runs;
     let (verdict, over) = lock(&running.trial).judge(running.elapsed());
-    // Judge a canary that never became ready only when its time is over: before that, an event reports
+    // Judge a canary that never became ready only when its time is over. Before that, an event reports
     // whether its start failed or memory was short.
     let late = !runs && running.elapsed() >= running.spec.numbers.time;
     (over && runs || late).then_some(verdict)

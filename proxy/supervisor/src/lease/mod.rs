@@ -171,9 +171,9 @@ impl Lease {
         }
     }
 
-    /// Records a complete answer. If a lease whose request was sent whole is dropped without this call and
-    /// without [`Lease::report_broken`], the client has left, and the backend may still work on the request
-    /// for a while.
+    /// Records a complete answer. If a lease whose request was sent whole is dropped without this call,
+    /// [`Lease::report_broken`] or [`Lease::report_lost`], the client has left. The backend may then still
+    /// work on the request for a while.
     pub fn note_done(&self) {
         self.is_settled.store(true, Ordering::Relaxed);
     }

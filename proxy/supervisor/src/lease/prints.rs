@@ -14,7 +14,8 @@ const BLOCK_SIZE: usize = 256;
 /// question and an answer. Fewer messages may be common to many conversations.
 const MIN_SHARED_MESSAGES: usize = 3;
 
-/// Hashes of a prompt. Each covers everything from the beginning to the end of one message or block of text.
+/// Hashes of a prompt. Each hash covers everything from the beginning to the end of one message or block of
+/// text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PromptHashes {
     all: Vec<u64>,

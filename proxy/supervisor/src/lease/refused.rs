@@ -1,8 +1,8 @@
 //! Refusals that the deciding instance passes to the previous one, which then refuses its own waiting
 //! requests for the same reason.
 //!
-//! A refusal is dated by the machine's clock, which all processes share. So it may arrive late or twice
-//! without affecting later requests.
+//! A refusal is dated by the machine's clock, which all processes share. So the refusal may arrive late or
+//! twice without affecting later requests.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
-//! Latest conversations of one model, each as its last request with the answer, for warming the next
-//! process. They are in memory only, bounded, and never logged, because requests contain clients' texts.
+//! Latest conversations of one model, each as its last request with the answer, for warming the next process.
+//! The conversations are in memory only, bounded, and never logged, because requests contain clients' texts.
 //!
 //! A request continues an earlier one if it contains all messages of that one (the last may be edited), or
 //! begins with its prompt. The request then replaces the earlier one, so each conversation is kept once, in
@@ -176,8 +176,9 @@ impl ConversationStore {
         (each > 0.0).then_some(each)
     }
 
-    /// Estimated time for evaluating the conversations again. Each counts half as much as the next more
-    /// recent one, because it is less likely to be continued. Zero while the prompt speed is unknown.
+    /// Estimated time for evaluating the conversations again. Each conversation counts half as much as the
+    /// next more recent one, because an older conversation is less likely to be continued. Zero while the
+    /// prompt speed is unknown.
     pub(crate) fn evaluation_cost(&self) -> Duration {
         let Some(pace) = self.prompt_pace() else { return Duration::ZERO };
         let all = lock(&self.all);

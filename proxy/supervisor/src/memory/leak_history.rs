@@ -390,10 +390,10 @@ fn write_history(path: &Path, known: &[ProcessHistory]) -> io::Result<()> {
     Ok(())
 }
 
-/// Key of a process: a hash of its arguments, its binary, the files that arguments and variables name, and
-/// the variables that affect the server, its libraries or its driver. A file counts by path, size and
-/// modification time, so that a new build or model at an old path gives another key. Files that the process
-/// writes do not count. A hash is used because arguments may contain secrets.
+/// Key of a process: a hash of its arguments, its binary, and the files that arguments and variables name.
+/// The hash also covers the variables that affect the server, its libraries or its driver. A file counts by
+/// path, size and modification time, so that a new build or model at an old path gives another key. Files
+/// that the process writes do not count. A hash is used because arguments may contain secrets.
 ///
 /// If the disk of a file does not answer in time, the file counts as missing: the caller is a task that
 /// must not wait.

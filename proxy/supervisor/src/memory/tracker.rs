@@ -175,8 +175,8 @@ impl MemoryTracker {
         self.measured = measured;
     }
 
-    /// Updates the memory that the process keeps on purpose: pools whose size is measured are subtracted
-    /// from readings, for others growth up to their limit is allowed.
+    /// Updates the memory that the process keeps on purpose. Pools whose size is measured are subtracted from
+    /// readings. Other pools may grow up to their limits.
     fn update_allowance(&mut self) {
         self.monitor.set_allowance(MemoryKind::Host, self.allowed_bytes());
     }

@@ -1,5 +1,5 @@
-//! Checks that the files needed by the next process exist: before a healthy process is replaced, and
-//! repeatedly while a failed start waits for a change.
+//! Checks that the files needed by the next process exist. The check is made before a healthy process is
+//! replaced, and repeatedly while a failed start waits for a change.
 //!
 //! A helper makes the check, because a file system may hang. A replacement uses a fresh result if there is
 //! one; otherwise it requests a check and is tried again after it.

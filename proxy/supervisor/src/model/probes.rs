@@ -88,9 +88,9 @@ impl ModelTask {
         });
     }
 
-    /// Replaces a process whose socket was removed, by a cleaner of `/tmp` or with the directory at the end
-    /// of a login session: running requests may end, but new ones cannot reach the process. A process that
-    /// is still starting is ended. Returns true if the socket is gone.
+    /// Replaces a process whose socket was removed: by a cleaner of `/tmp`, or together with its directory at
+    /// the end of a login session. Running requests may end, but new ones cannot reach the process. A process
+    /// that is still starting is ended. Returns true if the socket is gone.
     fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
         let Some((phase, live)) = self.units.phase_and_live(id) else { return false };
         let is_last = live.probing.last_probe == Some(sent);

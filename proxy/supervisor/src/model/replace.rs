@@ -79,8 +79,8 @@ impl ModelTask {
             return;
         }
         let permit = if reason == Reason::Configuration {
-            // Such replacements run one after another, so that each is judged by the memory that the previous
-            // one left.
+            // Replacements for a new configuration run one after another, so that each is judged by the
+            // memory that the previous one left.
             self.replacement_permit(id, replica, ReplacementReach::Machine)
         } else {
             Some(self.claim_permit(id, replica))

@@ -1,5 +1,5 @@
-//! Finds a way to start a model that does not start as configured: its fallback arguments, or a search for an
-//! option with which a process that dies while loading can start.
+//! Finds a way to start a model that does not start as configured. The model uses its fallback arguments, or
+//! a search finds an option with which a process that dies while loading can start.
 //!
 //! The fallback arguments stay in use until the model is unloaded or gets another configuration. A search is
 //! made once per command:

@@ -187,9 +187,9 @@ impl ChildProcess {
         &self.kinship
     }
 
-    /// Sends SIGTERM to the group, but to processes that have left the group only after the leader has
+    /// Sends SIGTERM to the group. Processes that have left the group get SIGTERM only after the leader has
     /// ended: the leader may forward the signal, as container tools do, and llama-server exits at once on a
-    /// second one. Call it once.
+    /// second one. Call this function once.
     pub fn terminate(&self) {
         match &self.leader {
             ChildLeader::Own(group) => group.signal(Signal::TERM),

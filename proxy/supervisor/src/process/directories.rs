@@ -89,8 +89,8 @@ pub(crate) fn check_socket_path(
 pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 
 /// Path of a generation's socket. A path is never used twice, because llama-server cannot listen on an
-/// existing socket file: the instance's PID in it differs from that of an earlier run that ended without
-/// cleaning up.
+/// existing socket file. The instance's PID in the path differs from the PID of an earlier run that ended
+/// without cleaning up.
 pub(crate) fn socket_path(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
     const MAX_MODEL_CHARS: usize = 12;
     let last = model.as_str().rsplit('/').next().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Reads the machine's GPUs for all backends. Requests within a short time share one reading, faults that
-//! the driver reports only once are kept for all backends, and a hanging driver blocks only one thread.
+//! Reads the machine's GPUs for all backends. Requests within a short time share one reading. Faults that the
+//! driver reports only once are kept for all backends. A hanging driver blocks only one thread.
 //!
 //! ```text
 //!   backend, backend, … ── look ──> fresh enough? ── the last reading

@@ -32,8 +32,8 @@ pub enum ProcessExit {
 }
 
 impl ProcessExit {
-    /// True if the process was ended by a signal that a process does not send to itself: an operator sent it,
-    /// a time limit had passed, or the kernel sent it for lack of memory. False for an abort or a
+    /// True if the process was ended by a signal that a process does not send to itself. An operator or the
+    /// supervisor (after a time limit) sent it, or the kernel for lack of memory. False for an abort or a
     /// segmentation fault.
     pub const fn is_from_outside(self) -> bool {
         matches!(

@@ -61,8 +61,8 @@ pub(crate) struct HostWorld {
     nursery: NurseryHandle,
     gpus: Arc<GpuReader>,
     population: Arc<ChildPopulation>,
-    /// Lock that lets one model at a time be read ahead: two readers gain nothing on one disk, and a
-    /// hanging disk then blocks only one thread.
+    /// Lock that lets one model at a time be read ahead. Two readers gain nothing on one disk, and with one
+    /// reader a hanging disk blocks only one thread.
     reader: Arc<tokio::sync::Mutex<()>>,
 }
 

@@ -213,9 +213,9 @@ pub(crate) fn kill_found(found: Option<Vec<RelatedProcess>>, pid: u32) {
     found.iter().filter(|one| !one.is_zombie).for_each(|one| kill_process(one.process));
 }
 
-/// Waits for a search of the processes of child `pid`; returns none if it takes longer than
-/// [`RELATIVES_LIMIT`]. The kernel blocks readers of the environment of a process whose memory map is
-/// locked, and one such process must not prevent another child from being stopped.
+/// Waits for a search of the processes of child `pid`. Returns an empty list if the search takes longer than
+/// [`RELATIVES_LIMIT`]. The kernel blocks readers of the environment of a process whose memory map is locked.
+/// One such process must not prevent another child from being stopped.
 pub(crate) async fn relatives_in_time(
     pid: u32,
     look: impl Future<Output = Result<Vec<RelatedProcess>, WorkError>>,

@@ -1,8 +1,7 @@
 //! Forks all children on the main thread, which also reaps orphans and removes unused control groups.
 //!
-//! When a *thread* that forked ends, the kernel sends the parent-death signal to its children. A thread of
-//! a pool may end at any time, so all children are forked by the one thread that lives as long as the
-//! process: the main thread.
+//! When a *thread* that forked ends, the kernel sends the parent-death signal to its children. A thread of a
+//! pool may end at any time. So the main thread, which lives as long as the process, forks all children.
 //!
 //! ```text
 //!   main thread:  Nursery::run <---- orders ---- NurseryHandle::spawn  (any task)

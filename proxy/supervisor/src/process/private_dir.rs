@@ -192,9 +192,9 @@ pub fn is_private(directory: &Path) -> bool {
         && trusted_path::path_owner(directory).is_ok_and(|owner| owner == own)
 }
 
-/// True if requests may be sent through this socket, where a process of the user `peer` answers: if `peer` is
-/// our own user, or if no other user can enter the socket's directory. The second case allows for containers,
-/// whose processes appear to us under another user.
+/// True if requests may be sent through this socket, where a process of the user `peer` answers. Requests may
+/// be sent if `peer` is our own user, or if no other user can enter the socket's directory. The second case
+/// allows for containers, whose processes appear to us under another user.
 pub fn may_answer(socket: &Path, peer: Option<u32>) -> bool {
     peer == Some(rustix::process::geteuid().as_raw()) || socket.parent().is_some_and(is_private)
 }

@@ -54,9 +54,9 @@ impl ReportSource {
         Some(Self { exclusive: path == report_path(socket), path })
     }
 
-    /// Reads the reports of the process `leader`, its group and the processes `outside` as one: several of
-    /// them may write one each, such as a router of models and its servers. `None` without a report. Blocks
-    /// for some small reads.
+    /// Reads the reports of the process `leader`, its group and the processes `outside`, and combines them
+    /// into one. Several of these processes may write a report, such as a router of models and its servers.
+    /// `None` without a report. Blocks for some small reads.
     pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<CudaReport> {
         let is_ours = |report: &CudaReport| report.is_from(leader) || outside.contains(&report.pid);
         let named = report::read_report(&self.path).filter(|report| self.exclusive || is_ours(report));

@@ -1,6 +1,6 @@
 //! Finds the process that answers at a child's endpoint, by the credentials of its Unix socket or by the
-//! owner of the port, and decides where the server of the child is: the child itself, a member of its
-//! process group, or a process outside of it, as with `setsid` or a container tool.
+//! owner of the port. Then decides where the server of the child is: the child itself, a member of its
+//! process group, or a process outside of the group, as with `setsid` or a container tool.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Settings that clients made in a server (`POST /lora-adapters`, `POST /props`), kept per model. They are
-//! applied to the model's other processes, and to new processes before these serve. They are in memory
-//! only, bounded, and never logged: a body may contain a client's text.
+//! Settings that clients made in a server (`POST /lora-adapters`, `POST /props`), kept per model. The
+//! settings are applied to the model's other processes, and to new processes before these serve. The settings
+//! are in memory only, bounded, and never logged: a body may contain a client's text.
 
 use std::sync::Mutex;
 

@@ -1,12 +1,12 @@
 //! Directory in which a process saves slots, next to its socket, with mode 0700. Files in it (mode 0600)
-//! exist only during a replacement, or while an unloaded model may return. They contain conversations, so
-//! they are removed however a process ends: when the last handle is dropped, with the private directory,
+//! exist only during a replacement, or while an unloaded model may return. The files contain conversations,
+//! so they are removed however a process ends: when the last handle is dropped, with the private directory,
 //! and after a kill at the next start.
 //!
 //! If the model's command has a `--slot-save-path`, that directory is used. The directory belongs to an
-//! operator, and others may use it at the same time: on this machine, in a container, over the network,
-//! where our PIDs mean nothing. So our file names contain a random token, and a mark (an empty file with
-//! that token) is locked while the files may be needed. Files whose mark is not locked are left over and
+//! operator. Other programs may use it at the same time: on this machine, in a container, or over the
+//! network, where our PIDs mean nothing. So our file names contain a random token, and a mark (an empty file
+//! with that token) is locked while the files may be needed. Files whose mark is not locked are left over and
 //! removed.
 
 use std::fs::{self, DirBuilder, File};

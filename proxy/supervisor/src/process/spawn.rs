@@ -1,8 +1,8 @@
 //! Creates one process. The only file of the program with `unsafe` code, except for the tracer library.
 //!
-//! The child leads its own process group, gets SIGKILL when the forking thread ends, starts with an empty
-//! signal mask and with SIGHUP ignored, and inherits only its three standard files. The child enters its
-//! control group, if any, before its program runs. Fork on a thread that lives as long as the program.
+//! The child leads its own process group, and gets SIGKILL when the forking thread ends. It starts with an
+//! empty signal mask and with SIGHUP ignored, and inherits only its three standard files. The child enters
+//! its control group, if any, before its program runs. Fork on a thread that lives as long as the program.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};

@@ -1,6 +1,6 @@
-//! Builds requests that make a process evaluate the prompt of a conversation, or that show whether the
-//! prompt is cached. Each is the conversation's last request with its answer appended, and generates no
-//! answer.
+//! Builds requests that make a process evaluate the prompt of a conversation, or that show whether the prompt
+//! is cached. Each such request is the conversation's last request with its answer appended, and makes the
+//! process generate no answer.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};

@@ -16,9 +16,9 @@
 //! `emptyDir` is), but there are no other users. So in a container, a directory of root is accepted with
 //! any mode.
 //!
-//! If we run as root, a directory of another user is accepted, too, if it is in a directory of root: root
-//! gave it to that user, as `/var/lib/llama-warden` to the service. Paths below it belong to that user (see
-//! [`path_owner`]), and root creates nothing there.
+//! If we run as root, a directory of another user is accepted, too, if it is in a directory of root. Root
+//! gave that directory to the user, as `/var/lib/llama-warden` to the service. Paths below it belong to that
+//! user (see [`path_owner`]), and root creates nothing there.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;

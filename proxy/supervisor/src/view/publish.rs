@@ -35,7 +35,7 @@ struct PublisherState {
 }
 
 impl ViewPublisher {
-    /// Sets the models to show, in this order. Others are dropped.
+    /// Sets the models to show, in this order. Views of other models are dropped.
     pub(crate) fn set_order(&self, order: Vec<ModelName>, canaries: Vec<ModelName>) {
         let mut desk = lock(&self.desk);
         (desk.order, desk.canaries) = (order, canaries);

@@ -1,8 +1,8 @@
 //! Queue, leases and open generations of one model, behind one lock that its requests and its task share.
 //!
-//! Requests use the queue directly; the model's task is woken only when it has work. While the lock is
-//! held, nothing is awaited, sent or dropped that could take the lock again: granted leases are collected
-//! under the lock and handed to their requests afterwards.
+//! Requests use the queue directly; the model's task is woken only when it has work. Code that holds the lock
+//! awaits nothing, and neither sends nor drops a value that could take the lock again. Granted leases are
+//! collected under the lock and handed to their requests afterwards.
 //!
 //! ```text
 //!     lease() -> granted at once -------------------------------> Lease
@@ -71,7 +71,8 @@ pub(crate) struct LeaseQueue {
 /// Queue of the previous instance, as last reported.
 #[derive(Debug, Default)]
 pub(crate) struct PredecessorQueue {
-    /// Requests that wait in the previous instance. They get their leases there and are not in our queue.
+    /// Number of requests that wait in the previous instance. These requests get their leases there and are
+    /// not in our queue.
     waiting: usize,
     /// Total number of requests so far that had to wait in the previous instance.
     queued: u64,

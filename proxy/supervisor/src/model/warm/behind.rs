@@ -1,6 +1,6 @@
-//! Evaluates the remaining prompts after the gate has opened, whenever no request runs in the process:
-//! latest conversation first, only in empty slots, and in small pieces, so that a request waits for at most
-//! one piece.
+//! Evaluates the remaining prompts after the gate has opened, whenever no request runs in the process. The
+//! latest conversation comes first, and only empty slots are used. Prompts are evaluated in small pieces, so
+//! that a request waits for at most one piece.
 
 use std::sync::Arc;
 use std::time::Duration;

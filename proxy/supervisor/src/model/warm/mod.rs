@@ -95,8 +95,9 @@ impl ModelExperience {
         saves.then(|| Arc::new(SlotFiles::from_command(command, socket)))
     }
 
-    /// True if these output lines show that a process did not start because of the slot directory: a wrapper
-    /// may run the server where the directory does not exist. From then on no process of the model gets one.
+    /// True if these output lines show that a process did not start because of the slot directory. A wrapper
+    /// may run the server where the directory does not exist. If true, later processes of the model get no
+    /// slot directory.
     pub(super) fn note_slot_refusal(&mut self, spec: &SharedSpec, lines: &[String]) -> bool {
         let news = !self.refuses_slot_files
             && self.command_no_file(spec, &spec.command).is_none()

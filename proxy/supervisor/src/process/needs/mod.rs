@@ -1,6 +1,6 @@
-//! Checks the files that a process needs to start: its binary with loader and libraries, its model files,
-//! and the libraries that the running process uses. Done before a healthy process is stopped for a new one,
-//! and repeatedly while a failed start waits for a change.
+//! Checks the files that a process needs to start: its binary with loader and libraries, its model files, and
+//! the libraries that the running process uses. The check is made before a healthy process is stopped for a
+//! new one, and repeatedly while a failed start waits for a change.
 //!
 //! A file is reported as missing only if that is certain, because a false alarm would keep a leaking
 //! process in place. All other problems are reported by the start itself.
