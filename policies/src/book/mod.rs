@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   file ──> ModelShape ─────┐
-//!   flags ─> ServerRun ──────┼──> predict_needs ──> weights | cache | state | computing | fixed, host or GPUs
+//!   flags ─> ServerRun ──────┼──> predict_needs ──> weights | cache | state | computing | fixed, host or GPU
 //!   build ─> ServerBuild ────┤                        └──> fit_models ──> GPUs of each model
 //!   GPUs ────────────────────┘
 //!  ModelShape, ServerRun ──> LaterMemory: caches that fill while the server runs, not part of the needs

@@ -9,7 +9,7 @@
 //! | cause of the request | after a successful reclaim |
 //! |---|---|
 //! | a budget | the process is asked again above the budget; if that is sooner than `reclaim_again`, it is replaced |
-//! | growth | the process is asked again once it is as large as before and some time has passed; budgets apply |
+//! | growth | the process is asked again when it is as large as before, after some time; budgets apply |
 //! | a shared budget | the process is replaced if it is still the chosen one |
 //!
 //! No clock and no processes here: the caller reports requests, answers and readings.
