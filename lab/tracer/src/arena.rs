@@ -15,7 +15,8 @@ const BLOCK_HEAD_BYTES: usize = 16;
 #[repr(C, align(16))]
 struct ArenaBytes(core::cell::UnsafeCell<[u8; ARENA_SIZE]>);
 
-// SAFETY: parts of it are handed out once each, by an atomic counter, and nobody else touches them.
+// SAFETY: an atomic counter hands out each part of the array once, and only the receiver accesses that
+// part.
 unsafe impl Sync for ArenaBytes {}
 
 static ARENA_BYTES: ArenaBytes = ArenaBytes(core::cell::UnsafeCell::new([0; ARENA_SIZE]));
@@ -35,8 +36,8 @@ pub(crate) fn arena_alloc(bytes: usize) -> *mut c_void {
             Err(used) => at = used,
         }
     }
-    // SAFETY: `wanted` bytes from `at` are within the arena and nobody else's, and a multiple of 16 is
-    // aligned for a size.
+    // SAFETY: the `wanted` bytes from `at` are within the array, and no other caller gets them. The array
+    // is 16-aligned and `at` is a multiple of 16, so the head is aligned for a size.
     unsafe {
         let head = ARENA_BYTES.0.get().cast::<c_void>().byte_add(at);
         head.cast::<usize>().write(bytes);
@@ -56,8 +57,8 @@ pub(crate) fn is_in_arena(block: *mut c_void) -> bool {
 #[cold]
 pub(crate) unsafe fn move_block(block: *mut c_void, new: *mut c_void, bytes: usize) -> *mut c_void {
     if !new.is_null() {
-        // SAFETY: the head of a block was written before anybody got the block. Two blocks share no byte,
-        // also not two of the arena, and both have the bytes that are copied.
+        // SAFETY: `arena_alloc` wrote the head of `block` before it returned the block. The two blocks do
+        // not overlap, even if both are in the arena, and both have the bytes that are copied.
         unsafe {
             let size = block.byte_sub(BLOCK_HEAD_BYTES).cast::<usize>().read();
             core::ptr::copy_nonoverlapping(block.cast::<u8>(), new.cast::<u8>(), size.min(bytes));

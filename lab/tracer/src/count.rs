@@ -60,7 +60,7 @@ fn record_sample(local: &'static ThreadState, block: *mut c_void, bytes: usize, 
     let Some(site) = current_site(local, function) else { return };
     let entry = LiveEntry { site, ..entry };
     let key = key(AllocationKind::Heap, block.addr());
-    // A stale entry of an earlier block at this address: the free of that block was not seen.
+    // A stale entry belongs to an earlier block at this address whose free was not seen.
     if let Some(stale) = live::take(key) {
         sites::remove(stale.site, stale.bytes, u64::from(stale.count));
     }
@@ -127,7 +127,7 @@ pub(crate) fn take_entry(block: *mut c_void) -> Option<LiveEntry> {
 #[cold]
 pub(crate) fn restore_entry(kind: AllocationKind, handle: usize, entry: LiveEntry) {
     if live::insert(key(kind, handle), entry) {
-        // No new allocation: the totals stay.
+        // This is no new allocation, so only the live counters rise, not the totals.
         sites::restore_live(entry.site, entry.bytes, u64::from(entry.count));
     } else {
         state::increment(header::UNFOLLOWED);

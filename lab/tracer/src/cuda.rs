@@ -97,16 +97,17 @@ impl CudaHook {
 }
 
 /// # Safety
-/// `real` and `effect` are those of one function, which the caller calls as in CUDA.
+/// `real` and `effect` belong to the same function, and the caller passes arguments as CUDA requires.
 unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -> c_int {
     let real = real.get();
     if real.is_null() {
         return MISSING_FUNCTION_ERROR;
     }
-    // SAFETY: the function behind ours; see the module about the arguments.
+    // SAFETY: `real` is the CUDA function that ours replaces. The documentation of this module says why a
+    // call with five arguments suits every function.
     let real = unsafe { core::mem::transmute::<*mut c_void, CudaFn>(real) };
     let [first, second, third, fourth, fifth] = registers;
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: our caller passed these arguments for this function.
     let run = || unsafe { real(first, second, third, fourth, fifth) };
     match effect {
         CallEffect::Makes { function, kind, sized } => {
@@ -158,7 +159,7 @@ macro_rules! hooks {
             /// As in CUDA.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub(crate) unsafe extern "C" fn $symbol(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
-                // SAFETY: the caller's promise.
+                // SAFETY: our caller passes arguments as CUDA requires.
                 unsafe { call(&real::$symbol, $effect, [a, b, c, d, e]) }
             }
         )*

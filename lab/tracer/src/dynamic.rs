@@ -6,10 +6,10 @@
 //! address.
 //!
 //! Because we export CUDA's names, a search over all libraries finds them. If no library has the real
-//! function, our `dlsym` returns null, as without us. Other look-ups differ: a weak reference to such a
-//! name is not null, and `dlvsym` finds ours. So does a search over all libraries for a function that only
-//! a locally opened library has. A call then fails as if CUDA did not work (`cuda::MISSING_FUNCTION_ERROR`), or reaches
-//! the real function.
+//! function, our `dlsym` returns null, as it would without this library. Other look-ups differ: a weak
+//! reference to such a name is not null, and `dlvsym` finds our function. A search over all libraries also
+//! finds our function if only a locally opened library has the real one. A call then fails as if CUDA did
+//! not work (`cuda::MISSING_FUNCTION_ERROR`), or reaches the real function.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -18,12 +18,12 @@ use crate::cuda::{CudaHook, HOOKS, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_
 use crate::real::{self, RealFunction};
 use crate::{registered, sys};
 
-// About the assembly for both processors. Functions are called with the stack pointer at a multiple of 16
-// bytes. On x86-64 the return address, two arguments and 8 more bytes restore this alignment; on aarch64 it
-// always holds. Only the arguments and, on aarch64, the return address are saved over the call: callers
-// expect nothing of the other caller-saved registers, and `choose_address` preserves the rest. There is no
-// unwind table, and none is needed: no exception leaves `choose_address`, a stack walk from inside it stops
-// here, and the real function is entered as if called directly.
+// Notes on the assembly for both processors. Functions are called with the stack pointer at a multiple of
+// 16 bytes. On x86-64 the return address, two arguments and 8 more bytes restore this alignment; on aarch64
+// it always holds. Only the arguments and, on aarch64, the return address are saved over the call: callers
+// do not rely on the other caller-saved registers, and `choose_address` preserves the callee-saved ones. No
+// unwind table is needed: no exception leaves `choose_address`, a stack walk from inside it stops here, and
+// the real function is entered as if called directly.
 
 /// As in the C library.
 ///
@@ -110,14 +110,16 @@ unsafe extern "C" fn choose_address(handle: *mut c_void, name: *const c_char) ->
     let Some(hook) = HOOKS.iter().find(|hook| hook.real.name() == name) else { return LookupChoice::REAL };
     let busy = enter_if_on();
     let found = if handle == sys::RTLD_NEXT {
-        // The library after the caller cannot be determined here; it may be ours, which is not replaced.
+        // The library after the caller cannot be determined here, and it may be ours. Therefore keep our
+        // function.
         hook.ours()
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: our caller passed a valid handle.
         unsafe { real::dlsym(handle, name) }
     };
     if found == hook.ours() && hook.real.get().is_null() {
-        // SAFETY: a handle that is always valid; nothing after us has it, and `dlerror` says so.
+        // SAFETY: `RTLD_NEXT` is always valid. No library after ours has the function, so `dlsym` returns
+        // null and sets the error for `dlerror`.
         return LookupChoice::answer(unsafe { real::dlsym(sys::RTLD_NEXT, name) });
     }
     let ours = if busy.is_some() { replace_found(hook, found) } else { None };
@@ -139,7 +141,7 @@ const PER_THREAD_STREAM_FLAG: u64 = 2;
 /// As in the driver.
 ///
 /// # Safety
-/// As in the driver; so for the next function.
+/// As in the driver; also applies to `cuGetProcAddress_v2`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn cuGetProcAddress(
     name: *const c_char,
@@ -148,7 +150,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress(
     flags: u64,
     rest: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller passes arguments as the driver requires.
     unsafe { look_up(&REAL_GET_PROC_ADDRESS, name, out, version, flags, rest) }
 }
 
@@ -160,12 +162,13 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     flags: u64,
     rest: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller passes arguments as the driver requires.
     unsafe { look_up(&REAL_GET_PROC_ADDRESS_V2, name, out, version, flags, rest) }
 }
 
 /// # Safety
-/// `real` is that of one of the two above, which the caller calls as in the driver.
+/// `real` is `cuGetProcAddress` or `cuGetProcAddress_v2`, and the caller passes arguments as the driver
+/// requires.
 unsafe fn look_up(
     real: &RealFunction,
     name: *const c_char,
@@ -178,8 +181,8 @@ unsafe fn look_up(
     if real.is_null() {
         return crate::cuda::MISSING_FUNCTION_ERROR;
     }
-    // SAFETY: the function behind ours; the older one has an argument less, which is then in a register that
-    // nobody reads.
+    // SAFETY: `real` is the driver's function. The older version has one argument less and ignores the
+    // register of the last one.
     let error = unsafe {
         core::mem::transmute::<*mut c_void, GetProcAddressFn>(real)(name, out, version, flags, rest)
     };

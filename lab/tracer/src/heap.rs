@@ -50,14 +50,14 @@ pub(crate) fn look_up_heap() {
 /// As in the C library.
 ///
 /// # Safety
-/// As in the C library; so for all of the functions here.
+/// As in the C library; also applies to all other functions of this file that replace one.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     let real = REAL_MALLOC.get();
     if real.is_null() {
         return arena_alloc(bytes);
     }
-    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     let block = unsafe { core::mem::transmute::<*mut c_void, SizeFn>(real)(bytes) };
     record_alloc(block, bytes, MALLOC);
     block
@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_voi
     if real.is_null() {
         return count.checked_mul(bytes).map_or(core::ptr::null_mut(), arena_alloc);
     }
-    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     let block = unsafe { core::mem::transmute::<*mut c_void, TwoSizesFn>(real)(count, bytes) };
     record_alloc(block, count.wrapping_mul(bytes), CALLOC);
     block
@@ -88,7 +88,7 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
     }
     // Take the entry before the call: another thread may get the same address as soon as the block is freed.
     let before = take_entry(block);
-    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     let new = unsafe { core::mem::transmute::<*mut c_void, ReallocFn>(real)(block, bytes) };
     if !new.is_null() {
         record_alloc(new, bytes, REALLOC);
@@ -111,19 +111,19 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
         return;
     }
     take_entry(block);
-    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     unsafe { core::mem::transmute::<*mut c_void, FreeFn>(real)(block) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller passes arguments as the C library requires.
     unsafe { alloc_aligned(&REAL_MEMALIGN, alignment, bytes, MEMALIGN) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller passes arguments as the C library requires.
     unsafe { alloc_aligned(&REAL_ALIGNED_ALLOC, alignment, bytes, ALIGNED_ALLOC) }
 }
 
@@ -134,7 +134,7 @@ unsafe fn alloc_aligned(real: &RealFunction, alignment: usize, bytes: usize, fun
     if real.is_null() {
         return core::ptr::null_mut();
     }
-    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     let block = unsafe { core::mem::transmute::<*mut c_void, TwoSizesFn>(real)(alignment, bytes) };
     record_alloc(block, bytes, function);
     block
@@ -150,7 +150,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     if real.is_null() {
         return sys::ENOMEM;
     }
-    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     let error = unsafe { core::mem::transmute::<*mut c_void, PosixMemalignFn>(real)(out, alignment, bytes) };
     if error == 0 {
         // SAFETY: the successful call has just written the block's address to `out`.
@@ -161,13 +161,13 @@ pub(crate) unsafe extern "C" fn posix_memalign(
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn valloc(bytes: usize) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller passes arguments as the C library requires.
     unsafe { alloc_paged(&REAL_VALLOC, bytes) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller passes arguments as the C library requires.
     unsafe { alloc_paged(&REAL_PVALLOC, bytes) }
 }
 
@@ -176,7 +176,7 @@ unsafe fn alloc_paged(real: &RealFunction, bytes: usize) -> *mut c_void {
     if real.is_null() {
         return core::ptr::null_mut();
     }
-    // SAFETY: the next function of this name behind ours, so of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     let block = unsafe { core::mem::transmute::<*mut c_void, SizeFn>(real)(bytes) };
     record_alloc(block, bytes, MEMALIGN);
     block

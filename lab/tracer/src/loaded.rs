@@ -1,6 +1,6 @@
-//! Searches libraries outside the program's global scope: opened locally by another library, and under any
-//! name (`libcudart.so.13`, a file of a Python package, a copy). They are therefore searched by function,
-//! not by file name.
+//! Searches libraries outside the program's global scope. Another library may have opened them locally, and
+//! under any file name (`libcudart.so.13`, a file of a Python package, a copy). Therefore a library is
+//! searched by function, not by file name.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -17,7 +17,7 @@ struct FunctionSearch<'a> {
 /// Finds a function in any library but ours, and keeps that library loaded; null if none has it.
 pub(crate) fn find_function(name: &CStr) -> *mut c_void {
     let mut search = FunctionSearch { name, found: 0, path: [0; MAX_PATH] };
-    // SAFETY: `search_object` gets what it expects, and writes only to the search, which outlives the call.
+    // SAFETY: `search` has the type that `search_object` expects, and outlives the call.
     unsafe { sys::dl_iterate_phdr(search_object, (&raw mut search).cast()) };
     // Keep the library loaded, since an address in it is stored. Do so after the iteration, which holds a lock
     // of the loader.
@@ -37,8 +37,8 @@ fn keep_library(path: &[u8; MAX_PATH]) -> bool {
     unsafe { !sys::dlopen(path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD).is_null() }
 }
 
-/// Keeps the library of this address loaded; returns false if it was unloaded meanwhile. An address outside
-/// of any library (such as a stub made by the driver) needs nothing.
+/// Keeps the library of this address loaded; returns false if it was unloaded meanwhile. Does nothing for
+/// an address outside of any library, such as a stub made by the driver.
 pub(crate) fn keep_loaded(address: *mut c_void) -> bool {
     keep_library(&object_at(address).path)
 }
@@ -57,9 +57,9 @@ struct ObjectSearch {
 
 fn object_at(address: *mut c_void) -> ObjectSearch {
     /// # Safety
-    /// The loader's own description, and a search that nobody else has.
+    /// `object` is the loader's description, and `search` an [`ObjectSearch`] that no other code accesses.
     unsafe extern "C" fn look(object: *const LoadedObject, _: usize, search: *mut c_void) -> c_int {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller of `look` guarantees both pointers.
         let (object, search) = unsafe { (&*object, &mut *search.cast::<ObjectSearch>()) };
         // SAFETY: as above.
         if unsafe { !contains_address(object, search.address) } {
@@ -96,9 +96,10 @@ fn own_address() -> usize {
 /// Searches one library.
 ///
 /// # Safety
-/// The loader's own description, which stays as long as this call, and a search that nobody else has.
+/// `object` is the loader's description and stays valid during this call; `search` is a [`FunctionSearch`]
+/// that no other code accesses.
 unsafe extern "C" fn search_object(object: *const LoadedObject, _: usize, search: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees both pointers.
     let (object, search) = unsafe { (&*object, &mut *search.cast::<FunctionSearch<'_>>()) };
     // SAFETY: as above.
     let found = unsafe {
@@ -116,17 +117,17 @@ unsafe extern "C" fn search_object(object: *const LoadedObject, _: usize, search
 /// The object's segments.
 ///
 /// # Safety
-/// The loader's description; so for all below.
+/// `object` is the loader's description; also applies to all functions below.
 unsafe fn segments(object: &LoadedObject) -> &[ProgramHeader] {
     if object.segments.is_null() {
         return &[];
     }
-    // SAFETY: the loader's own table of so many entries.
+    // SAFETY: the loader's table has `segment_count` entries.
     unsafe { core::slice::from_raw_parts(object.segments, usize::from(object.segment_count)) }
 }
 
 unsafe fn contains_address(object: &LoadedObject, address: usize) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes the loader's description.
     unsafe { segments(object) }.iter().any(|segment| {
         let start = object.base.wrapping_add(segment.address);
         segment.kind == sys::PT_LOAD && address.wrapping_sub(start) < segment.bytes_in_memory
@@ -134,7 +135,7 @@ unsafe fn contains_address(object: &LoadedObject, address: usize) -> bool {
 }
 
 unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes the loader's description.
     let dynamic = unsafe { segments(object) }.iter().find(|segment| segment.kind == sys::PT_DYNAMIC)?;
     let mut entry =
         core::ptr::with_exposed_provenance::<DynamicEntry>(object.base.wrapping_add(dynamic.address));
@@ -143,9 +144,9 @@ unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize>
     let mut gnu = 0;
     let mut old = 0;
     loop {
-        // SAFETY: the table of a loaded object, which ends in a zero.
+        // SAFETY: `entry` is in the dynamic table of a loaded object, and a zero tag ends that table.
         let DynamicEntry { tag, value } = unsafe { *entry };
-        // The loader has relocated these to addresses, except for the vDSO.
+        // The loader has replaced these offsets by addresses, except in the vDSO.
         let address = if value < object.base { value.wrapping_add(object.base) } else { value };
         match tag {
             0 => break,
@@ -163,7 +164,8 @@ unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize>
     }
     let symbols = core::ptr::with_exposed_provenance::<ElfSymbol>(symbols);
     let is_it = |index: u32| {
-        // SAFETY: an index out of the table's own hash table, and a name out of its own strings.
+        // SAFETY: the index comes from the object's own hash table, and the name from the object's own
+        // strings.
         unsafe {
             let symbol = *symbols.add(index as usize);
             let at = core::ptr::with_exposed_provenance::<c_char>(strings.wrapping_add(symbol.name as usize));
@@ -171,7 +173,7 @@ unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize>
                 .then(|| object.base.wrapping_add(symbol.value))
         }
     };
-    // SAFETY: tables of a loaded object.
+    // SAFETY: the tables belong to a loaded object.
     unsafe {
         match (gnu, old) {
             (0, 0) => None,

@@ -45,8 +45,8 @@ core::arch::global_asm!(
 #[inline]
 pub(crate) fn thread_state() -> &'static ThreadState {
     let place: *const ThreadState;
-    // SAFETY: computes an address from the thread pointer and a constant that the loader has filled in;
-    // touches no memory of ours.
+    // SAFETY: the code computes an address from the thread pointer and a constant that the loader has
+    // filled in. It only reads memory.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
@@ -69,10 +69,10 @@ pub(crate) fn thread_state() -> &'static ThreadState {
             options(pure, readonly, nostack, preserves_flags),
         );
     }
-    // SAFETY: the storage above has the size and alignment of a `ThreadState`, is zero at first, lives as
-    // long as the thread, and only this thread has its address, be it in a signal handler: no two accesses
-    // happen at once, though one may come between any two others. All fields are cells of numbers that the
-    // processor reads and writes whole, so a shared reference is all that anybody gets.
+    // SAFETY: the storage above has the size and alignment of a `ThreadState`, is initially zero, and lives
+    // as long as the thread. Only this thread, with its signal handlers, has the address. So two accesses
+    // never run in parallel, but a handler may run between any two accesses. All fields are cells of
+    // numbers that the processor reads and writes whole, and callers get only a shared reference.
     unsafe { &*place }
 }
 

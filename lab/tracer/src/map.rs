@@ -1,7 +1,8 @@
-//! Counts anonymous mappings made by programs. Mappings of the heap are made inside the C library and not
-//! seen here.
+//! Counts anonymous mappings made by programs. The C library maps memory for its heap by internal calls,
+//! which are not intercepted here.
 //!
-//! A range that is only reserved (not writable) is no memory and is not counted, nor is a mapping of a file.
+//! A range that is only reserved (not writable) is no memory and is not counted, nor is a mapping of a
+//! file.
 
 use core::ffi::{c_int, c_long, c_void};
 
@@ -26,14 +27,14 @@ type MremapFn = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_vo
 
 pub(crate) fn real_mmap() -> Option<MmapFn> {
     let real = REAL_MMAP.get();
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: `real` is the `mmap` that ours replaces, so it has this signature.
     if real.is_null() { None } else { Some(unsafe { core::mem::transmute::<*mut c_void, MmapFn>(real) }) }
 }
 
 /// As in the C library.
 ///
 /// # Safety
-/// As in the C library; so for all of the functions here.
+/// As in the C library; also applies to all other functions of this file that replace one.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn mmap(
     address: *mut c_void,
@@ -43,7 +44,7 @@ pub(crate) unsafe extern "C" fn mmap(
     file: c_int,
     offset: c_long,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller passes arguments as the C library requires.
     unsafe { map_counted(&REAL_MMAP, address, bytes, access, flags, file, offset) }
 }
 
@@ -56,12 +57,12 @@ pub(crate) unsafe extern "C" fn mmap64(
     file: c_int,
     offset: c_long,
 ) -> *mut c_void {
-    // SAFETY: the caller's promise.
+    // SAFETY: our caller passes arguments as the C library requires.
     unsafe { map_counted(&REAL_MMAP64, address, bytes, access, flags, file, offset) }
 }
 
 /// # Safety
-/// `real` is for a function of this signature, and the caller calls it as in the C library.
+/// `real` is a function of this signature, and the caller passes arguments as the C library requires.
 unsafe fn map_counted(
     real: &RealFunction,
     address: *mut c_void,
@@ -78,7 +79,7 @@ unsafe fn map_counted(
     }
     // A fixed mapping replaces existing ones.
     let leaving = if flags & sys::MAP_FIXED != 0 { begin_host_unmap(address, bytes) } else { None };
-    // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     let at = unsafe {
         core::mem::transmute::<*mut c_void, MmapFn>(real)(address, bytes, access, flags, file, offset)
     };
@@ -115,7 +116,7 @@ pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_
         return -1;
     }
     let leaving = begin_host_unmap(address, bytes);
-    // SAFETY: the function behind ours, of this signature.
+    // SAFETY: `real` is the `munmap` that ours replaces, so it has this signature.
     let error = unsafe { core::mem::transmute::<*mut c_void, MunmapFn>(real)(address, bytes) };
     end_unmap(leaving, error == 0);
     error
@@ -139,7 +140,7 @@ pub(crate) unsafe extern "C" fn mremap(
     let moved = begin_host_unmap(address, bytes);
     let replaced =
         if flags & sys::MREMAP_FIXED != 0 { begin_host_unmap(new_address, new_bytes) } else { None };
-    // SAFETY: the function behind ours, of this signature; the arguments are the caller's.
+    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
     let at = unsafe {
         core::mem::transmute::<*mut c_void, MremapFn>(real)(address, bytes, new_bytes, flags, new_address)
     };

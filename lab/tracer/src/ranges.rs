@@ -74,7 +74,7 @@ impl LockedList {
             if turn < LOCK_SPINS {
                 core::hint::spin_loop();
             } else {
-                // SAFETY: takes nothing and keeps nothing.
+                // SAFETY: `sched_yield` takes no arguments and accesses no memory of ours.
                 unsafe { sys::sched_yield() };
             }
         }
@@ -206,7 +206,7 @@ pub(crate) fn add_range(
     let Some(held) = LockedList::lock(list) else { return false };
     let (start, end) = (start as u64, (start as u64).saturating_add(length as u64));
     let mark = new_mark();
-    // A call that marked them has finished unmapping: otherwise the kernel would not have reused the
+    // A call that marked such ranges has finished unmapping: otherwise the kernel would not have reused the
     // addresses.
     if held.mark(start, end, mark, true) {
         held.take(mark, &mut gone);

@@ -1,7 +1,8 @@
-//! Looks up the real functions, which the program would call without us.
+//! Looks up the real functions, which the program would call if this library were not loaded.
 //!
-//! Uses `dlsym(RTLD_NEXT)`, so that our function calls the one of another preloaded library (an allocator, a
-//! fault injector), if there is one. Since we export `dlsym`, too, the real `dlsym` is looked up by `dlvsym`.
+//! Uses `dlsym(RTLD_NEXT)`, so that our function calls that of another preloaded library (an allocator, a
+//! fault injector), if there is one. Since we export `dlsym`, too, the real `dlsym` is looked up by
+//! `dlvsym`.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -39,7 +40,7 @@ impl RealFunction {
         if local.resolving.replace(true) {
             return core::ptr::null_mut();
         }
-        // SAFETY: a handle that is always valid.
+        // SAFETY: `RTLD_NEXT` is always valid.
         let mut found = unsafe { dlsym(sys::RTLD_NEXT, self.name) };
         if self.anywhere {
             if found.is_null() {
@@ -54,7 +55,7 @@ impl RealFunction {
             // Another thread may have received the function from the driver meanwhile.
             return self.address.load(Ordering::Acquire);
         }
-        // The first result stays: an adopted one may belong to another library, and calls to it may be in
+        // The first address stays: `adopt` may have stored one from another library, and calls to it may be in
         // progress.
         self.get_or_set(found)
     }
@@ -113,7 +114,7 @@ pub(crate) fn find_dlsym() -> *mut c_void {
     let mut found: *mut c_void = core::ptr::null_mut();
     for version in versions {
         if found.is_null() {
-            // SAFETY: names are C strings; a version that does not exist is an answer of null.
+            // SAFETY: both names are C strings; for an unknown version `dlvsym` returns null.
             found = unsafe { sys::dlvsym(sys::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
         }
     }
@@ -127,12 +128,12 @@ pub(crate) fn find_dlsym() -> *mut c_void {
 /// Like the C library's `dlsym`, called from here: `RTLD_NEXT` finds functions after ours.
 ///
 /// # Safety
-/// The handle is one of an open library, or one of the constants.
+/// `handle` belongs to an open library, or is one of the `RTLD_` constants.
 pub(crate) unsafe fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let at = find_dlsym();
     // SAFETY: `find_dlsym` gives the C library's `dlsym` or our own stand-in of the same signature.
     let real: DlsymFn = unsafe { core::mem::transmute::<*mut c_void, DlsymFn>(at) };
-    // SAFETY: the caller's promise; the name is a C string.
+    // SAFETY: our caller passes a valid handle; the name is a C string.
     unsafe { real(handle, name.as_ptr()) }
 }
 

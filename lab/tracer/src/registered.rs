@@ -7,7 +7,8 @@
 //! walked any more: allocations are counted in full, without a place.
 //!
 //! Constructors of ordinary objects register nothing, because these have an unwind table header; LLVM's
-//! start-up files may. A program with its own unwinder registers with that one, which does not concern us.
+//! start-up files may. A program with its own unwinder registers its tables with that unwinder, which does
+//! not affect libgcc.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +50,7 @@ macro_rules! registers {
                 let real = $real.get();
                 // Without the function, there is no unwinder that would search for the table.
                 if !real.is_null() {
-                    // SAFETY: the next function of this name behind ours; the arguments are the caller's.
+                    // SAFETY: `real` is a function of this name and signature; the arguments are valid.
                     unsafe { core::mem::transmute::<*mut core::ffi::c_void, RegisterFn>(real)(table, room, text, data) }
                 }
             }

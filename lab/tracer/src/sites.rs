@@ -33,8 +33,8 @@ pub(crate) fn find_or_create(function: u32, parent: u32, addresses: &[usize]) ->
                 Err(other) => seen = other,
             }
         }
-        // A slot being written may be for the same site: then there are two records, and the reader adds
-        // them up.
+        // Another thread may be writing a slot for the same site. Then there are two records for the site,
+        // and the reader adds them up.
         if seen == hash {
             return u32::try_from(site).ok();
         }

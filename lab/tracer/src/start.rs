@@ -1,7 +1,7 @@
 //! Set-up before `main`, if the environment names a folder to publish in.
 //!
-//! On any error, everything stays off: the program runs as without us, and the reader reports that there is
-//! no file.
+//! On any error, everything stays off: the program runs as without this library, and the reader reports
+//! that there is no file.
 //!
 //! The folder is chosen by the user. A copy-on-write file system may lack space for a page although it was
 //! allocated, and any process with write access may truncate the file: the next count then raises SIGBUS.
@@ -34,20 +34,20 @@ extern "C" fn start() {
     crate::map::look_up_mappings();
     crate::registered::prepare();
     // SAFETY: the C library is initialised before any constructor, and the name is a C string. Constructors
-    // of other libraries may have run, and one of them may have changed the environment; only a thread that
-    // does so at this very moment would be in the way, as it would be in the way of everybody else who
-    // starts.
+    // of other libraries may have changed the environment before. Only a thread that changes it at this
+    // moment could interfere, as with any other program that reads its environment at the start.
     let folder = unsafe { sys::getenv(FOLDER_VARIABLE.as_ptr()) };
     if folder.is_null() || state::is_on() {
         return;
     }
-    // SAFETY: a variable's value is a C string, which stays as long as nobody changes it: see above.
+    // SAFETY: a variable's value is a C string. It stays valid unless a thread changes the environment: see
+    // above.
     let folder = unsafe { CStr::from_ptr(folder) };
     let _nothing = publish(folder.to_bytes());
 }
 
 fn publish(folder: &[u8]) -> Option<()> {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: `getpid` takes no arguments and cannot fail.
     let pid = u32::try_from(unsafe { sys::getpid() }).ok()?;
     let mut path = [0_u8; MAX_PATH];
     write_path(&mut path, folder, pid)?;
@@ -76,11 +76,12 @@ fn publish(folder: &[u8]) -> Option<()> {
             .unwrap_or(DEFAULT_INTERVAL)
             .clamp(1 << 10, 1 << 24);
     }
-    // SAFETY: a number of the kernel's, which stays.
+    // SAFETY: `getauxval` only returns a number that the kernel passed to this process.
     state::set_page(usize::try_from(unsafe { sys::getauxval(sys::AT_PAGESZ) }).unwrap_or(0));
     // The unwinder initializes itself at its first use: do that here, while no lock is held.
     let _first = crate::walk::StackWalk::current();
-    // SAFETY: mapped just now with these sizes, shared, zero, and never unmapped; the gate is wiped by a fork.
+    // SAFETY: both files were just mapped with these sizes, shared and zero, and are never unmapped; a fork
+    // wipes the gate.
     unsafe { state::start_counting(file, private, gate, interval) };
     write_header(pid, interval);
     Some(())
@@ -101,7 +102,7 @@ fn map_new_file(file: c_int, bytes: usize) -> Option<*mut c_void> {
     let mmap = real_mmap()?;
     let length = core::ffi::c_long::try_from(bytes).ok()?;
     let access = sys::PROT_READ | sys::PROT_WRITE;
-    // SAFETY: our own new file, of a size that the limit allows, at no particular address.
+    // SAFETY: the file is new and ours, the limit allows its size, and the kernel chooses the address.
     let at = unsafe {
         // Allocate the space now: on a full disk, the first access to a page would raise SIGBUS inside
         // `malloc`. A copy-on-write file system guarantees less; see the module.
@@ -120,7 +121,7 @@ fn map_new_file(file: c_int, bytes: usize) -> Option<*mut c_void> {
 fn map_gate() -> Option<*mut c_void> {
     let mmap = real_mmap()?;
     let access = sys::PROT_READ | sys::PROT_WRITE;
-    // SAFETY: a page of our own, at no particular address.
+    // SAFETY: the page is new and ours, and the kernel chooses the address.
     unsafe {
         let at =
             mmap(core::ptr::null_mut(), GATE_BYTES, access, sys::MAP_PRIVATE | sys::MAP_ANONYMOUS, -1, 0);
@@ -153,7 +154,7 @@ fn write_header(pid: u32, interval: usize) {
     let malloc = unsafe { crate::real::dlsym(sys::RTLD_DEFAULT, c"malloc") };
     put(header::OWN_HEAP, u64::from(!crate::loaded::is_ours(malloc)));
     let mut exe = [0_u8; HEADER_BYTES - header::EXE];
-    // SAFETY: writes at most as many bytes as there are.
+    // SAFETY: `readlink` writes at most `exe.len()` bytes.
     let length = unsafe { sys::readlink(c"/proc/self/exe".as_ptr(), exe.as_mut_ptr().cast(), exe.len()) };
     if let Ok(length) = u32::try_from(length) {
         put_half(header::EXE_BYTES, length);

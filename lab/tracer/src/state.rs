@@ -22,7 +22,7 @@ const LARGE_INTERVALS: usize = 4;
 #[inline]
 pub(crate) fn is_on() -> bool {
     let gate = GATE_PAGE.load(Ordering::Acquire);
-    // SAFETY: not null means the page that `start_counting` was given, which is never unmapped.
+    // SAFETY: a non-null address is that of the page passed to `start_counting`, which is never unmapped.
     !gate.is_null() && unsafe { (*gate).load(Ordering::Relaxed) } == 1
 }
 
@@ -51,8 +51,9 @@ pub(crate) fn large_bytes() -> usize {
 
 /// Starts counting.
 ///
-/// # Safety `file` is [`FILE_BYTES`] bytes, `private` is [`crate::live::PRIVATE_BYTES`] bytes, both zero,
-/// mapped shared and never unmapped; `gate` is a page that a fork wipes.
+/// # Safety
+/// `file` has [`FILE_BYTES`] bytes and `private` has [`crate::live::PRIVATE_BYTES`] bytes; both are zero,
+/// mapped shared and never unmapped. `gate` is a page that a fork wipes.
 pub(crate) unsafe fn start_counting(
     file: *mut c_void,
     private: *mut c_void,
@@ -62,7 +63,7 @@ pub(crate) unsafe fn start_counting(
     PUBLIC_MAP.store(file.cast(), Ordering::Relaxed);
     PRIVATE_MAP.store(private.cast(), Ordering::Relaxed);
     SAMPLE_INTERVAL.store(interval, Ordering::Relaxed);
-    // SAFETY: the caller's promise; a page is large enough and aligned.
+    // SAFETY: the caller passes a page, which is large enough and aligned.
     unsafe { (*gate.cast::<AtomicU32>()).store(1, Ordering::Relaxed) };
     GATE_PAGE.store(gate.cast(), Ordering::Release);
 }
@@ -74,7 +75,7 @@ pub(crate) fn public_u64(offset: usize) -> Option<&'static AtomicU64> {
     if base.is_null() || offset > FILE_BYTES - 8 || !offset.is_multiple_of(8) {
         return None;
     }
-    // SAFETY: within the mapping, aligned, and only ever used as an atomic.
+    // SAFETY: the address is within the mapping and aligned, and the number is only accessed as an atomic.
     Some(unsafe { &*base.add(offset / 8) })
 }
 

@@ -8,8 +8,8 @@
 //!   (`registered.rs`).
 //! - **The tables are right.** The unwinder follows them through the stack like for an exception, but also
 //!   from functions that never throw: assembly code with a wrong table may crash the program.
-//! - **The unwinder is libgcc's**, which the compiler links. A program with another one under the same
-//!   names uses that one here, too.
+//! - **The unwinder is libgcc's**, which the compiler links. In a program that exports another unwinder
+//!   under the same names, this library uses that one, too.
 //!
 //! More than [`MAX_WALKS_PER_SECOND`] walks per second would be noticeable, so further ones are truncated: their
 //! allocations are still counted in full, at a less precise place.
@@ -46,8 +46,9 @@ impl StackWalk {
         if !is_within_budget() {
             walk.limit = TRUNCATED_FRAMES;
         }
-        // SAFETY: this thread is not within the unwinder, and the tables of what is on its stack are right:
-        // see the module. The step only writes to the walk, which outlives the call.
+        // SAFETY: this thread is not inside the unwinder, and the unwind tables of the functions on its
+        // stack are right: see the documentation of this module. `record_step` only writes to `walk`, which
+        // outlives the call.
         unsafe { sys::_Unwind_Backtrace(record_step, (&raw mut walk).cast()) };
         walk
     }
@@ -60,9 +61,9 @@ impl StackWalk {
 /// Records one address.
 ///
 /// # Safety
-/// The unwinder's own context, and a [`StackWalk`] that nobody else has.
+/// `context` is the unwinder's own, and `data` is a [`StackWalk`] that no other code accesses.
 unsafe extern "C" fn record_step(context: *mut UnwindContext, data: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise: the unwinder hands on what `current` gave it, and its own context.
+    // SAFETY: the unwinder passes its own context, and the walk that `current` passed to it.
     let (walk, address) = unsafe { (&mut *data.cast::<StackWalk>(), sys::_Unwind_GetIP(context)) };
     if address == 0 || walk.count >= walk.limit {
         return sys::URC_NORMAL_STOP;
