@@ -1,6 +1,7 @@
-//! Lists every file of every patch set, and the list of mitigations, so that they are part of the program. Runs
-//! again when a file of this folder is added, changed or removed, as cargo does by default. The list does not
-//! say where this folder is: a program built elsewhere is the same to the byte.
+//! Generates code that embeds every file of the patch sets, and the list of mitigations, into the program. By
+//! default, cargo runs this script again when a file of this folder is added, changed or removed. The
+//! generated code does not contain this folder's path, so that a build in another folder gives the same
+//! bytes.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

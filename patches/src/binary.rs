@@ -1,5 +1,5 @@
-//! Searches a binary for the marker text of each fix. A patched file outside the build, or code dropped by
-//! the linker, would otherwise count as applied.
+//! Searches a binary for the marker text of each fix. Without this check, a fix would count as applied even
+//! if the build excludes the patched file, or if the linker drops the code.
 
 use std::fs::File;
 use std::io::{self, Read};

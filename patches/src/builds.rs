@@ -1,4 +1,4 @@
-//! Ranges of llama.cpp's builds: two texts such as `b8832`, each of which may be empty.
+//! Ranges of llama.cpp builds. Each end is a text such as `b8832`; an empty text sets no limit.
 
 pub(crate) fn parse_build(text: &str) -> Option<u32> {
     text.strip_prefix('b')?.parse().ok()
@@ -19,7 +19,7 @@ pub(crate) fn in_range(build: u32, first: &str, last: &str) -> bool {
         && parse_build(last).is_none_or(|last| build <= last)
 }
 
-/// Fails if an end is no build, or if the range is empty.
+/// Fails if a text is neither empty nor a build such as `b8832`, or if the range is empty.
 pub(crate) fn check_range(first: &str, last: &str) -> Result<(), String> {
     for text in [first, last] {
         if !text.is_empty() && parse_build(text).is_none() {

@@ -1,8 +1,9 @@
-//! Judges sets at many revisions: shows at which revisions each set is verified, and where that stops.
+//! Judges sets at many revisions: finds the revisions at which each set is verified, and the first later
+//! revision at which the set is not.
 //!
-//! Every revision is judged and none is inferred from its neighbours, because a patch can stop being
-//! verified and be verified again later. The cost is bearable: equal contents are judged once, and upstream
-//! rarely changes these files.
+//! Every revision is judged and none is inferred from its neighbours, because a patch can stop being verified
+//! and be verified again later. The cost is small: equal contents are judged once, and upstream rarely
+//! changes the files that the sets patch.
 
 use serde::Serialize;
 
@@ -126,7 +127,7 @@ pub fn find_stops(rows: &[HistoryRow]) -> Vec<PatchStop> {
     let stop = |patch: &str| {
         let rows: Vec<&HistoryRow> = rows.iter().filter(|row| row.patch == patch).collect();
         let verified = |row: &&HistoryRow| row.status == PatchStatus::Verified;
-        // Revisions before the first verified one are no stop.
+        // Skip the revisions before the first verified one: only a verified patch can stop being verified.
         let start = rows.iter().position(verified).unwrap_or(rows.len());
         let end = rows[start..].iter().position(|row| !verified(row)).map(|place| start + place);
         PatchStop {

@@ -165,7 +165,8 @@ pub struct FileEdit {
 }
 
 impl FileEdit {
-    /// Adds a later edit of the same file. Shifts the lines inserted before by those inserted above them.
+    /// Adds a later edit of the same file. Earlier inserted lines below a newly inserted line move down by
+    /// one.
     fn merge(&mut self, later: Self) {
         self.after = later.after;
         for new in later.inserted {

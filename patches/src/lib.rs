@@ -10,8 +10,8 @@
 //!
 //! The curated sets and the list of mitigations are embedded in the program. Judging writes nothing;
 //! changes are a value, [`TreeEdits`]. A hook that does not match exactly once, a failed probe, or an unknown
-//! fingerprint is reported as a [`JudgementReason`]; nothing is ever placed by guessing. [`apply`] is the only
-//! writer.
+//! fingerprint is reported as a [`JudgementReason`]; nothing is ever placed by guessing. [`apply`] is the
+//! only writer.
 //!
 //! | module | purpose |
 //! |---|---|

@@ -5,10 +5,10 @@
 //!   reverse:  record ──> each original file ──> record removed
 //! ```
 //!
-//! All contents are computed before the first write. After a failed write, the writes before it are undone.
-//! The record is written first, so that a folder with an interrupted write can be reversed, or applied to
-//! again. A file that is neither in its recorded nor in its patched state was edited by the user; then no
-//! file is touched.
+//! All contents are computed before the first write. If a write fails, the writes before it are undone. The
+//! record is written first: after an interruption, the sets can be removed, or applied again. If the user
+//! edited a patched file, `apply` fails and writes nothing. `reverse` does the same, unless the file without
+//! the marked lines is the original.
 
 mod record;
 #[cfg(test)]
@@ -43,7 +43,7 @@ pub struct PatchTarget {
 /// Result of applying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApplyOutcome {
-    /// The sets were written.
+    /// The sets' changes were written.
     Written,
     /// The sets were applied already; no file was touched.
     Already,
@@ -118,8 +118,8 @@ impl PatchTarget {
         Ok(original)
     }
 
-    /// Applies a series judged on [`PatchTarget::original`]. The caller decides if the series may be applied; see
-    /// [`PatchSeries::blocking`].
+    /// Applies a series judged on [`PatchTarget::original`]. The caller decides if the series may be applied;
+    /// see [`PatchSeries::blocking`].
     ///
     /// # Errors
     /// Fails if other sets are applied, if a patched file was edited, or if writing failed. Then nothing
@@ -155,8 +155,8 @@ impl PatchTarget {
     /// Removes all applied sets.
     ///
     /// # Errors
-    /// Fails if the user edited a patched file such that patched lines and edits cannot be separated, or if
-    /// writing failed.
+    /// Fails if the user edited a patched file and the file without the marked lines is not the original, or
+    /// if writing failed.
     pub fn reverse(&mut self) -> Result<ReverseOutcome> {
         let Some(record) = &self.record else {
             return Ok(ReverseOutcome { sets: Vec::new(), files: Vec::new() });

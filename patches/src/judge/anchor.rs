@@ -5,7 +5,8 @@ use regex::bytes::Regex;
 use crate::scan::{ScannedSource, UTF8_BOM};
 use crate::set::HookPosition;
 
-/// Keywords after which a statement does not end where the next one begins.
+/// Keywords with a body that may be a single statement without braces. A line inserted next to that body
+/// would not belong to the keyword.
 const CONTROL_KEYWORDS: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,8 @@ pub(super) fn find_anchor(
     pattern.find_iter(code).map(|found| (start + found.start(), start + found.end())).collect()
 }
 
-/// Like [`find_anchor`], but only in comments, strings and disabled code.
+/// Returns the first match of an anchor in the raw text, which includes comments, strings and disabled code.
+/// Only called if [`find_anchor`] finds no match in the code.
 pub(super) fn find_outside_of_code(
     source: &ScannedSource,
     anchor: &str,

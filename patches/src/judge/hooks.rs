@@ -90,8 +90,8 @@ fn refused_hook(hook: &SetHook, text: String) -> JudgementReason {
     JudgementReason::new(PatchStatus::Refused, format!("hook `{}`", hook.id), text)
 }
 
-/// Finds a hook's file and container; `None` if the tree needs no such lines. The inner error is the reason
-/// why there is no unique place.
+/// Finds a hook's file and container; `None` if the tree does not need the hook's lines. The inner error is
+/// the reason why there is no unique place.
 fn find_place(
     set: &PatchSet,
     hook: &SetHook,
@@ -136,8 +136,8 @@ fn container_suffix(hook: &SetHook) -> String {
     hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
 }
 
-/// Returns the reason why it is unknown if a hook's lines are compiled: the lines are within a preprocessor
-/// conditional, and no seam covers the container.
+/// Returns the line and the reason if a hook's lines may not be compiled: the lines are within a preprocessor
+/// conditional, and no seam shows that the container was reviewed.
 fn unreviewed_conditional(
     set: &PatchSet,
     hook: &SetHook,

@@ -38,8 +38,8 @@ fn fix_states(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Ve
     set.fixes.iter().map(|fix| FixStanding::from_life(&fix.life, &looked)).collect()
 }
 
-/// Refuses fixes that are harmful in a tree, as the tree itself shows. A build number does not suffice,
-/// since a fork may have its own numbers.
+/// Refuses fixes that are harmful in a tree according to the tree's own code. A build number is not
+/// sufficient evidence, since a fork may count its builds differently.
 fn harmful_fixes<'a>(
     set: &'a PatchSet,
     lives: &'a [Option<FixStanding>],
@@ -75,7 +75,8 @@ pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
             all.merge(edits);
         }
     }
-    // A diff for other revisions is normal among several; a set of only such diffs is not applicable.
+    // Report diffs for other revisions only if the set has nothing else: a set may have one diff for each
+    // range of revisions.
     if set.hooks.is_empty() && outside.len() == set.diffs.len() {
         reasons.extend(outside);
     }
@@ -121,7 +122,7 @@ fn combine_reasons(set: &PatchSet, reasons: &mut [JudgementReason]) -> (PatchSta
             (status, why)
         })
         .collect();
-    // No fix is left that would justify applying the set.
+    // If no fix is verified, none justifies applying the set. The worst status of a fix then is the set's.
     if !own.is_empty() && !is_final(status) && own.iter().all(|(status, _)| *status != PatchStatus::Verified)
     {
         status = own.iter().map(|(status, _)| *status).max().unwrap_or(status);

@@ -128,7 +128,8 @@ fn evaluate_probe(
     Ok(Some(reason(failed, text).at(&file.path, line)))
 }
 
-/// Describes how often a probe's pattern is expected, and where. `outside`: the containers that it skips.
+/// Describes how often a probe's pattern is expected, and where. `outside`: the containers that the probe
+/// skips.
 fn describe_expectation(probe: &SetProbe, outside: &[&CodeContainer]) -> String {
     let count = match probe.bounds() {
         (_, 0) => "not to be there".to_owned(),

@@ -127,9 +127,9 @@ fn describe_difference(pieces: &[CodePiece], known: &[KnownVersion]) -> (Option<
         let mut left = count_hashes(&version.statements);
         pieces.iter().filter(|piece| take_hash(&mut left, &piece.hash)).count()
     };
-    // Among equally near versions, the newest, which is the last.
+    // `max_by` returns the last of several nearest versions, which is the newest.
     let nearest = known.iter().filter(|version| !version.statements.is_empty()).max_by(|a, b| {
-        // Relative to both lengths, so that a long version is not near to everything.
+        // Divide by both lengths: otherwise a long version would seem near to any container.
         let share = |version: &KnownVersion| (2 * common(version), version.statements.len() + pieces.len());
         let ((a, all_a), (b, all_b)) = (share(a), share(b));
         (a * all_b).cmp(&(b * all_a))

@@ -56,10 +56,10 @@ pub struct LeakAdvice {
     pub references: Vec<String>,
 }
 
-/// Mitigations named in the sentence: the best ones suffice to begin with.
+/// Maximum number of mitigations named in the sentence; the best ones suffice at first.
 const MAX_NAMED_MITIGATIONS: usize = 3;
-/// Factor for a leak per request while no unit is blamed. The leak stays likely: a load of equal requests
-/// does not tell requests from other units.
+/// Factor for a leak per request while no unit is blamed. Such a leak stays likely: if all requests are
+/// equal, growth per request cannot be distinguished from growth per other unit.
 const REQUEST_LEAK_FACTOR: f64 = 0.85;
 /// Factor for a leak unrelated to images, if there were images.
 const NON_IMAGE_LEAK_FACTOR: f64 = 0.6;

@@ -93,7 +93,8 @@ fn parse_version_output(version: &str) -> Option<u32> {
 }
 
 impl MitigationEffect {
-    /// Checks that a build supports this effect. Searches the binary if the provenance has no list of fixes.
+    /// Checks that a build supports this effect. Searches the binary for a fix's marker unless the provenance
+    /// lists the fix.
     pub fn fit(&self, build: &BuildFacts) -> MitigationFit {
         let (name, who) = (&self.name, build.name());
         if let Some(provenance) =
@@ -149,7 +150,7 @@ impl MitigationEffect {
             return MitigationFit::Note(format!("{needs}; whether {who} is one cannot be told"));
         }
         // Search the binary even if the provenance does not list the fix: the source may have been patched
-        // before.
+        // before the build.
         let found = if marker.is_empty() { Ok(TextPresence::No) } else { find_text(&build.binary, marker) };
         match (found, fixes) {
             (Ok(TextPresence::Yes), _) => MitigationFit::Fits,
@@ -181,8 +182,8 @@ impl MitigationEffect {
         }
     }
 
-    /// Checks that the build supports the chosen value. Only our own builds are refused by number, because
-    /// forks count differently.
+    /// Checks that the build supports the chosen value. Forks count their builds differently, so only one of
+    /// our own builds is refused by its number.
     fn fit_of_choice(&self, build: &BuildFacts) -> Option<MitigationFit> {
         let choice = self.flags.iter().find_map(|flag| flag.words.get(1))?;
         let message = self.mitigation.outside_limits(choice, build)?;
@@ -242,7 +243,7 @@ impl MitigationEntry {
 }
 
 impl MitigationCatalogue {
-    /// Values in `args` that this build does not support, each with the index of its word and the reason.
+    /// Values in `args` that this build does not support, each with its index in `args` and the reason.
     pub fn refused_values(&self, args: &[String], build: &BuildFacts) -> Vec<(usize, String)> {
         let mut found = Vec::new();
         for entry in self.mitigations() {

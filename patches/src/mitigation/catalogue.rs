@@ -43,7 +43,7 @@ impl MitigationCatalogue {
         all.extend(loaded.mitigations);
         for leak in &loaded.leaks {
             for one in leak.cures.iter().filter_map(|cure| cure.mitigation.as_ref()) {
-                // A mitigation may be missing: a program with other patch sets is valid.
+                // A program with other embedded patch sets may lack the mitigation.
                 let Some(found) = all.iter_mut().find(|entry| entry.id == *one) else { continue };
                 found.cures.push(leak.id.clone());
                 if matches!(found.action, MitigationAction::Patch { .. }) {
@@ -69,8 +69,8 @@ impl MitigationCatalogue {
         })
     }
 
-    /// Adds fixes of the user's own sets; `origin` names their files for messages. Fixes of a set that is
-    /// already in the catalogue are skipped, so that the first one counts.
+    /// Adds fixes of the user's own sets; `origin` names their files for messages. If the catalogue already
+    /// has the same fix of the same set from the user, the first one is kept.
     ///
     /// # Errors
     /// Fails if a fix has the id of a curated fix, a mitigation, a leak, or a fix of another set.
@@ -139,7 +139,8 @@ fn id_clash(set: &str, fix: &str, origin: &str, with: &str) -> PatchError {
 
 fn mitigation_from_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> MitigationEntry {
     let first = fix.variables.first();
-    // A curated fix with a file (report, memory requests) gets a file per process, so no value is set here.
+    // For a curated fix, llama-warden itself chooses each file (report, memory requests), one per process.
+    // The user sets no value for such a variable.
     let chosen = |variable: &FixVariable| origin.is_none() && variable.kind == VariableKind::Path;
     let own = first.filter(|variable| !chosen(variable));
     let parts = fix.variables.iter().skip(1).filter(|variable| !chosen(variable));

@@ -10,8 +10,8 @@
 //!           └──> MitigationFit: supported by the build?
 //! ```
 //!
-//! Resolving is pure. Only [`MitigationEffect::fit`] may read a file: it searches a binary that we did not build for
-//! the marker of a fix.
+//! Resolving is pure. Only [`MitigationEffect::fit`] may read a file: it searches a binary for the marker of a
+//! fix that the provenance does not list.
 
 mod advise;
 mod build;

@@ -149,7 +149,8 @@ impl MitigationCatalogue {
         done
     }
 
-    /// Resolves one item. `names`: all items of the list, so that a part with its own item keeps its value.
+    /// Resolves one item. `names`: the names of all items; a part with its own item does not get its default
+    /// here.
     fn one(
         &self,
         at: usize,

@@ -164,7 +164,8 @@ fn parse_function(tokens: &[(HeadToken<'_>, usize)]) -> Option<BlockKind> {
     let tail = tokens.get(place + 1..)?;
     if let Some(colon) = tail.iter().position(|(token, _)| *token == HeadToken::Colon) {
         let members = tail.get(colon + 1..)?;
-        // `a{`, `a<b>{`: the brace belongs to the member, unless a group or a member's brace precedes it.
+        // In `a{` and `a<b>{`, the brace initializes the member `a`. After a parenthesized group or a closing
+        // brace, the brace opens the function's body.
         if matches!(
             members.last(),
             None | Some((HeadToken::Word(_) | HeadToken::Other(b'>' | b',') | HeadToken::Scope, _))

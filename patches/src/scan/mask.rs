@@ -237,7 +237,7 @@ impl TextMasker<'_> {
         let inside = self.at + 1;
         let rest = self.raw.get(inside..).unwrap_or_default();
         let delimiter = rest.iter().take(MAX_RAW_DELIMITER + 1).position(|&byte| byte == b'(');
-        // An ordinary string, no raw one.
+        // This is an ordinary string, not a raw one.
         let Some(delimiter) = delimiter.and_then(|length| rest.get(..length)) else { return };
         if delimiter.iter().any(|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\\' | b')')) {
             return;

@@ -56,7 +56,8 @@ pub(super) fn walk_braces(text: &str) -> BraceWalk {
 
 const UNCLOSED: &str = "nothing closes this brace";
 
-/// Methods return `None` after a trouble behind which nothing is certain.
+/// Methods return `None` if the rest of the text cannot be interpreted; [`BraceWalk::trouble`] has the
+/// reason.
 struct BraceWalker<'a> {
     text: &'a str,
     walk: BraceWalk,

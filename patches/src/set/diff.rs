@@ -34,8 +34,8 @@ pub(crate) fn validate_diff(diff: &SetDiff) -> Result<(), String> {
     Ok(())
 }
 
-/// Parses a diff in git's or plain unified format. Accepts only changes to the text of ordinary files, and new
-/// text files. Refuses deletions, renames, copies, file modes and binary content.
+/// Parses a diff in git's or plain unified format. Accepts only changes to the text of ordinary files, and
+/// new text files. Refuses deletions, renames, copies, file modes and binary content.
 pub(crate) fn parse_diff(content: &[u8]) -> Result<Vec<FileDiff<'_>>, String> {
     let starts =
         |prefix: &[u8]| content.split(|byte| *byte == b'\n').filter(|line| line.starts_with(prefix)).count();

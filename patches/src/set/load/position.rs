@@ -41,7 +41,7 @@ impl ValuePath {
         DocumentFault { at: self.clone(), why: why.into() }
     }
 
-    /// Fails: the value here is invalid.
+    /// Returns the error for an invalid value at this path.
     pub(super) fn fault(&self, why: impl Into<String>) -> Result<(), DocumentFault> {
         Err(self.error(why))
     }

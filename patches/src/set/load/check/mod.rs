@@ -254,7 +254,7 @@ fn check_conformance(set: &PatchSet, own: &ConformanceSpec, at: &ValuePath) -> S
             return at.key("under").fault("this is not the name of a macro");
         }
     }
-    // The error is at the whole program.
+    // Report a repeated id at the whole conformance program, not at a scenario.
     check_unique("scenario", "id", own.scenarios.iter().map(|one| one.id.as_str()), at)
         .map_err(|fault| at.error(fault.why))?;
     for (number, scenario) in own.scenarios.iter().enumerate() {

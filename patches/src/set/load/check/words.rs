@@ -61,7 +61,7 @@ pub(super) fn check_id(id: &str, at: &ValuePath) -> SetCheckResult {
     check_word(id, "-", at)
 }
 
-/// Checks an id that may have the signs `also`: `-`, or `-_`.
+/// Checks an id of lower-case letters, digits and the characters in `also`, which is `-` or `-_`.
 pub(super) fn check_word(id: &str, also: &str, at: &ValuePath) -> SetCheckResult {
     let is_allowed = |sign: char| sign.is_ascii_lowercase() || sign.is_ascii_digit() || also.contains(sign);
     if !id.is_empty() && id.chars().all(is_allowed) {
