@@ -61,8 +61,8 @@ fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Runs `work` on each core. Each worker takes indices below `count` until none is left, and returns its results
-/// with their indices. Returns all results in the order of the indices.
+/// Runs `work` on each core. Each worker takes indices below `count` until none is left, and returns its
+/// results with their indices. Returns all results in the order of the indices.
 pub(crate) fn run_on_all_cores<T: Send>(
     count: usize,
     work: impl Fn(&mut dyn Iterator<Item = usize>) -> Result<Vec<(usize, T)>> + Sync,

@@ -84,7 +84,8 @@ fn remove_content(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
         }
     }
     for (name, kind) in entries {
-        // If the file system reports no type, `unlinkat` fails for a folder.
+        // If the file system reports no type, try `unlinkat` first: it fails for a folder, which is then
+        // opened.
         if kind != FileType::Directory {
             match unlinkat(folder, &name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => continue,

@@ -1,7 +1,7 @@
 //! The plan of a build, as a value that can be printed, stored and hashed. The hash is the build's id.
 //!
-//! A [`BuildRecipe`] has everything that shapes the binary and nothing else. Two builds with the same recipe are
-//! the same build, independent of the source's location and of the program that ran the compilers.
+//! A [`BuildRecipe`] has everything that shapes the binary and nothing else. Two builds with the same recipe
+//! are the same build, independent of the source's location and of the program that ran the compilers.
 
 mod extras;
 mod options;
@@ -180,7 +180,7 @@ impl BuildRecipe {
     /// a fixed order.
     ///
     /// # Errors
-    /// Fails never in practice: every recipe serializes to JSON.
+    /// Never fails in practice: every recipe serializes to JSON.
     pub fn id(&self) -> Result<BuildId> {
         let json = serde_json::to_vec(self).map_err(|error| io_error("hashing", "the plan")(error.into()))?;
         Ok(BuildId::from_hash(&Sha256::digest(json).into()))

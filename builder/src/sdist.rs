@@ -3,8 +3,8 @@
 //!
 //! The caller pins version and hash, so the source is the same from any index. For the newest version, the
 //! index is trusted as pip trusts it; the archive's hash is recorded like that of any archive. Before a
-//! download, pip asks the source package's build backend for metadata; the backend is installed first and
-//! build isolation is off, which avoids building cmake.
+//! download, pip asks the source package's build backend for metadata. The backend is installed first and
+//! build isolation is off, because an isolated backend would have to build cmake.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,8 +43,8 @@ impl Builder {
     /// Returns the pinned llama-cpp-python source archive, from the cache or through pip (some 80 MB).
     ///
     /// # Errors
-    /// Fails if the archive is not cached and pip cannot fetch it, if its hash differs from the pinned one, or
-    /// on cancellation.
+    /// Fails if the archive is not cached and pip cannot fetch it, if its hash differs from the pinned one,
+    /// or on cancellation.
     pub async fn sdist(&self, pin: &SdistPin) -> Result<PathBuf> {
         self.fetch_sdist(&pin.version, Some(pin)).await
     }

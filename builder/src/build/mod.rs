@@ -5,8 +5,9 @@
 //! This module does not decide what to build (the plan does) and prints nothing. A build's log stays under
 //! `logs/<BuildId>.log` in the cache folder, also after success.
 //!
-//! If the web page cannot be made, the build restarts under the plan without a page: a build in the store
-//! always is what its id says. The next build tries the page again before it falls back to that build.
+//! If the web page cannot be made, the build restarts with a plan without a page, because a build's id must
+//! match the content of the binary. The next build tries to make the page again before it uses the stored
+//! build without a page.
 
 mod amx;
 pub(crate) mod failure;

@@ -32,7 +32,7 @@ impl Builder {
         self.plan_without(request, OmittedParts::default()).await
     }
 
-    /// Like [`Self::plan`], without the parts that failed or could not be made.
+    /// Like [`Self::plan`], without the parts in `without`, which failed in an earlier attempt.
     pub(super) async fn plan_without(
         &self,
         request: &BuildRequest,

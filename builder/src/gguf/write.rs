@@ -146,8 +146,8 @@ impl GgufWriter {
         self.held_tensor(name, vec![columns as u64, rows as u64], data)
     }
 
-    /// Adds a tensor of any number of dimensions, the innermost first. Missing values are zero, excess values
-    /// are cut off.
+    /// Adds a tensor. `lengths`: any number of dimensions, the innermost first. Missing values are zero,
+    /// excess values are cut off.
     pub(crate) fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
         data.resize(lengths.iter().product(), 0.0);
         let lengths = lengths.iter().map(|length| *length as u64).collect();
@@ -164,8 +164,8 @@ impl GgufWriter {
         self
     }
 
-    /// Adds a tensor whose numbers are computed while the file is written, the innermost dimension first.
-    /// Writing fails if `fill` yields another number of bytes than the dimensions demand.
+    /// Adds a tensor whose numbers are computed while the file is written. `lengths`: dimensions, the
+    /// innermost first. Writing fails if `fill` yields another number of bytes than the dimensions demand.
     pub(crate) fn computed_tensor(
         &mut self,
         name: &str,

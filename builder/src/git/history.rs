@@ -71,7 +71,8 @@ impl GitRepository {
     pub fn range(&self, from: &str, to: &str, every: usize) -> Result<Vec<RevisionInfo>> {
         let (first, last) = (self.id(&self.resolve(from)?)?, self.id(&self.resolve(to)?)?);
         let line = self.first_parents(last)?;
-        // From the cut on, all older commits are `from` or its ancestors.
+        // If `from` is not on the first-parent line, end the range before the first commit that is an
+        // ancestor of `from`.
         let here = line.iter().position(|step| step.id == first);
         let cut = here.unwrap_or_else(|| {
             let repo = self.lock();
@@ -114,8 +115,8 @@ impl GitRepository {
         GitError::Range { repository: self.shown().to_owned(), from, to, why }.into()
     }
 
-    /// Age of `commit` relative to `reference`, both given as 40 digits. `None` if the repository lacks one of
-    /// the two commits.
+    /// Age of `commit` relative to `reference`, both given as 40 digits. `None` if the repository lacks one
+    /// of the two commits.
     pub fn age(&self, commit: &str, reference: &str) -> Option<RelativeAge> {
         let (one, other) = (self.id(commit).ok()?, self.id(reference).ok()?);
         let repo = self.lock();

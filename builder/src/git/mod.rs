@@ -13,7 +13,7 @@
 //!
 //! | question | answer |
 //! |---|---|
-//! | identity of a commit as a source | `git-<40 digits>`; the plan also has llama.cpp's folder in it |
+//! | identity of a commit as a source | `git-<40 digits>`; the plan adds the path of llama.cpp's folder |
 //! | when a server is contacted | for tags and branches always (they move), for a full id if not cached |
 //! | if the server does not respond | the last cached state is used, with a note; if nothing is cached, an error |
 //! | amount fetched | one commit with its files; all of history for ranges, and where cached |

@@ -66,8 +66,9 @@ pub(super) fn backend_options(backend: ComputeBackend, gpu: &[String], target: &
 
 /// Options that disable the AMX kernels; they keep the user's compiler flags.
 ///
-/// `-march=native` enables AMX regardless of ggml's options, and later flags override the disabling ones.
-/// ggml compiles the kernels where the compiler predefines these macros, and `-U` undefines them for good.
+/// ggml adds `-march=native`, which enables AMX regardless of ggml's options, and later flags may override a
+/// flag that disables AMX. ggml compiles the kernels if the compiler predefines the macros below; `-U`
+/// undefines a macro regardless of later flags.
 pub(super) fn without_amx(user: &[String]) -> Vec<String> {
     let mut options: Vec<String> =
         ["TILE", "INT8", "BF16"].map(|part| format!("-DGGML_AMX_{part}=OFF")).into();

@@ -75,8 +75,8 @@ pub enum BackendChoice {
 #[serde(rename_all = "lowercase")]
 pub enum CpuTarget {
     /// This machine's CPU with all its features (`-march=native`). The default, as in upstream: most builds
-    /// run where they are made, and on ARM the difference is a multiple. The recipe includes the CPU's
-    /// features known to the compiler, so a store moved to another kind of machine yields no false hit.
+    /// run where they are made, and on ARM a portable build is several times slower. The recipe includes the
+    /// CPU's features known to the compiler, so a store moved to another kind of machine yields no false hit.
     #[default]
     Native,
     /// Common current CPUs: x86-64 with AVX2, plain aarch64. For stores and compiler caches shared by

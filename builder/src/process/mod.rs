@@ -31,8 +31,8 @@ use crate::error::{BuilderError, Result};
 const TERM_GRACE: Duration = Duration::from_secs(5);
 /// Time to read output after the program's exit: a helper that outlives the program may keep the pipe open.
 const OUTPUT_LINGER: Duration = Duration::from_millis(200);
-/// Time limit for retries after `ETXTBSY`. Between another child's fork and its exec lie milliseconds, on a
-/// loaded machine some hundreds of them.
+/// Time limit for retries after `ETXTBSY`. A child forked by another thread takes some milliseconds until its
+/// exec, and some hundreds of milliseconds on a loaded machine.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between retries after `ETXTBSY`, and between checks for the end of killed descendants.
@@ -99,8 +99,8 @@ pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::
 /// Longest line in bytes; longer ones are passed on in pieces, so that a program cannot fill our memory.
 const MAX_LINE_BYTES: usize = 256 * 1024;
 
-/// Splits a stream of bytes into lines of text. A carriage return ends a line, too: progress output overwrites
-/// itself.
+/// Splits a stream of bytes into lines of text. A carriage return ends a line, too: progress output
+/// overwrites itself.
 #[derive(Debug, Default)]
 struct LineSplitter {
     pending: Vec<u8>,

@@ -1,11 +1,11 @@
-//! The files of a patched server, for comparisons: the reclaim file (docs/patches.md), by which memory is
-//! requested back, and the few counters of the memory report that a comparison needs.
+//! Accesses the files of a patched server for comparisons. By the reclaim file (docs/patches.md), a client
+//! asks the server to free memory. Of the memory report, only the counters that a comparison needs are read.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Magic number of the file. The version follows, then the answers of each part.
+/// Magic number of the reclaim file, followed by the version and the number of blocks per part.
 const MAGIC: &[u8; 8] = b"LWRECL1\0";
 const BLOCK_BYTES: usize = 64;
 const BLOCK_COUNT: u32 = 16;

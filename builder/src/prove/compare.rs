@@ -104,7 +104,7 @@ type RoundResult = std::result::Result<ServerRound, String>;
 struct ServerRound {
     answers: Vec<Value>,
     output: String,
-    /// Observations besides the answers, each with a verdict.
+    /// Observations besides the answers; `true` marks an expected one.
     observations: Vec<(bool, String)>,
 }
 
@@ -246,7 +246,7 @@ impl BuildComparison<'_> {
         }
     }
 
-    /// Returns true if the counters of a report have changed.
+    /// Waits until a report counts a computation; returns false if none is counted in time.
     async fn check_report(&self, file: &Path) -> (bool, String) {
         let until = Instant::now() + self.pair.patience;
         loop {
@@ -262,7 +262,7 @@ impl BuildComparison<'_> {
         }
     }
 
-    /// Checks that the server returns its hoarded memory on request.
+    /// Checks that the server frees its cached memory on request.
     async fn check_reclaim(&self, file: &Path) -> Vec<(bool, String)> {
         let opened = fs::File::options().read(true).write(true).open(file).map(ReclaimFile::from_file);
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
@@ -326,14 +326,14 @@ impl BuildComparison<'_> {
             Err(text) => return step(StepResult::Failed, text),
             Ok(round) => round,
         };
-        // A fix that was idle under the tool was not checked by it.
+        // An unexpected observation fails the step: for example, the tool did not check a fix that was idle.
         let idle = round.observations.iter().find(|(good, _)| !good).map(|(_, text)| text.clone());
         let mut note = "";
         let mut wrong = idle;
         if let Some(differ) = questions::first_difference(&plain.answers, &round.answers) {
-            // A server that a tool slows down many times may compute in other batches, which changes the
-            // last digits. Then its answers prove nothing; the unpatched server under the tool shows if
-            // that is the case.
+            // A tool may slow a server down many times. The server then may compute in other batches, which
+            // changes the last digits, and different answers prove nothing. Run the unpatched server under
+            // the tool, too: if its answers also differ, answers are not compared.
             let (under, _) = self.run_watched("watched-plain", tool, self.pair.plain, &[]).await?;
             let other = under
                 .is_ok_and(|under| questions::first_difference(&plain.answers, &under.answers).is_some());

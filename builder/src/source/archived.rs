@@ -1,9 +1,9 @@
-//! Archives as sources. [`examine_archive`] caches its result, so that a hit in the store does not need to read
-//! 70 MB again; [`ArchiveTree`] has the files by name, for patches.
+//! Archives as sources. [`examine_archive`] caches its result, so that a hit in the store does not need to
+//! read 70 MB again; [`ArchiveTree`] has the files by name, for patches.
 //!
-//! A record is stored per path, with the size, change time and inode that it is valid for. A record is
-//! written only for a file changed longer ago than the granularity of time stamps, so that another change
-//! would alter the change time.
+//! A record is stored per path, with the size, change time and inode that it is valid for. No record is
+//! written for a file that was changed just now: a second change within the granularity of time stamps would
+//! not alter the change time.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -45,7 +45,7 @@ struct ArchiveStamp {
 impl ArchiveStamp {
     fn read(path: &Path) -> Result<Self> {
         let metadata = fs::metadata(path).map_err(io_error("reading", path))?;
-        // The change time, not the modification time: no program can set it back.
+        // Use the change time: programs can set the modification time back, but not the change time.
         let changed = (metadata.ctime(), metadata.ctime_nsec());
         Ok(Self { size: metadata.len(), inode: metadata.ino(), changed })
     }

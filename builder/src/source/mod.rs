@@ -1,8 +1,8 @@
 //! Sources: their kinds, their identity, and how they are copied into the work folder.
 //!
-//! A source is a folder, an archive or a commit with llama.cpp somewhere in it. [`BuildSource::examine`] finds
-//! llama.cpp and computes the identity; a plan needs nothing else, and for a known archive this only reads
-//! two small facts from the cache. [`crate::git`] fetches commits.
+//! A source is a folder, an archive or a commit with llama.cpp somewhere in it. [`BuildSource::examine`]
+//! finds llama.cpp and computes the identity; a plan needs nothing else, and for a known archive this only
+//! reads two small facts from the cache. [`crate::git`] fetches commits.
 //!
 //! | source | identity | cost |
 //! |---|---|---|

@@ -12,9 +12,9 @@ use super::{BuildSource, ExaminedSource};
 use crate::error::{BuilderError, Result};
 use crate::whole::{self, LossTolerance};
 
-/// A source's files, cached on disk if reading them is slow: an archive would have to be unpacked for each
-/// look, while a build that is in the store should take no time. Cache names contain the archive's hash, so
-/// they stay valid.
+/// A source's files, cached on disk if reading them is slow. Without the cache, an archive would be unpacked
+/// even for a request whose build is in the store already. Cache names depend on the archive's hash, so
+/// cached files stay valid.
 pub(crate) struct CachedTree<'a> {
     source: &'a BuildSource,
     cache: &'a Path,

@@ -6,10 +6,10 @@
 //!  builds/.chosen.json.move   a choice or rollback that has not reached all instances yet
 //! ```
 //!
-//! Without this file the newest build is the default. A new build of a fork, of an older revision, or
-//! without the GPU does not become the default by being made. The previous default is held until a build
-//! succeeds it, or until the user chooses one. After an explicit choice, newer builds have to be chosen,
-//! too: the default changes by a decision, not by a compilation.
+//! Without this file the newest build is the default. A new build of a fork, of an older revision, or without
+//! the GPU does not become the default automatically. The store then keeps the previous default until a
+//! suitable successor is made, or until the user chooses a build. After an explicit choice, newer builds have
+//! to be chosen explicitly, too: the default changes by a decision, not by a compilation.
 
 use std::path::PathBuf;
 use std::{fs, io};
@@ -35,8 +35,8 @@ pub struct BuildDecision {
     pub at: String,
     /// Reason as a sentence.
     pub why: String,
-    /// Not an explicit choice: this build was the default when a build was made that does not succeed it.
-    /// The next build that does succeed it becomes the default.
+    /// The store recorded this build as the default; the user did not choose it. The next suitable successor
+    /// (see `check_successor`) becomes the default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub held: bool,
 }
@@ -121,8 +121,8 @@ impl BuildStore {
         self.choose_as(build, why, None)
     }
 
-    /// Chooses a build for a caller that then notifies all instances. Until [`BuildStore::finish_move`], other programs
-    /// see the rollout as unfinished.
+    /// Chooses a build for a caller that then notifies all instances. Until [`BuildStore::finish_move`],
+    /// other programs see the rollout as unfinished.
     ///
     /// # Errors
     /// Fails like [`BuildStore::choose`].
@@ -146,8 +146,8 @@ impl BuildStore {
         self.write_choices(choices)
     }
 
-    /// Returns the reason why a build would not become the default when it is made; `None` if it is the
-    /// default, or succeeds it.
+    /// Returns the reason why a new build does not become the default automatically; `None` if the build is
+    /// the default, or a suitable successor of the default.
     ///
     /// # Errors
     /// Fails if the build does not exist, or if the store cannot be read.
@@ -157,8 +157,9 @@ impl BuildStore {
         Ok(in_use.and_then(|in_use| check_successor(&in_use.plan, &new.plan).err()))
     }
 
-    /// Holds `before`, the previous default, if the build just made does not succeed it. The caller holds the
-    /// lock.
+    /// Records `before`, the previous default, as the default if the new build is no suitable successor. If
+    /// `before` was recorded so and the new build is a suitable successor, records the new build. The caller
+    /// holds the store's lock.
     pub(super) fn hold_previous(&self, before: Option<Provenance>, new: &Provenance) -> Result<()> {
         let Some(before) = before.filter(|before| before.id != new.id) else { return Ok(()) };
         // Ignore an unreadable file of decisions here: choosing a build reports it.

@@ -1,4 +1,5 @@
-//! Decides if a build may succeed the default build: same llama.cpp, not older, GPU kept. Pure functions.
+//! Decides if a build may automatically replace the default build: same llama.cpp, not older, GPU kept. Pure
+//! functions.
 
 use std::fmt;
 use std::path::Path;
@@ -54,7 +55,7 @@ struct SourceOrigin {
     version: Vec<u32>,
 }
 
-/// Checks that a build of the plan `new` may succeed the default build, whose plan is `in_use`.
+/// Checks that a build of the plan `new` may automatically replace the default build, whose plan is `in_use`.
 ///
 /// # Errors
 /// Returns the obstacle. A revision of unknown age counts as newer, since it was built on purpose.

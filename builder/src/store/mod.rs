@@ -37,7 +37,8 @@ const PROVENANCE_FILE: &str = "provenance.json";
 const INCOMING_PREFIX: &str = ".incoming-";
 const LOCK_FILE: &str = ".lock";
 const CHOICES_FILE: &str = ".chosen.json";
-/// File of an unfinished rollout. The common prefix with [`CHOICES_FILE`] keeps it from being listed as foreign.
+/// File of an unfinished rollout. The common prefix with [`CHOICES_FILE`] keeps it from being listed as
+/// foreign.
 const MOVE_FILE: &str = ".chosen.json.move";
 /// All files of a build's folder; no others are removed with it.
 const BUILD_FILES: [&str; 2] = [BINARY_FILE, PROVENANCE_FILE];
@@ -199,7 +200,7 @@ impl BuildStore {
     }
 
     /// Moves a binary into the store. The caller holds the build's lock. Replaces a damaged build with the
-    /// same id. The new build becomes the default only if it succeeds the previous default.
+    /// same id. The new build becomes the default only if it is a suitable successor of the previous default.
     pub(crate) fn install(&self, binary: &Path, provenance: &Provenance) -> Result<PathBuf> {
         let (incoming, folder) = (self.incoming(&provenance.id), self.folder(&provenance.id));
         let _lock = self.lock()?;

@@ -106,8 +106,8 @@ async fn gpu_architectures(
     match (backend, arch.gpu.is_empty(), arch.cpu) {
         (ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal, ..)
         | (ComputeBackend::Cuda, true, CpuTarget::Portable) => {
-            // For CUDA, upstream has a list per toolkit of architectures that compile; cmake's `all-major`
-            // does not know which parts fail.
+            // For CUDA, name no architectures: upstream has a list per toolkit of those that compile. cmake's
+            // `all-major` may include architectures for which some parts do not compile.
             Ok(Vec::new())
         }
         (ComputeBackend::Cuda | ComputeBackend::Hip, false, _) => Ok(arch.gpu.clone()),

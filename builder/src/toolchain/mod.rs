@@ -98,8 +98,8 @@ async fn hash_cpu_features(builder: &Builder, cxx: &Path) -> Result<String> {
     Ok(hex::encode(&Sha256::digest(lines.join("\n"))[..8]))
 }
 
-/// cmake and ninja from `PATH`; if one is missing or too old, both from PyPI, with ccache if `PATH` has no compiler
-/// cache.
+/// cmake and ninja from `PATH`; if one is missing or too old, both from PyPI, with ccache if `PATH` has no
+/// compiler cache.
 pub(crate) async fn find_drivers(builder: &Builder, backend: ComputeBackend) -> Result<BuildDrivers> {
     let env = &builder.env;
     let oldest = if backend.has_gpu() { MIN_GPU_CMAKE } else { MIN_CMAKE };

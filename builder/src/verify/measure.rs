@@ -27,11 +27,11 @@ pub(super) const MEASURING_FLAGS: [&str; 8] =
 const HTTP_THREADS_FLAG: &str = "2";
 /// [`HTTP_THREADS_FLAG`] as a number.
 const HTTP_THREAD_COUNT: usize = 2;
-/// Connections opened: if all are served at once, threads are created on demand.
+/// Number of connections to open. If the server serves all of them at once, it creates threads on demand.
 const TESTED_CONNECTIONS: usize = 6;
 /// Time limit for a connection to be served; mostly this takes less than a millisecond.
 const SERVED_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time limit of the test: llama-server closes a connection after five idle seconds, which frees its
+/// Time limit of the connection test. llama-server closes a connection after five idle seconds, which frees a
 /// thread, so later observations would be meaningless.
 const IDLE_TEST_LIMIT: Duration = Duration::from_secs(4);
 
@@ -124,7 +124,7 @@ async fn stream_answer(door: &ServerAddress, tokens: usize, number: usize) -> Op
     let mut token = None;
     while let Some(chunk) = answer.chunk().await.ok()? {
         text.extend_from_slice(chunk.as_ref());
-        // Between events come keep-alive comments.
+        // Wait for an event: the server also sends keep-alive comments.
         if token.is_none() && text.windows(5).any(|window| window == b"data:") {
             token = Some(begun.elapsed().saturating_sub(head));
         }

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Completions and embeddings need two starts, because older servers refuse completions with embeddings on.
-//! A server around b4881 exits during its start if it has to pool the mean with a generating model; it is
-//! then tested with pooling of the last token. The server listens on a Unix socket in a private folder, so
-//! it takes no port and no other user can reach it. A server without Unix sockets is tested on a free
-//! loopback port. When a verification returns, its servers have ended.
+//! Servers around b4881 exit at the start with `--pooling mean` and a generating model, so a server that does
+//! not start is tested with `--pooling last`. The server listens on a Unix socket in a private folder, so it
+//! takes no port and no other user can reach it. A server without Unix sockets is tested on a free loopback
+//! port. When a verification returns, its servers have ended.
 //!
 //! Measured facts (time of a stream's head, threads per connection, handling of unread bodies) differ
 //! between versions and forks. The proxy uses them; they never fail a build.

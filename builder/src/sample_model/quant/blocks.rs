@@ -8,8 +8,8 @@ const BLOCK_LENGTH: usize = 32;
 const IQ4_NL_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Values of the 16 four-bit floats (E2M1), doubled so that all are integers.
 const DOUBLED_E2M1_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-/// Difference between the exponents of a block's largest number and of its scale, with [`DOUBLED_E2M1_VALUES`] doubled:
-/// the largest value is 6 = 2^2 × 1.5.
+/// Exponent of the largest E2M1 value, 6 = 2^2 × 1.5. A block's scale has the exponent of the block's largest
+/// number minus this one.
 const E2M1_EXPONENT: u32 = 2;
 
 /// The number with the largest absolute value, with its sign.
@@ -63,7 +63,8 @@ pub(super) fn decode_mxfp4(block: &[u8], out: &mut Vec<f32>) {
     pull_halves(&block[1..], out, |half| f32::from(DOUBLED_E2M1_VALUES[usize::from(half)]) * scale);
 }
 
-/// Half of the power of two of an E8M0 exponent; half, because [`DOUBLED_E2M1_VALUES`] is doubled.
+/// Half of the scale that an E8M0 exponent encodes; half, because the values in [`DOUBLED_E2M1_VALUES`] are
+/// doubled.
 fn halved_power(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         0 => 0x0020_0000,

@@ -1,8 +1,8 @@
 //! Detects compilers that drop the tile configuration of Intel's AMX.
 //!
-//! `_tile_loadconfig` reads 64 bytes. The optimiser of GCC before 13 assumes that only 8 are read, so the other 56
-//! are not written. The processor rejects the random bytes, and a server with AMX dies while it loads its
-//! first quantised model.
+//! `_tile_loadconfig` reads 64 bytes. The optimiser of GCC before 13 assumes that only 8 are read, so it
+//! drops the writes of the other 56. The processor rejects the uninitialised bytes, and a server with AMX
+//! dies while it loads its first quantised model.
 //!
 //! The check works on any x86-64 machine: it compiles a small program to assembly, replaces its `ldtilecfg`
 //! by code that copies the 64 bytes, and runs the program, which compares them. On a processor with AMX,
@@ -91,7 +91,8 @@ async fn run_check(builder: &Builder, cxx: &Path, work: &Path) -> Result<TileCod
     builder.program_output(cxx, &[&code, "-o", &loads], "assembling a probe for AMX").await?;
     match run_probe(builder, &loads, &["load"]).await? {
         (Some(0 | NO_TILES_STATUS), _) => Ok(TileCode::Kept),
-        // The processor rejects the configuration for another reason.
+        // All bytes were written, but a signal ended the load: the processor rejects the configuration. The
+        // kernels would crash, too.
         (None, Some(_)) => Ok(TileCode::Dropped),
         (code, signal) => Ok(unknown_end(code, signal)),
     }

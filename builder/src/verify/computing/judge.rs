@@ -22,9 +22,10 @@ pub(super) enum TrialOutcome {
 /// The largest distance that counts as equal.
 ///
 /// Kernels for quantised weights round the activations to 8 bits, those for f16 to f16, and a `q8_0` cache
-/// rounds keys and values. With llama.cpp 0c1e57098 on an AMD EPYC the distance is 0.006 in f16, 0.07 to
-/// 0.16 in the other formats, and 0.19 with the cache. If the scale of every 32nd block is doubled, the
-/// distance is 2 and more; if that of every eighth block in one of fourteen matrices, up to 1.9.
+/// rounds keys and values. With llama.cpp 0c1e57098 on an AMD EPYC the distance is 0.006 in f16, 0.07 to 0.16
+/// in the other formats, and 0.19 with the cache. If the scale of every 32nd block is doubled, the distance
+/// is 2 and more. If the scale of every eighth block in one of fourteen matrices is doubled, the distance is
+/// up to 1.9.
 const MAX_DISTANCE: f64 = 0.5;
 
 /// The distances of all settings; `None` if the server does not support the format.

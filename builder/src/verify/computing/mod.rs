@@ -1,8 +1,8 @@
 //! Tests computation with quantised weights against the same numbers in f32.
 //!
 //! A model file of each format is loaded with each setting that selects other kernels. The test asks the
-//! server for the probabilities of all next words: after a prompt, which is one batch, and after single tokens.
-//! The same numbers in f32 on the CPU are the reference. Any difference comes from kernels, and the
+//! server for the probabilities of all next words: after a prompt, which is one batch, and after single
+//! tokens. The same numbers in f32 on the CPU are the reference. Any difference comes from kernels, and the
 //! distance measures their rounding.
 //!
 //! ```text
@@ -191,7 +191,7 @@ impl ComputeBench<'_> {
         Ok(settings.iter().copied().zip(outcomes).collect())
     }
 
-    /// A start with a setting; without one, on the CPU.
+    /// Prepares a start of the server with a setting; without a setting, the server computes on the CPU.
     fn attempt(&self, name: String, model: &str, setting: Option<KernelSetting>) -> ServerAttempt {
         let gpu = setting.is_some_and(KernelSetting::on_gpu);
         let mut arguments = vec!["-m", model];
@@ -243,7 +243,7 @@ impl ComputeBench<'_> {
 struct ServerAttempt {
     binary: PathBuf,
     folder: PathBuf,
-    /// Name of its files, distinct from those of other attempts.
+    /// Name of this attempt's files, distinct from those of other attempts.
     name: String,
     arguments: Vec<String>,
     trial: TrialSettings,
