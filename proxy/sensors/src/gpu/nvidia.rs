@@ -254,7 +254,7 @@ fn uncorrected_errors(handle: &Handle<'static>) -> Option<u64> {
     handle.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok()
 }
 
-/// Lists processes, and tries once more after an error: the list may grow between counting and listing.
+/// Lists processes, and tries once more if the list has grown between counting and listing.
 fn list_twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
     match list() {
         Err(NvmlError::InsufficientSize(_)) => list(),
