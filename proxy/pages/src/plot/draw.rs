@@ -170,8 +170,8 @@ fn draw_band(frame: &PlotFrame, levels: &[PlotLevel], class: &str) -> Markup {
     }
 }
 
-/// Draws a dashed line to the limit, between the earliest and the latest time at which it may be reached,
-/// up to the end of the plot.
+/// Draws a dashed line to the limit, at most up to the end of the plot. The area around the line reaches from
+/// the earliest to the latest time at which the limit may be reached.
 fn draw_forecast(frame: &PlotFrame, coming: &PlotForecast) -> Markup {
     let (x, y) = coming.from;
     let known = [x, y, coming.limit].into_iter().all(is_drawable);
