@@ -134,7 +134,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
             continue;
         }
         let seen = visible_gpus(&env, gpus.devices());
-        // Restrict the process to some of the GPUs that all processes see, unless its own settings name GPUs.
+        // Use the visible GPUs if all processes inherit them, or if the model's own variable names a single one.
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA_DEVICES_VARIABLE);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = selects_devices(&spec.command.args, &env, seen.is_some());
@@ -301,9 +301,9 @@ const DEVICE_FLAGS: [(&[&str], &str); 4] = [
     (&["-ot", "--override-tensor"], "LLAMA_ARG_OVERRIDE_TENSOR"),
 ];
 
-/// Returns the GPUs that `CUDA_VISIBLE_DEVICES` allows, or `None` if its value cannot be interpreted.
-/// Prefixes of UUIDs are accepted. Numbers are accepted if CUDA and the driver number the GPUs equally,
-/// because all GPUs are alike or a variable sets the order.
+/// Returns the GPUs that `CUDA_VISIBLE_DEVICES` allows; `None` if the variable is not set or its value cannot
+/// be interpreted. Prefixes of UUIDs are accepted. Numbers are accepted if CUDA and the driver number the
+/// GPUs equally, because all GPUs are alike or a variable sets the order.
 fn visible_gpus(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Vec<usize>> {
     let words = env.get(CUDA_DEVICES_VARIABLE)?;
     let nvidia: Vec<&GpuDevice> = gpus.iter().filter(|gpu| gpu.vendor == GpuVendor::Nvidia).collect();

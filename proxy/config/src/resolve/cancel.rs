@@ -14,8 +14,8 @@ use super::mitigations::ModelMitigations;
 const CANCEL_FIX: &str = "cancel-nonstream";
 pub(crate) const CANCEL_FIX_VARIABLE: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
 
-/// Returns the variable that switches the fix on, if `cancel` allows the fix, the build has it, and the
-/// operator set neither the variable nor the mitigation.
+/// Returns the variable that switches the fix on. `None` if `cancel` does not allow the fix, the build lacks
+/// it, or the operator set the variable or the mitigation.
 pub(crate) fn cancel_fix_variable(
     cancel: CancelMode,
     build: &BuildFacts,

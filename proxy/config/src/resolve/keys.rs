@@ -70,7 +70,8 @@ impl KeyFile {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// The file cannot be read, other users may write it, or a key in it is wrong.
+    /// The file cannot be read, other users may write it or read clear-text keys in it, or a key in it is
+    /// wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigProblems> {
         let problem = |message: String| ConfigProblem::new(ConfigPlace::whole_file(path), message);
         let unreadable = |error: std::io::Error| {

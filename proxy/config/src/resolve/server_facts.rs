@@ -45,8 +45,8 @@ impl ServerKnowledge {
         Self { measured, unmeasured, ..Self::default() }
     }
 
-    /// Returns the behaviour of a build in the store from its provenance, plus later measurements of
-    /// behaviour that was not measured when the build was made.
+    /// Returns the behaviour of a build in the store from its provenance. The cached measurements of the
+    /// binary complete it if the build was made before `discards_bodies` was measured.
     pub fn from_build(measured: ServerBehaviour, cache: &Path, binary: &Path, version: &str) -> Self {
         if measured.discards_bodies.is_some() {
             return Self { measured, ..Self::default() };

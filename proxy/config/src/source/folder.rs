@@ -161,8 +161,9 @@ fn is_model(facts: &ModelFile) -> bool {
     kind == "model" && facts.has_tensors && facts.shape.is_ok()
 }
 
-/// Returns the projector in the folder of a model. If the folder has no other model, this is the only
-/// projector; otherwise the one whose name matches the model's name, apart from the quantisation.
+/// Returns the projector in the folder of a model. If the folder has no other model and one projector, it is
+/// this projector. Otherwise it is the one whose name matches most of the model's name, apart from the
+/// quantisation.
 fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<PathBuf> {
     let beside: Vec<&PathBuf> =
         projectors.iter().filter(|projector| projector.parent() == model.parent()).collect();
@@ -174,7 +175,8 @@ fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<P
         let its = name_words(&model_stem(projector));
         !its.is_empty() && its.len() <= own.len() && its.iter().zip(&own).all(|(one, other)| one == other)
     };
-    // If there are several precisions, take the first by name, because they differ little.
+    // Several projectors match equally if they differ in precision. Take the last by name, because they
+    // differ little.
     beside
         .iter()
         .filter(fits)

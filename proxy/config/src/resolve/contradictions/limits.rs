@@ -1,5 +1,5 @@
-//! Rules about numbers of connections, requests and slots, groups of models that are never loaded together,
-//! parameters that llama-warden changes in requests, and files that are used for two purposes.
+//! Rules about four subjects: numbers of connections, requests and slots; groups of models that are never
+//! loaded together; parameters that llama-warden changes in requests; files that are used for two purposes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
