@@ -12,8 +12,9 @@
 //! - Bytes are passed on unchanged in both directions, as they arrive; a slow client slows down only its
 //!   own backend connection.
 //! - No request is executed twice by live servers. A request is sent again if it is certain that nothing
-//!   was executed; after the death of its server also if it only computes an answer and the client has no
-//!   part of it (`backend::attempts`, `backend::again`).
+//!   was executed. After the death of its server, it is sent again if it only computes an answer and the
+//!   client has no part of that answer (`backend::attempts`, `backend::again`). A generated stream of which
+//!   the client has a part may be continued by another server (`answer::continuation`).
 //! - A client that leaves frees everything at once: its place in the queue, its lease, its backend's
 //!   generation.
 //! - Every error is either the gateway's, with a remedy, or the backend's own (`refusal`).

@@ -91,8 +91,8 @@ impl Body for AnswerBody {
         let Self { kind, busy } = &mut *self;
         match kind {
             AnswerBodyKind::Fixed { bytes, flight, .. } => {
-                // The answer is complete and the client reads it. Take a pending cancel request out here,
-                // so that it does not cut the body.
+                // The answer is complete and the client reads it. Take a pending cancel request now, so that
+                // it does not cut the body.
                 let _too_late = busy.as_ref().is_some_and(ConnBusy::takes_cancel);
                 let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(FRAME_BYTES)));
                 if bytes.as_ref().is_some_and(Bytes::is_empty) {

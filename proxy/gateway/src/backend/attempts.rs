@@ -7,10 +7,10 @@
 //!   builds and forks send the head with the first token, so a missing head proves nothing); or
 //! - the request is a `GET` or `HEAD`, which executes nothing.
 //!
-//! A request is also sent again if its server died or was stopped before any byte of the answer came,
-//! provided that the request only computes an answer and the operator allows it (`on_death`): the result of
-//! the first execution was lost with its server. If the second server dies, too, the client gets the error
-//! of the first death.
+//! A request is also sent again if its server died or was stopped before any byte of the answer came: the
+//! result of the first execution was lost with its server. The request must only compute an answer, and the
+//! operator must allow a second execution (`on_death`). If the second server dies, too, the client gets the
+//! error of the first death.
 //!
 //! If a canary fails in any way, the model's normal build takes over. A canary gets only requests that can be
 //! repeated, and its attempt is not counted.

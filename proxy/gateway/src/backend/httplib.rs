@@ -1,7 +1,7 @@
 //! Protection against two faults of cpp-httplib, the HTTP library of llama-server, by which a backend reads
 //! parts of one request as another: as another client's request, or as one that bypasses keys and rules.
 //!
-//! cpp-httplib (0.30 to 0.53) answers a head that it cannot read with 400 and no body, and then reads the rest
+//! cpp-httplib (0.30 to 0.53) answers a head that it cannot read with 400 and no body. It then reads the rest
 //! of the head and the whole body as further requests. So such a head is sent to no backend. [`crate::route`]
 //! treats the heads that llama-server can read, including those with unknown methods.
 //!

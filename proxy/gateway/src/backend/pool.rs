@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A connection is bound to the thread whose runtime registered its socket, so each thread has its own shelf.
-//! Idle connections are not polled. A connection closed by the backend is noticed when it is taken, or by the
-//! sweeper, a task that runs while there are idle connections.
+//! Idle connections are not polled. A connection closed by the backend is noticed when it is taken from its
+//! shelf, or by the sweeper: a task that runs while there are idle connections.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};

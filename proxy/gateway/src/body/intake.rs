@@ -1,7 +1,7 @@
 //! Reads as much of a request body as is needed before a backend is requested. Small bodies are read
 //! completely, because llama-server starts only with the whole body, and a held body can be sent again.
 //! Large bodies are read until their model is known. If the request needs a slot, a large body is also read
-//! to its end as far as the budget has room, because a slot must not wait for a client.
+//! to its end, as far as the budget has room: a slot must not wait for a client.
 //!
 //! ```text
 //!   head -> [ large, and its model is in the query or any name will do? ] --yes--> streamed from the start

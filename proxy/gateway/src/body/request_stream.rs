@@ -1,9 +1,9 @@
 //! The body of a request as its client sends it, decoded if it has a `Content-Encoding`. llama-server
 //! decodes nothing, and neither a model name nor a rule can be read from compressed bytes.
 //!
-//! A few bytes can decode to very many. Therefore a decoded body counts against the same limits as an
-//! encoded one, must not be more than [`MAX_DECODED_RATIO`] times as large as the bytes received, and
-//! reserves memory for its decoder in the common budget.
+//! A few bytes can decode to very many. Therefore a decoded body counts against the same limits as an encoded
+//! one. It must not be more than [`MAX_DECODED_RATIO`] times as large as the bytes received. The memory of
+//! its decoder is reserved in the common budget.
 
 use std::io;
 use std::pin::Pin;

@@ -93,7 +93,8 @@ pub(crate) async fn serve_http1(
     let service = RequestService { shared: shared.clone(), state: state.clone(), peer };
     let mut builder = Builder::new();
     if config.header_count != HYPER_HEADER_COUNT {
-        // Set only another number than hyper's default: with it, hyper allocates memory for each request.
+        // Set the number only if it is not hyper's default: with a set number, hyper allocates memory for each
+        // request.
         builder.max_headers(config.header_count);
     }
     let mut connection = builder

@@ -17,8 +17,8 @@
 //! Each state is a type with the data known in it. A request that ends without a backend's answer ends with a
 //! [`RequestRefusal`]. The steps from the lease to the head of the answer are in [`crate::backend::attempts`].
 //!
-//! The whole life is one future. hyper drops it when the client leaves, which frees the request's place in
-//! the queue, the lease and the held bytes, and closes the connection to the backend.
+//! The whole life is one future, which hyper drops when the client leaves. The drop frees the request's place
+//! in the queue, the lease and the held bytes, and closes the connection to the backend.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -133,8 +133,9 @@ struct AnsweredRequest {
 
 /// The client's body. Its state when the answer is sent decides whether the connection can be used again.
 enum ClientBody {
-    /// Not complete: bytes may follow that must not be taken for the next request, because they belong to the
-    /// body, because the head is invalid, or because the client asked for a tunnel.
+    /// The gateway does not read the body. If the body is not complete, bytes may follow that must not be
+    /// taken for the next request: they belong to the body, the head is invalid, or the client asked for a
+    /// tunnel.
     Unread { is_complete: bool },
     /// The gateway reads the body.
     Read(Arc<SentBody>),

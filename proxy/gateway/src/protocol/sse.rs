@@ -1,5 +1,5 @@
 //! Passes an event stream on in whole events. If a backend dies within an event, the client has received no
-//! part of that event, so that an error event can follow which every client can read.
+//! part of that event. So an error event can follow that every client can read.
 //!
 //! ```text
 //!   piece --> [ ends with an event? ] --yes--> passed on as it is (the usual case: no copy)

@@ -18,12 +18,12 @@ use crate::protocol::ConnState;
 /// Number of requests that are read while the lock is held, which takes some microseconds.
 const LIST_PORTION: usize = 256;
 
-/// Number of entries that are kept for reuse while no request is in flight.
+/// Number of positions whose memory is kept when no request is in flight.
 const KEPT_ENTRIES: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardSizes {
-    /// Limit for requests that were admitted.
+    /// Limit for ended requests whose model is known.
     pub(super) ended: usize,
     /// Limit for requests refused before a model was known. Anyone can cause such requests, so they must not
     /// displace admitted ones.

@@ -63,7 +63,7 @@ pub(super) static ROWS: [RouteRow; 46] = [
     generating("/v1/messages", "messages", BodyShape::Messages).with_dialect(ErrorDialect::Anthropic),
     generating("/infill", "infill", BodyShape::Native),
     // Requests that occupy a slot or the whole model, and get a single answer. A transcription may be a
-    // stream, but only its form data shows that, and the head of the stream does not prove that execution
+    // stream, but only its form data shows that. The head of such a stream does not prove that execution
     // began.
     evaluating("/v1/audio/transcriptions", "audio", BodySize::Audio),
     evaluating("/audio/transcriptions", "audio", BodySize::Audio),

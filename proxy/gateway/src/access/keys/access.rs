@@ -71,8 +71,8 @@ impl ClientAccess {
         }
     }
 
-    /// Refuses a model that the key may not use as if it did not exist, so that a key does not reveal other
-    /// models' names.
+    /// Refuses a model that the key may not use, in the same way as an unknown model. So a key does not
+    /// reveal the names of other models.
     pub(crate) fn refuse_hidden(&self, backends: &dyn LeaseProvider, name: &str) -> RequestRefusal {
         if let Some(key) = &self.key {
             key.usage.count_rejection(KeyLimit::Model);

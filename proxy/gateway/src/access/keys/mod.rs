@@ -161,8 +161,8 @@ impl ApiKeys {
         Err(refusal)
     }
 
-    /// Finds a key by its hash. The position in the map also depends on a secret of this process, and the
-    /// comparison takes constant time, so the duration does not show how close a guess was.
+    /// Finds a key by its hash. The duration does not show how close a guess was: the position in the map
+    /// also depends on a secret of this process, and the comparison takes constant time.
     fn find_by_hash(&self, given: &KeyHash) -> Option<&Arc<ApiKey>> {
         self.0.all.get(*self.0.by_hash.get(given)?)
     }

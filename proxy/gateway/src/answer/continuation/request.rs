@@ -244,9 +244,9 @@ fn grammar_literal(text: &str) -> String {
     out
 }
 
-/// Appends the delivered tokens to a prompt, as token numbers. Sent as text they could be tokenized
-/// differently where prompt and answer meet (some vocabularies add a blank), and text that looks like a
-/// template marker would become a marker.
+/// Appends the delivered tokens to a prompt, as token numbers. Their text could be tokenized differently
+/// where prompt and answer meet (some vocabularies add a blank). Text that looks like a template marker would
+/// become a marker.
 fn join_tokens(prompt: Value, said: &[u32]) -> Value {
     let said = said.iter().map(|id| json!(id));
     match prompt {

@@ -41,8 +41,8 @@ pub(super) fn read_harmless_marks(marks: &[u8]) -> Result<String, NoContinuation
     Ok(marks)
 }
 
-/// Returns whether a text contains something that may have been one special token in the model's output and
-/// that would be tokenized as several tokens of plain text.
+/// Returns whether a text contains something that may have been one special token in the model's output. As
+/// plain text, it would be tokenized as several tokens.
 pub(super) fn has_marks(text: &str) -> bool {
     text.contains("<|") || HARMLESS_MARKS.iter().any(|mark| text.contains(mark))
 }

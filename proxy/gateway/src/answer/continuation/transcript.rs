@@ -276,8 +276,8 @@ impl AnswerTranscript {
         Ok(())
     }
 
-    /// Records the tokens of an event. An event that lacks any of its tokens leaves a gap, and a list with
-    /// a gap never counts as complete again, even if later counts match. (An event with the last byte of a
+    /// Records the tokens of an event. An event that lacks any of its tokens leaves a gap. A list with a gap
+    /// never counts as complete again, even if later counts match. (An event with the last byte of a
     /// multi-byte character has all tokens of this character.)
     fn add_tokens(&mut self, chunk: &Map<String, Value>) {
         let counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
