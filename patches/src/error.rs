@@ -44,7 +44,7 @@ pub enum PatchError {
         why: String,
         /// Remedy.
         cure: String,
-        /// The reason is the folder's content, which we refuse to touch.
+        /// `true`: the folder's content forbids the operation; `false`: this machine does.
         refused: bool,
     },
     #[error(transparent)]

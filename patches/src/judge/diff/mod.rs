@@ -71,7 +71,7 @@ fn apply_strictly(
     let mut next = 0;
     for hunk in file.text.hunks() {
         let range = hunk.old_range();
-        // A hunk without old lines names the line before the insertion.
+        // A hunk without old lines starts with the number of the line before the insertion.
         let start = if range.is_empty() { range.start() } else { range.start().saturating_sub(1) };
         let kept = lines.get(next..start).ok_or_else(|| {
             (Some(range.start()), format!("the file has {} lines, the diff expects more", lines.len()))
