@@ -52,7 +52,7 @@ pub struct BuildRecipe {
     pub target: String,
     /// Hash of the CPU's features for native builds, else empty.
     pub cpu: String,
-    // The fields below are skipped when empty, so that ids of CPU builds stay the same.
+    // Skip the fields below when empty: builds without them keep the ids from before these fields existed.
     /// Version of the GPU toolkit; empty without one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub toolkit: String,

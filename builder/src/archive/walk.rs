@@ -13,8 +13,8 @@ use crate::error::{BuilderError, Result, check_cancelled, io_error};
 
 /// Longest link target that is accepted; the kernel has the same limit.
 const MAX_LINK_TARGET: u64 = 4096;
-/// Total bytes of an entry's headers: name, link target and other extensions. The kernel's longest path has
-/// 4 KiB, and the tar reader keeps headers in memory.
+/// Maximum total bytes of an entry's headers: name, link target and other extensions. The kernel's longest
+/// path has 4 KiB, and the tar reader keeps headers in memory.
 const MAX_HEADER_BYTES: u64 = 64 << 10;
 const MAX_SHOWN_NAME: usize = 200;
 

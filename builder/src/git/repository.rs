@@ -136,7 +136,7 @@ impl GitRepository {
             let number = tag.name().ok().and_then(|name| parse_build_tag(name.strip_prefix("refs/tags/")?));
             let target = tag.target_peel().or_else(|| tag.target());
             if let (Some(number), Some(mut target)) = (number, target) {
-                // libgit2 has not peeled the annotated tag of a loose reference.
+                // libgit2 does not peel an annotated tag whose reference is loose.
                 if let Ok(object) = repo
                     .find_object(target, Some(ObjectType::Tag))
                     .and_then(|tag| tag.peel(ObjectType::Commit))
@@ -205,7 +205,8 @@ fn find_reference(repo: &git2::Repository, reference: &str) -> Option<Oid> {
     let places = ["", "refs/tags/", "refs/heads/", "refs/remotes/origin/", "refs/remotes/"];
     places
         .iter()
-        // Try the bare name only for these: otherwise libgit2 would read the file `config` as a reference.
+        // Try names without a prefix only for `HEAD` and `refs/…`: otherwise libgit2 would read the file
+        // `config` as a reference.
         .filter(|place| !place.is_empty() || reference == "HEAD" || reference.starts_with("refs/"))
         .find_map(|place| repo.find_reference(&format!("{place}{reference}")).ok())
         .and_then(|found| found.peel_to_commit().ok())

@@ -187,7 +187,7 @@ impl BuildStore {
         remove_files(&going)
     }
 
-    /// Returns the build of this store whose folder contains a file.
+    /// Returns the build whose folder in this store contains a file.
     pub fn find_by_file(&self, file: &Path) -> Option<BuildId> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         // A removed file has no canonical path, but its folder may have one.

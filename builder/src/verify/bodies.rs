@@ -1,10 +1,9 @@
-//! Tests how a server treats a body that it answers without reading. cpp-httplib before 0.40 leaves the
-//! body in the connection and parses it as the next request. Behind a proxy, one client's body then becomes
-//! a request among those of other clients (request smuggling).
+//! Tests what a server does with a request body that it has not read when it answers. cpp-httplib before 0.40
+//! leaves the body in the connection and parses it as the next request. Behind a proxy, one client's body
+//! then becomes a request among those of other clients (request smuggling).
 //!
 //! ```text
-//!  head of a request -> its answer, before the body was sent -> body: GET /llama-warden-unread -> GET
-//!  /health
+//!  head of a request -> answer, before the body is sent -> body: GET /llama-warden-unread -> GET /health
 //!        404, or two answers: the body was parsed as a request       200, or the connection ends: it was not
 //! ```
 //!

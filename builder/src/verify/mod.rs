@@ -106,8 +106,8 @@ pub(crate) async fn verify_with(
     let asks = [("completion", CheckRequest::Completion), ("chat", CheckRequest::Chat)];
     match run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await {
         Ok(()) => {}
-        // Servers before about b5000, and ik_llama.cpp, have no Unix sockets. Any other cause ends the
-        // second attempt, too.
+        // Servers before about b5000, and ik_llama.cpp, have no Unix sockets. If the server exited for
+        // another reason, the second attempt fails, too.
         Err(ServerFailure { error: BuilderError::Verify { .. }, stage: FailureStage::Exited })
             if !cancel.is_cancelled() =>
         {

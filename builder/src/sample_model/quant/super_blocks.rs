@@ -73,9 +73,10 @@ fn part_range(part: &[f32], most: i8) -> (f32, f32) {
     ((greatest - least) / f32::from(most), -least)
 }
 
-/// Packs eight six-bit scales and eight six-bit minima into twelve bytes. Each of the first four scales and
-/// minima takes the lower six bits of a byte; the upper two bits belong to a scale or minimum of the last
-/// four. The other four bits of those are in the last four bytes.
+/// Packs eight six-bit scales and eight six-bit minima into twelve bytes. The first eight bytes have the
+/// first four scales and the first four minima in their lower six bits. The upper two bits of these bytes are
+/// the upper two bits of the last four scales and minima. The last four bytes have the lower four bits of the
+/// last four scales and minima.
 fn pack_parts(scales: &[u8], minima: &[u8]) -> [u8; 12] {
     let mut bytes = [0; 12];
     for part in 0..PART_COUNT / 2 {
