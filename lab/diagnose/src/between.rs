@@ -66,15 +66,15 @@ impl<E> std::fmt::Debug for RevisionLine<'_, E> {
     }
 }
 
-/// Question and result of a process of a search.
+/// Order and result of one process of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRecord {
-    /// The question of the search.
+    /// Order of the search.
     pub ask: ProcessOrder,
     /// The result.
     pub seen: ProcessResult,
-    /// Lengths of its requests, if it was timed or questioned: later processes get requests of the same
-    /// lengths.
+    /// Lengths of the process's requests, if the process was timed or questioned: later processes get
+    /// requests of the same lengths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<TextLengths>,
 }
@@ -110,8 +110,8 @@ impl ProcessRecord {
     }
 }
 
-/// Returns a search that has used these records, and the number of used records. The first record of another
-/// question, or of an incomplete round, is not used, nor is any after it.
+/// Returns a search resumed from these records, and the number of records used. Reading stops at the first
+/// record that the search would not order now, or that belongs to an incomplete round.
 pub fn resume_search(
     rules: JudgingPolicies<'_>,
     aim: RevisionAim,
@@ -134,8 +134,8 @@ pub fn resume_search(
     if whole < used { resume_search(rules, aim, last, &known[..whole]) } else { (search, used) }
 }
 
-/// Attempts of a process that does not start or is ended from outside: another program may hold the memory
-/// for a moment.
+/// Most attempts to run a process that does not start or is ended from outside: another program may hold
+/// the memory for a moment.
 const MAX_ATTEMPTS: u32 = 3;
 
 enum ProcessAttempt {

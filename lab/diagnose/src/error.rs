@@ -30,7 +30,7 @@ pub enum DiagnoseError {
     #[error("{}: {what}", .path.display())]
     Recording {
         path: PathBuf,
-        /// The error, and where it is in the file.
+        /// The error and its position in the file.
         what: String,
     },
 }

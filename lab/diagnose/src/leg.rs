@@ -67,7 +67,7 @@ pub struct LegResult {
     pub devices: Vec<DeviceView>,
     /// The server's last lines of output.
     pub lines: Vec<String>,
-    /// Lines after the stop signal; a tool around the server reports its results there.
+    /// Lines after the stop signal; a tool that runs the server (`valgrind`) reports its results there.
     pub last_words: Vec<String>,
     /// Reason why the server computes no embeddings; `None` if it does, or was not asked.
     pub no_embeddings: Option<String>,
@@ -394,7 +394,8 @@ pub(crate) async fn server_facts(solo: &SoloProcess, client: &LabClient, limit: 
     ServerLimits { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word }
 }
 
-/// A broken connection mostly means that the server has ended, which is noticed a moment later.
+/// Returns the end of a leg after a broken connection. Mostly the server has ended, which the supervisor
+/// notices a moment later.
 async fn broken_end(solo: &SoloProcess, error: &LabRequestError, noticed: Duration) -> LegEnd {
     match tokio::time::timeout(noticed, solo.until_exit()).await {
         Ok((exit, failure)) => end_kind(exit, &failure),
@@ -402,7 +403,7 @@ async fn broken_end(solo: &SoloProcess, error: &LabRequestError, noticed: Durati
     }
 }
 
-/// A server whose socket is gone still runs, and nobody can reach it.
+/// Describes a failed request. A server whose socket was removed still runs, but no client can reach it.
 fn failure_of_request(endpoint: &ListenAddress, error: &LabRequestError) -> String {
     match endpoint {
         ListenAddress::Unix(path) if !path.exists() => {

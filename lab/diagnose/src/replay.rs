@@ -53,7 +53,7 @@ impl RequestRecording {
         Ok(Self { asks, torn })
     }
 
-    /// Number of torn lines, which a killed recorder leaves behind. They are skipped.
+    /// Returns the number of skipped lines that are truncated, because the recorder was killed.
     pub fn torn_lines(&self) -> usize {
         self.torn
     }
@@ -72,7 +72,7 @@ impl RequestRecording {
         &self.asks
     }
 
-    /// The request of a step; the first follows the last.
+    /// Returns the request of a step. After the last request, the recording starts over.
     pub(crate) fn request_at(&self, step: u64) -> Option<&LabRequest> {
         let count = u64::try_from(self.asks.len()).ok()?;
         self.asks.get(usize::try_from(step.checked_rem(count)?).ok()?)

@@ -1,5 +1,5 @@
-//! Questions to both builds, and the parsing of their answers. All at temperature 0, and nothing from a
-//! cache.
+//! Questions to both builds, and the parsing of their answers. Questions that generate text use temperature
+//! 0 and no cached prompt.
 
 use serde_json::{Value, json};
 use warden_experiment::proof::{BuildReply, ReplyToken};

@@ -71,7 +71,7 @@ impl TextLengths {
     }
 }
 
-/// Runs a process. An inner error is the build's own, in words.
+/// Runs a process. The inner `Err` is a failure of the build, in words.
 pub(crate) async fn run_visit(
     lab: &Lab,
     spec: &SoloSpec,
@@ -162,9 +162,9 @@ async fn existing_paths(lab: &Lab, client: &LabClient, paths: &[String]) -> Vec<
     known
 }
 
-/// Returns the requests that show how a server answers the questions; without questions, those that show how
-/// fast the server is. `lengths` are those of earlier requests, if there were any. An inner error is the
-/// build's own, in words.
+/// Returns the requests with these questions, or, without questions, the requests that time the server.
+/// `lengths` are the lengths of earlier requests, if there were any. The inner `Err` is a failure of the
+/// build, in words.
 ///
 /// # Errors
 /// Only errors that are not a build's fault.

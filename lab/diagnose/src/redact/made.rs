@@ -24,8 +24,8 @@ const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 const WIDE_LETTERS: [&str; 3] =
     ["аеиностврклмпуяд", "的一是不了人我在有他这中大来上国", "😀😃😄😁😆😅😂🙂🙃😉😊😇😍😘😗😙"];
 
-/// Makes replacements by keys that are drawn once and stored nowhere: a reader who knows one original
-/// cannot try others.
+/// Makes replacements with random keys that are stored nowhere. Without the keys, a reader of a recording
+/// cannot test guesses of its texts.
 #[derive(Debug, Default)]
 pub(super) struct ReplacementMaker {
     keys: RandomState,

@@ -80,7 +80,7 @@ fn declared_area(leg: &LegReport, found: &SeriesFinding) -> Option<PlotArea> {
 
 fn event_marks(leg: &LegReport, found: &SeriesFinding) -> Vec<PlotMark> {
     let mut marks = Vec::new();
-    // The last words of a server may quote a key.
+    // The server's last log lines may contain an API key.
     let mut mark = |requests: u64, kind, why: String| {
         marks.push(PlotMark { x: as_f64(requests), kind, why: secrets::redact_text(&why) });
     };
@@ -117,7 +117,8 @@ fn event_marks(leg: &LegReport, found: &SeriesFinding) -> Vec<PlotMark> {
     if let Some((requests, kind, why)) = end {
         mark(requests, kind, why);
     }
-    // A crash during a request lies one request beyond the last reading, where the plot has ended.
+    // A crash during a request is one request beyond the last reading, where the plot ends. Move its mark
+    // there.
     let end = leg.readings.last().map_or(0, |reading| reading.sample.work.requests);
     for mark in &mut marks {
         mark.x = mark.x.min(as_f64(end));

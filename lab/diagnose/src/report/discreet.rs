@@ -14,7 +14,7 @@ const MAX_KEPT_CHARS: usize = 80;
 const FAILURES_MARK: &str = " requests in a row failed: ";
 
 impl DiagnoseReport {
-    /// A copy of the report for other readers.
+    /// Returns a copy of the report for files, without secrets and quotations of recorded requests.
     pub(super) fn without_quotations(&self) -> Self {
         let mut report = self.clone();
         let is_replay = |workload| workload == Workload::Replay;
@@ -26,7 +26,7 @@ impl DiagnoseReport {
             if let Some(refused) = &mut leg.refused {
                 hide_message(&mut refused.why, replayed);
             }
-            // The last words of a server may quote a key.
+            // The server's last log lines may contain an API key.
             match &mut leg.finding.ended {
                 LegEnd::Crashed { why } | LegEnd::Killed { why } | LegEnd::Failed { why } => {
                     hide_message(why, replayed);
@@ -72,7 +72,7 @@ fn hide_message(why: &mut String, replayed: bool) {
     }
 }
 
-/// The status, and the text before a possible quotation.
+/// Returns the text before a possible quotation, and the status.
 fn without_quotation(why: &str) -> String {
     let is_status = |end: &str| end.strip_suffix(')').is_some_and(|number| number.parse::<u16>().is_ok());
     let (said, status) = match why.rsplit_once(" (status ") {
@@ -85,7 +85,7 @@ fn without_quotation(why: &str) -> String {
     };
     let kept: String =
         said.split([':', '{', '"', '\n']).next().unwrap_or_default().chars().take(MAX_KEPT_CHARS).collect();
-    // The last line of a log is removed whole.
+    // The split at `:` cuts off the last log line, so also remove its introduction.
     format!("{ours}{}{status}", kept.trim_end().trim_end_matches("; its last line"))
 }
 

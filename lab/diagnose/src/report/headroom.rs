@@ -17,7 +17,7 @@ pub struct HeadroomReport {
     pub smaller: Option<HeadroomMeasurement>,
     /// Verdicts by memory, the host first.
     pub verdicts: Vec<HeadroomVerdict>,
-    /// Predictions for the longest prompt from the shorter half, compared with its measurement.
+    /// Predictions for the longest prompt from prompts of at most half its length, and its measurement.
     pub foretold: Vec<PromptPrediction>,
 }
 
@@ -76,7 +76,7 @@ impl HeadroomReport {
         self.touched.broke.is_some() || self.verdicts.iter().any(|verdict| verdict.fits() == Some(false))
     }
 
-    /// Figures to start with for the next process of the same build, model and arguments.
+    /// Returns the measured needs, for later processes of the same build, model and arguments.
     pub fn learned_prices(&self) -> ExperimentNeeds {
         ExperimentNeeds {
             prices: self.verdicts.iter().map(|verdict| verdict.price).collect(),

@@ -190,8 +190,8 @@ pub struct DiagnoseReport {
     /// Switches that stop each crash, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub survival: Vec<SurvivalReport>,
-    /// The revision that introduced the symptom, if requested; the rest describes the affected revision
-    /// next to an unaffected one.
+    /// The revision that introduced the symptom, if requested. The rest of the report then describes the
+    /// affected revision and an unaffected one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub between: Option<BetweenReport>,
     /// Memory of the largest prompts, if requested.

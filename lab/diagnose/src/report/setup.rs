@@ -33,7 +33,7 @@ const SCRIPT_FILES: [ScriptFile; 2] = [
         address: (["-mmu", "--mmproj-url"], "LLAMA_ARG_MMPROJ_URL"),
     },
 ];
-/// Flags with secrets, or with files of secrets; without them the server requires none.
+/// Flags with secrets, or with files of secrets. The script omits them, so its server requires no key.
 const SECRET_FLAGS: [&str; 2] = ["--api-key", "--api-key-file"];
 
 enum FileOption {
@@ -69,8 +69,8 @@ impl ScriptFile {
     }
 }
 
-/// Flags and values without secrets, which are hidden and cannot be passed. Files have absolute paths, or
-/// variables.
+/// Returns flags and values, except secrets, which are hidden in the report. Paths of files are absolute,
+/// or replaced by variables.
 pub(super) fn arguments(about: &ExperimentSetup, directory: &Path) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut before = "";
