@@ -13,8 +13,8 @@ use warden_policies::growth::{
 use warden_policies::sample::{BackendSample, MemoryKind, WorkDone};
 use warden_policies::units::{as_f64, scale_bytes};
 
-/// Share of the least rise (8 MiB of host memory, 3 MiB of VRAM) that still counts as settled: a heap moves
-/// less in a minute of even work.
+/// Rise that still counts as settled, as a share of the least rise (8 MiB of host memory, 3 MiB of VRAM). A
+/// heap moves less than that in a minute of even work.
 const NEAR_SHARE: f64 = 0.125;
 /// Growth of VRAM per request that counts as none. Servers without a leak have constant VRAM; the smallest
 /// known leak is 0.22 MiB per request.
@@ -121,7 +121,7 @@ impl LegJudge {
             GrowthVerdict::Warming | GrowthVerdict::Suspected => false,
             GrowthVerdict::Leaking => slope
                 .is_some_and(|slope| (slope.high - slope.low) <= self.numbers.tight * slope.value.max(0.0)),
-            // Decided if even the upper end of the interval could not become a leak in the rest of the leg.
+            // `Decided` if even the upper end of the interval cannot become a leak in the rest of the leg.
             GrowthVerdict::Steady | GrowthVerdict::Bounded => slope.is_some_and(|slope| {
                 let whole = slope.high * as_f64(self.steps) * requests_per_step(&levels);
                 whole < as_f64(self.least_rise(&levels, growth.series)) * self.policy.settle_share

@@ -3,8 +3,8 @@
 //! ```text
 //!  fresh process ─ ready ─ warm-up ─┬─ request(s) ─ idle ─ reading ─┬─ decided, or the limit ─ stop     one leg
 //!                                   └───────────────<───────────────┘
-//!  readings ──> Judge ──> Finding: verdict, growth per unit of work, whether it settles
-//!  readings ──> blame_across: the unit of work that pays, over all legs together
+//!  readings ──> LegJudge ──> LegFinding: verdict, growth per unit of work, end of the growth
+//!  readings ──> blame_across: the unit of work that causes the growth, over all legs together
 //! ```
 //!
 //! Verdicts come from the leak detector ([`warden_policies::growth`]): in service, llama-warden would have

@@ -45,7 +45,7 @@ impl TrialLeg {
     pub(super) fn from_findings(findings: &[LegFinding]) -> Self {
         let mut tracks = Vec::new();
         let mut speeds = Vec::new();
-        // A leg without the prompt cache replaces the leg with it under the same workload.
+        // Of two legs under one workload, use the one without the prompt cache.
         let again = |finding: &LegFinding| {
             let same = |other: &LegFinding| other.control && other.workload == finding.workload;
             !finding.control && findings.iter().any(same)

@@ -249,7 +249,8 @@ impl EndsDiffer {
 impl PaceJudge {
     pub(super) fn new(rules: JudgingPolicies<'_>, last: usize) -> Self {
         let halvings = usize::try_from(usize::BITS - last.leading_zeros()).unwrap_or(0);
-        // At most all revisions between the ends, plus two neighbours a second time.
+        // The search judges at most all revisions between the ends, and both neighbours of the change a
+        // second time.
         let steps = (halvings + UNKNOWN_MOST).min(last.saturating_sub(1)) + 2;
         Self {
             proof: rules.proof.clone(),

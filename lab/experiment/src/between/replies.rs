@@ -71,7 +71,7 @@ pub struct EndsDifference {
     pub newer: String,
 }
 
-/// A question with which the ends can be told apart.
+/// A question that distinguishes the ends.
 #[derive(Clone, Debug)]
 struct DistinguishingQuestion {
     request: String,
@@ -170,7 +170,7 @@ impl RepliesJudge {
         Self { proof, last, older, newer, telling, is_quiet: true, open: None }
     }
 
-    /// Finds the questions with which the ends can be told apart, once both were asked equally often.
+    /// Finds the questions that distinguish the ends, once both ends were asked equally often.
     fn look_at_ends(&mut self) -> JudgeReply {
         let asked = self.older.len();
         if asked != self.newer.len() || asked < ROUNDS_LEAST {

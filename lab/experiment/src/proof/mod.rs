@@ -1,13 +1,13 @@
 //! Proves that a build may replace another: sends the same requests to both and compares the results.
 //!
 //! ```text
-//!  rounds: a process of the old build and one of the new build, alternating order ──> Visit, Visit
+//!  rounds: a process of the old build and one of the new build, alternating order ──> BuildVisit each
 //!     first round   answers of both                             ┐
 //!     second round  answers of the old build again: noise ──────┴──> answers
 //!     all rounds    start, memory, speed ──> ratios, judged after each round; as many as needed
 //!  growth and crashes: the search between two revisions, with the builds as ends
 //!  flags and routes: removals
-//!                                                                      ──> Proof: a verdict with its reasons
+//!                                                                 ──> BuildProof: a verdict with its reasons
 //! ```
 //!
 //! This module runs nothing. A verdict holds only for the measured model and work.
