@@ -1,9 +1,9 @@
 //! Reads the files published by the tracer (`lab/tracer`), and names the places that allocate.
 //!
 //! ```text
-//!   library ──> a file ──> LD_PRELOAD ──> DIR/PID.trace ──> Snapshot ──┐
-//!                                         /proc/PID/maps ──> Modules ──┼──> places, growth between two snapshots
-//!                                                                      ┘
+//!   library ──> a file ──> LD_PRELOAD ──> DIR/PID.trace ──> TraceSnapshot ────┐
+//!                                         /proc/PID/maps ──> ProcessModules ──┼──> places, growth since
+//!                                                                             ┘    an earlier snapshot
 //! ```
 //!
 //! The crate embeds the library, so that nothing but the program needs to be installed. No process is
