@@ -134,7 +134,8 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
             continue;
         }
         let seen = visible_gpus(&env, gpus.devices());
-        // Use the visible GPUs if all processes inherit them, or if the model's own variable names a single one.
+        // Use the visible GPUs if all processes inherit them, or if the model's own variable names a single
+        // one.
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA_DEVICES_VARIABLE);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = selects_devices(&spec.command.args, &env, seen.is_some());

@@ -169,7 +169,7 @@ impl BodyIntake {
         std::future::pending().await
     }
 
-    /// Reads the whole body while the common budget has room. Returns false if the budget has no room.
+    /// Reads the whole body while the common budget has room. Returns whether the whole body has arrived.
     pub(crate) async fn take_all(&mut self) -> Result<bool, RequestRefusal> {
         while self.rest.is_some() {
             let Some(piece) = self.next_in_time().await? else { break };

@@ -93,8 +93,8 @@ pub(crate) async fn serve_http1(
     let service = RequestService { shared: shared.clone(), state: state.clone(), peer };
     let mut builder = Builder::new();
     if config.header_count != HYPER_HEADER_COUNT {
-        // Set the number only if it is not hyper's default: with a set number, hyper allocates memory for each
-        // request.
+        // Set the number only if it is not hyper's default: with a set number, hyper allocates memory for
+        // each request.
         builder.max_headers(config.header_count);
     }
     let mut connection = builder
