@@ -414,7 +414,8 @@ pub(super) fn with_canaries(
     config
 }
 
-/// Settings of a canary: those of its model, except for names, room in memory, and the binary.
+/// Settings of a canary: those of its model, except for names, binary, number of processes, loading, and
+/// conversations.
 fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     let mut spec = base.clone();
     spec.name = canary_name(&base.name);

@@ -227,7 +227,8 @@ impl<'a> FleetHandover<'a> {
     ///
     /// # Errors
     ///
-    /// Actions were still running at the deadline; the text describes them. The fleet continues as before.
+    /// The fleet is shutting down, or actions were still running at the deadline; the text tells which. The
+    /// fleet continues as before.
     pub async fn prepare_handover(self, deadline: Instant) -> Result<(FleetWill, FrozenFleet<'a>), String> {
         let inner = self.inner;
         if inner.ending.swap(true, Ordering::SeqCst) {

@@ -183,7 +183,7 @@ impl PromptAdmission {
         }
     }
 
-    /// Decides about a prompt that would go to `chosen`. `leased`: it already holds a lease there.
+    /// Decides about a prompt that would go to `chosen`. `leased`: its request already holds a lease there.
     pub(crate) fn judge_prompt(
         &self,
         dispatch: &LeaseDispatch,

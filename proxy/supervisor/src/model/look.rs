@@ -157,8 +157,9 @@ impl ModelTask {
         }
     }
 
-    /// Keeps the present process because the next one could not start. The ledger and the requester get the
-    /// reason once, and again only if it changes.
+    /// Keeps the present process because the next one could not start. An operator or a reload gets the
+    /// reason each time. After a decision of the policy, the ledger gets the reason once, and again only if
+    /// it changes.
     pub(super) fn keep_present_process(
         &mut self,
         replica: u32,
@@ -187,7 +188,8 @@ impl ModelTask {
                 false
             }
             None => {
-                // Remember only these two reasons: the policy decides again about all others.
+                // Remember only other reasons: each settling tries again for an operator and for a new
+                // configuration.
                 if !matches!(reason, Reason::Operator | Reason::Configuration) {
                     self.replacements.needs.pending_replacement = Some((replica, reason));
                 }

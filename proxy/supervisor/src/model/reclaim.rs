@@ -254,7 +254,7 @@ impl ModelTask {
         if serving.is_empty() {
             return Err(refused("no process of it serves now; the next request starts one"));
         }
-        // Also ask a process that has not been read yet, so that its parts are unknown.
+        // Also ask a process without a reading: its parts are unknown, but it may have some.
         let able = serving.iter().filter(|(_, live)| live.memory.last.parts.is_none_or(ReclaimParts::any));
         let able: Vec<_> = able.map(|(id, live)| (*id, live.id)).collect();
         if able.is_empty() {

@@ -158,7 +158,8 @@ impl ModelTask {
         }
     }
 
-    /// Replaces outdated processes one after another; stops when a replacement fails.
+    /// Replaces outdated processes one after another. After a failed replacement, the next one begins after a
+    /// pause.
     fn settle_configuration(&mut self) {
         if !self.replacements.is_empty()
             || self.life.timers.configuration.is_some_and(|at| at > Instant::now())

@@ -144,7 +144,8 @@ impl UnitList {
         self.lives().any(|live| live.health.degraded.is_some())
     }
 
-    /// True if another replica is starting after a crash, so that this one serves the requests of both.
+    /// True if another replica does not serve now but will start soon, so that this one serves the requests
+    /// of both.
     pub(super) fn is_another_starting(&self, replica: u32, failures_told: u32) -> bool {
         self.with_role(UnitRole::Current).any(|unit| {
             let comes = matches!(

@@ -47,7 +47,7 @@ pub(crate) struct RemoteTask {
     outages: u64,
     was_ready: bool,
     probe: EndpointProbe,
-    /// The model is no longer configured; from then on another model may have its name.
+    /// True if the model is no longer configured. From then on another model may have its name.
     removed: bool,
 }
 

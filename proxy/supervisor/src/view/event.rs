@@ -101,7 +101,7 @@ pub enum EventKind {
     },
     /// The model had no requests and is unloaded; its next request loads it again.
     Unloaded {
-        /// Idle time in milliseconds.
+        /// The model's `ttl` in milliseconds, for which the model had no requests.
         idle_ms: u64,
     },
     /// The model is unloaded for another one; its next request loads it again.

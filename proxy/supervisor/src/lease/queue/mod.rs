@@ -52,7 +52,8 @@ pub(crate) struct LeaseQueue {
     journal: Arc<EventJournal>,
     /// Wakes the model's task: a request waits and no generation is open, or a generation has become idle.
     pub(crate) wake: Notify,
-    /// True if admission is on. Requests read this flag without the lock, and skip the check if it is false.
+    /// True if admission is on and prompt prices are known. Requests read this flag without the lock, and
+    /// skip the check if it is false.
     checks_prompts: AtomicBool,
     /// Settings that clients made in the model's processes.
     pub(crate) settings: ClientSettings,

@@ -50,7 +50,6 @@ pub(crate) struct SavedSlots {
     pub(in crate::model) took: Duration,
 }
 
-/// A saved slot.
 #[derive(Debug)]
 pub(in crate::model) struct SavedSlot {
     pub(in crate::model) name: String,

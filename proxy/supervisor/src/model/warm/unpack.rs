@@ -119,7 +119,6 @@ impl ProcessWarming {
     }
 }
 
-/// Warming under way.
 struct WarmingRun<'a> {
     inputs: &'a ProcessWarming,
     process: &'a dyn BackendProcess,
@@ -299,7 +298,7 @@ impl WarmingRun<'_> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RestoreUse {
-    /// The slot is used; check the next one, too.
+    /// The slot is used, or its check says nothing about other slots: check the next one, too.
     Shown,
     /// The slot is not used, and the remaining ones will not be either.
     None,
