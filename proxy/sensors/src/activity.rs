@@ -1,5 +1,5 @@
-//! Work and state of a process: CPU time, bytes read and written, whether it can run, and whether it has begun
-//! to end. Never blocks.
+//! Work and state of a process: CPU time, bytes read and written, whether it can run, and whether it has
+//! begun to end. Never blocks.
 
 use std::collections::BTreeSet;
 use std::path::Path;
