@@ -1,5 +1,5 @@
-//! Reads the layers of a configuration (defaults, then the file, then the environment, then flags), and merges
-//! them into one tree.
+//! Reads the layers of a configuration (defaults, then the file, then the environment, then flags), and
+//! merges them into one tree.
 
 use std::path::{Path, PathBuf};
 

@@ -43,7 +43,7 @@ fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, Ambigu
             break;
         }
         if named["format"] == format::JSON {
-            // Names of request parameters become lower-case, because no known parameter has capitals.
+            // A request parameter written in capitals becomes lower-case: no known parameter has capitals.
             let is_capitals = |part: &str| !part.chars().any(char::is_lowercase);
             let lower =
                 |part: &&str| if is_capitals(part) { part.to_lowercase() } else { (*part).to_owned() };
