@@ -27,8 +27,8 @@ use crate::workers::{self, GatewayPulse, PulseQuestion, WorkerThreads};
 pub struct Gateway;
 
 impl Gateway {
-    /// Opens the listening sockets. Clients can connect from now on, and are served once [`BoundGateway::serve`]
-    /// runs.
+    /// Opens the listening sockets. Clients can connect from now on, and are served once
+    /// [`BoundGateway::serve`] runs.
     ///
     /// # Errors
     ///
@@ -56,8 +56,8 @@ impl Gateway {
         BoundGateway::new(config, tls.map(Arc::new), listener)
     }
 
-    /// Like [`Self::bind`], with the listening sockets of another instance ([`BoundGateway::sockets`]), to which
-    /// clients continue to connect.
+    /// Like [`Self::bind`], with the listening sockets of another instance ([`BoundGateway::sockets`]), to
+    /// which clients continue to connect.
     ///
     /// # Errors
     ///

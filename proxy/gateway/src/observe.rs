@@ -57,7 +57,7 @@ pub struct RequestRecord {
     pub first_token: Option<Duration>,
     /// From the end of the request head to the end of the request.
     pub total: Duration,
-    /// Bytes received of the request body.
+    /// Bytes read of the request body, after decoding.
     pub bytes_in: u64,
     /// Bytes sent of the answer's body.
     pub bytes_out: u64,

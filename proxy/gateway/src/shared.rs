@@ -1,5 +1,6 @@
 //! State that all requests share, and the settings that may change while the gateway serves: rules of models,
-//! keys, allowed origins. A request takes a snapshot of the settings when it begins and uses it until it ends.
+//! keys, allowed origins. A request takes a snapshot of the settings when it begins and uses it until it
+//! ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

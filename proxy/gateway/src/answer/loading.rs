@@ -1,5 +1,5 @@
-//! The body of an answer that began before its model was loaded: keep-alives and progress messages first, then
-//! the model's own answer.
+//! The body of an answer that began before its model was loaded: keep-alives and progress messages first,
+//! then the model's own answer.
 //!
 //! ```text
 //!   Waiting ── the model's answer: a stream ──────> Passing, until that stream ends
@@ -7,8 +7,8 @@
 //!     └ keep-alive comments meanwhile
 //! ```
 //!
-//! A client that does not read does not delay its request: the request proceeds ([`AnswerReadAhead`]) once its
-//! model is loaded.
+//! A client that does not read does not delay its request: the request proceeds ([`AnswerReadAhead`]) once
+//! its model is loaded.
 
 use std::fmt::Write as _;
 use std::pin::Pin;

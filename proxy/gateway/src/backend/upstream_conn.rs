@@ -230,7 +230,7 @@ impl UpstreamConn {
     }
 
     /// Returns whether the connection can take another request: its last answer was read to its end, and it
-    /// is open as far as known. No task is woken for it from now on.
+    /// is open as far as known. From now on, the connection wakes no task.
     pub(crate) fn settle(&mut self) -> bool {
         self.conn_waker.start_driving_alone();
         for _ in 0..DRIVES_PER_TURN {

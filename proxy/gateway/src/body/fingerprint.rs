@@ -2,7 +2,8 @@
 //! for it. Each instance draws its own random key. Without the key a fingerprint reveals nothing about its
 //! request.
 //!
-//! Two requests are the same if method, path and all bytes of the body are equal, as the client sent them.
+//! Two requests are the same if method, path and all bytes of the body are equal. They are compared after
+//! decoding, and before the gateway changes them.
 //!
 //! `HighwayHash` computes the fingerprint from the first 64 KiB of the body, and from a 128-bit XXH3 hash
 //! of the rest. XXH3 is five times as fast: hashing everything with `HighwayHash` took a fifth of the time

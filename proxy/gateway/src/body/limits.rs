@@ -57,8 +57,8 @@ impl BodyLimits {
 }
 
 /// The minimum rate of a request body. A client starts with a credit equal to its longest permitted silence,
-/// loses credit while the gateway waits for it, and regains credit with every byte. So a pause is permitted, but
-/// not a permanently slow client. A deadline limits the sum of all waiting. Pure: no clock.
+/// loses credit while the gateway waits for it, and regains credit with every byte. So a pause is permitted,
+/// but not a permanently slow client. A deadline limits the sum of all waiting. Pure: no clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyRate {
     credit: Duration,

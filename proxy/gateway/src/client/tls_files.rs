@@ -118,7 +118,8 @@ impl TlsState {
     ///
     /// # Errors
     ///
-    /// A file cannot be read, holds no certificate or no key, or the two do not belong together.
+    /// A file cannot be read, or holds no certificate or no usable key. The two do not belong together. The
+    /// certificate is not valid at this time.
     pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
         // Take the stamps before reading: a change during the read is then noticed at the next check.
         let seen = Mutex::new(TlsFileStamps::from_files(&files));

@@ -94,8 +94,8 @@ pub(super) fn conversation_hash(body: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Calls `each` with the parts that stay the same over all turns of a conversation: everything up to the
-/// first user message, or the whole body if it has no messages.
+/// Calls `each` with the parts that stay the same over all turns of a conversation: the system prompt, and
+/// the messages up to and including the first user message. A body without messages is one part.
 fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
     #[derive(Deserialize)]
     struct ConversationBody<'a> {

@@ -1,11 +1,11 @@
 //! The gateway's own routes: health, the models and their processes. The filter `shown` limits the lists to
 //! the models that the client may use.
 //!
-//! In drop-in mode llama-warden replaces a single llama-server, accepts every model name, and answers as little
-//! as possible itself. llama-server's own answers to a list of models or to a CORS preflight are more complete.
-//! The gateway always answers health itself, because that route must work while one process replaces another; it
-//! answers like llama-server until the first process is ready. Nothing here waits: a route is forwarded only to a
-//! process that is ready.
+//! In drop-in mode llama-warden replaces a single llama-server, accepts every model name, and answers as
+//! little as possible itself. llama-server's own answers to a list of models or to a CORS preflight are more
+//! complete. The gateway always answers health itself, because that route must work while one process
+//! replaces another; it answers like llama-server until the first process is ready. Nothing here waits: a
+//! route is forwarded only to a process that is ready.
 
 use std::borrow::Cow;
 use std::sync::Arc;

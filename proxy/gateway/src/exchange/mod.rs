@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Each state is a type with the data known in it. A request that ends without a backend's answer ends with a
-//! [`RequestRefusal`]. The steps from the lease to the head of the answer are in [`crate::backend::attempts`].
+//! [`RequestRefusal`]. The steps from the lease to the head of the answer are in
+//! [`crate::backend::attempts`].
 //!
 //! The whole life is one future, which hyper drops when the client leaves. The drop frees the request's place
 //! in the queue, the lease and the held bytes, and closes the connection to the backend.

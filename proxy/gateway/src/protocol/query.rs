@@ -1,5 +1,5 @@
-//! Request targets: percent-encoded text (the `model` of a query, the id in a path), and the path prefix of all
-//! routes.
+//! Request targets: percent-encoded text (the `model` of a query, the id in a path), and the path prefix of
+//! all routes.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,8 @@
 //! An operator's rules for the requests to a model: parameters to set, default or strip, a system prompt, a
 //! token limit, another name for the backend. `plan` turns the rules into edits of a body.
 //!
-//! The rules are applied before a request waits for a lease, so that the rules in force at its arrival are used.
+//! The rules are applied before a request waits for a lease, so that the rules in force at its arrival are
+//! used.
 //!
 //! ```text
 //!   rules apply to the route --> body held whole --> index --> edits   (no room: 503, no JSON object: 400)

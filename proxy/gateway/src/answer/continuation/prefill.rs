@@ -237,8 +237,8 @@ impl PrefillContinuation {
         now: &PrefillCounts,
         (text, tokens): (&str, u64),
     ) -> Result<(), NoContinuationReason> {
-        // The one generated token may be part of the text. The last token of a prefix may differ from the
-        // token at that position in a longer prefix.
+        // The cached tokens may include the one generated token, if it is also the next token of the text.
+        // The last token of a prefix may differ from the token at that position in a longer prefix.
         let known = match before {
             None => first.prompt..=first.prompt + 1,
             Some(before) => before.prompt.saturating_sub(2)..=before.prompt + 1,
