@@ -315,7 +315,8 @@ impl<'a> FleetHandover<'a> {
         for handle in self.inner.own_models() {
             let leases = &handle.leases;
             let model = leases.name().to_string();
-            // Read this before the counts, so that a request that is granted a lease meanwhile is in both.
+            // Read the number of waiting requests before the counts, so that a request that is granted a
+            // lease meanwhile is in both.
             let waiting = leases.waiting();
             if waiting > 0 {
                 remains.waiting.insert(model.clone(), waiting);

@@ -155,8 +155,8 @@ impl MemoryTracker {
         record
     }
 
-    /// Restores a serialized tracker. Returns false if another version wrote it in an unknown form or
-    /// judges memory differently; then the history is empty.
+    /// Restores a serialized tracker. Returns false if growth is judged from now on: another version wrote
+    /// the tracker in an unknown form, or judges memory differently.
     pub(crate) fn restore(&mut self, written: &serde_json::Value) -> bool {
         let Some(monitor) = written.get("monitor") else { return false };
         let Ok(mut history) = MemoryHistory::deserialize(written) else { return false };

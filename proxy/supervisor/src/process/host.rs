@@ -335,9 +335,9 @@ struct HostProcess {
 }
 
 impl HostProcess {
-    /// Result of a probe that was answered: ready, if the child or one of its descendants answered. If the
-    /// leader has ended and an unrelated process answers, that process cannot be measured, watched or
-    /// stopped, so it is not used.
+    /// Result of a probe that was answered: ready while the leader lives, or if a server that the leader left
+    /// answers. If the leader has ended and an unrelated process answers, the probe is lost: that process
+    /// cannot be measured, watched or stopped.
     async fn probe_result(&self) -> ProbeResult {
         let is_known = match self.child.kinship().server() {
             None => false,

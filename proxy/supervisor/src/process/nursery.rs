@@ -99,8 +99,8 @@ impl ProcessNursery {
             match self.orders.recv_timeout(REAP_INTERVAL) {
                 Ok(ForkOrder::Spawn(request, reply)) => {
                     groups.remove_unused();
-                    // A child without a mark is the next instance and gets no control group: it has
-                    // children of its own.
+                    // A child without a mark gets no control group, nor does the next instance (`Succeed`),
+                    // which has children of its own.
                     let is_marked = kinship::command_mark(&request.command).is_some();
                     let control = if is_marked { groups.make() } else { None };
                     drop(reply.send(spawn(&request, control)));

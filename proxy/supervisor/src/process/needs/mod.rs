@@ -74,7 +74,7 @@ pub(crate) struct MissingNeed {
 /// another process with the same identity began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerIdentity {
-    /// Hash of the command, the binary and the model files.
+    /// Hash of the command, the binary with its libraries, and the model files.
     pub made_of: u64,
     /// Hash of the command and the model files, without the binary and its libraries.
     pub but_for_binary: u64,
