@@ -22,7 +22,8 @@ pub(crate) struct RequestStart<'a> {
     pub(crate) at: Instant,
 }
 
-/// Stages of a request, in this order. Only from `Continuing` may a request return to `Sent`.
+/// Stages of a request, usually in this order. A request returns to `Waiting` after a failed attempt, and from
+/// `Continuing` to `Answering`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum RequestStage {
@@ -232,7 +233,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Records that the request waits for another lease, because its backend has died.
+    /// Records that the request waits for another lease, because an attempt failed or its backend has died.
     pub(crate) fn note_waiting_again(&self, continues: bool) {
         if let Some(entry) = &self.0 {
             entry.course.times.waits.set(entry.began.elapsed());

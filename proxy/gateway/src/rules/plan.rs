@@ -6,7 +6,8 @@
 //!   upstream_model                            model
 //! ```
 //!
-//! If a member is repeated, all occurrences are changed, because the backend uses the last.
+//! If a member is repeated, all occurrences are changed, because the backend uses the last. A stripped member
+//! counts as missing: it gets its default, or a seed.
 
 use std::ops::Range;
 
