@@ -22,8 +22,8 @@ pub(crate) struct RequestStart<'a> {
     pub(crate) at: Instant,
 }
 
-/// Stages of a request, usually in this order. A request returns to `Waiting` after a failed attempt, and from
-/// `Continuing` to `Answering`.
+/// Stages of a request, usually in this order. A request returns to `Waiting` after a failed attempt, and
+/// from `Continuing` to `Answering`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum RequestStage {

@@ -145,7 +145,7 @@ pub(super) fn late_probes(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     found
 }
 
-/// Finds pairs of times in which the second should be larger than the first, but is not.
+/// Finds pairs of times in which the second should not be smaller than the first, but is.
 pub(super) fn misordered_pauses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let mut found = Vec::new();
     for one in &whole.models {
