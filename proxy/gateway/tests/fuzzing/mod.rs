@@ -1,5 +1,6 @@
-//! A door for the fuzz targets in `tests/fuzz` to whatever here reads bytes of strangers. Each function panics if a promise
-//! is broken. Only with the feature `fuzzing`; never part of the product.
+//! Entry points for the fuzz targets in `tests/fuzz`: the code of this crate that parses bytes from clients
+//! and backends. Each function panics if a guarantee is violated. Compiled for tests and with the feature
+//! `fuzzing`; never part of the product.
 #![expect(clippy::panic, clippy::unwrap_used, clippy::expect_used, reason = "a panic is the finding")]
 
 use std::fmt;
@@ -24,14 +25,14 @@ use crate::protocol::sse::EventSplitter;
 use crate::protocol::{headers, wire};
 use crate::route::target;
 
-/// Bytes of a head that hyper is given here.
+/// Bytes that hyper may buffer for a head.
 const HEAD: usize = 8192;
-/// Fields of a head.
+/// Most fields of a head.
 const FIELDS: usize = 100;
-/// Fields that we may add to a request; the backend's limits are to have room for them.
+/// Most fields that the gateway adds to a request; a backend must have room for them.
 const OURS: usize = 8;
 
-/// A connection on which everything has already been sent; what is written goes to `out`.
+/// A connection whose peer has already sent everything. Written bytes go to `out`.
 struct Wire {
     input: Bytes,
     out: Arc<Mutex<Vec<u8>>>,
@@ -43,7 +44,7 @@ impl AsyncRead for Wire {
         _: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        // It never ends: a client that leaves gives its request up.
+        // The input never ends: the end would mean that the client has left and abandoned its request.
         if self.input.is_empty() {
             return Poll::Pending;
         }
@@ -77,7 +78,8 @@ struct Passed {
     body: Bytes,
 }
 
-/// The requests in `bytes` that pass, read by hyper with our reader beside it, with room for `more` fields than usual.
+/// Returns the requests in `bytes` that pass the checks of hyper and of the second reader. Heads may have
+/// this many `more` fields than usual.
 fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
     let mut heads = RawHeadReader::new(2 * HEAD);
     heads.feed(bytes);
@@ -96,7 +98,7 @@ fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
                 passed.lock().unwrap().push(Passed { method, uri, headers, body });
                 return Ok(Response::new(Empty::<Bytes>::new()));
             }
-            // What was refused ends its connection.
+            // A refused request ends its connection.
             Err(io::Error::other("refused"))
         }
     });
@@ -104,7 +106,7 @@ fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
     builder.max_buf_size(HEAD + 128 * more).max_headers(FIELDS + more).header_read_timeout(None);
     let mut connection = Box::pin(builder.serve_connection(TokioIo::new(io), service));
     let mut context = Context::from_waker(Waker::noop());
-    // Everything is here already: it never has to wait, but may yield.
+    // All bytes have arrived, so the connection never waits for any, but it may yield.
     for _ in 0..100 {
         if connection.as_mut().poll(&mut context).is_ready() {
             break;
@@ -114,7 +116,7 @@ fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
     passed.into_inner().unwrap()
 }
 
-/// The bytes that go to a backend for a request.
+/// Returns the bytes that a backend gets for a request.
 fn forward(passed: &Passed) -> Vec<u8> {
     let mut request = Request::new(Full::new(passed.body.clone()));
     *request.method_mut() = passed.method.clone();
@@ -139,8 +141,8 @@ fn forward(passed: &Passed) -> Vec<u8> {
     std::mem::take(&mut *out.lock().unwrap())
 }
 
-/// Any bytes of a client: what passes arrives as exactly one request, without a field of one connection, with the same
-/// method, target, fields and body, and would pass again.
+/// Checks any bytes of a client: each request that passes reaches the backend as exactly one request, which
+/// would pass again. Method, target, fields and body stay the same; fields of one connection are removed.
 pub fn request(bytes: &[u8]) {
     for mut passed in pass(bytes, 0) {
         wire::add_via(&mut passed.headers, http::Version::HTTP_11);
@@ -151,7 +153,7 @@ pub fn request(bytes: &[u8]) {
             assert!(!passed.headers.contains_key(name), "{name} passed");
         }
         assert!(passed.headers.keys().all(|name| !name.as_str().contains('_')), "an underscore passed");
-        // Our own signature would be refused as a loop.
+        // With this process's own `Via`, the request would be refused as a loop.
         passed.headers.remove(http::header::VIA);
         let raw = forward(&passed);
         let again = pass(&raw, OURS);
@@ -169,7 +171,7 @@ pub fn request(bytes: &[u8]) {
     }
 }
 
-/// Any head fed in any pieces gives the same notes.
+/// Checks that the second reader has the same results for bytes in pieces of any size.
 pub fn pieces(bytes: &[u8], size: usize) {
     let mut whole = RawHeadReader::new(2 * HEAD);
     whole.feed(bytes);
@@ -179,7 +181,7 @@ pub fn pieces(bytes: &[u8], size: usize) {
     }
     loop {
         let (one, other) = (whole.next_result(), parts.next_result());
-        // A head beyond the limit is given up sooner or later.
+        // When the reader refuses a head beyond the limit depends on the size of the pieces.
         assert!(one == other || bytes.len() > HEAD, "{one:?} {other:?}");
         if one.is_err() {
             return;
@@ -187,7 +189,7 @@ pub fn pieces(bytes: &[u8], size: usize) {
     }
 }
 
-/// `model` and `stream` of an object as they come, first and all.
+/// The first `model` of an object, and all its `stream` values.
 struct Outer {
     model: Option<Value>,
     streams: Vec<Value>,
@@ -219,7 +221,8 @@ impl<'de> Deserialize<'de> for Outer {
     }
 }
 
-/// The scanner agrees with a full parser on every valid body, in pieces of any size, and never panics on others.
+/// Checks that the scanner agrees with a full parser on every valid body, in pieces of any size. The scanner
+/// never panics on other bodies.
 pub fn model(bytes: &[u8], size: usize) {
     let mut scanner = BodyScanner::default();
     for piece in bytes.chunks(size.max(1)) {
@@ -228,7 +231,7 @@ pub fn model(bytes: &[u8], size: usize) {
     let Ok(outer) = serde_json::from_slice::<Outer>(bytes) else { return };
     let expected = match outer.model {
         None => ScannedModel::Absent,
-        // Names beyond the length of any are not read.
+        // Skip long names: in an escaped spelling they may exceed the length that the scanner reads.
         Some(Value::String(name)) if name.len() > 600 => return,
         Some(Value::String(name)) => ScannedModel::Named(name),
         Some(_) => ScannedModel::NotText,
@@ -238,7 +241,8 @@ pub fn model(bytes: &[u8], size: usize) {
     assert_eq!(scanner.is_stream(), outer.streams == [Value::Bool(true)]);
 }
 
-/// An event stream in any pieces: every byte passes once and in order, and what is counted does not depend on the pieces.
+/// Checks an event stream in pieces of any size: every byte passes once and in order, and the counters do not
+/// depend on the pieces.
 pub fn events(bytes: &[u8], sizes: &[u8], limit: usize) {
     let (mut events, mut meter, mut out) =
         (EventSplitter::new(limit.max(4)), AnswerMeter::new(4096), Vec::new());

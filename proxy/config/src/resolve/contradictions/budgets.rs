@@ -57,8 +57,8 @@ impl ConfigSummary<'_> {
     }
 }
 
-/// Finds hard budgets that are not above the soft budget. Percentages of a GPU's memory cannot be compared
-/// with sizes here.
+/// Finds hard budgets below the soft budget. Percentages of a GPU's memory cannot be compared with sizes
+/// here.
 pub(super) fn hard_above_soft(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let wrong = |budget: BudgetRef<'_>| {
         let wrong = budget.budgets.order_error(budget.is_host().then_some(whole.memory))?;
