@@ -190,7 +190,7 @@ mod tests {
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = socket.local_addr().unwrap();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
-        // Both this process and the owner have the socket; the given group having it is decisive.
+        // Both this process and the owner have the socket. The result depends on the given group only.
         assert_eq!(port_listener(owner.id(), Vec::new, address), Some(PortListener::Group));
         assert_eq!(port_listener(stranger.id(), Vec::new, address), Some(PortListener::Other));
         drop(socket);

@@ -57,7 +57,7 @@ fn only_a_single_literal_true_is_a_stream() {
         (r#"{"stream":true,"stream":true}"#, false),
         (r#"{"x":{"stream":true}}"#, false),
         (r#"{"stream":[true]}"#, false),
-        // Cut off: no proof.
+        // A truncated body proves nothing.
         (r#"{"stream":true"#, false),
     ] {
         assert_eq!(scanned(body.as_bytes()).1, stream, "{body}");

@@ -136,8 +136,8 @@ mod tests {
             ("127.0.0.1", "127.0.0.2")
         );
         assert_eq!(first.port(), second.port());
-        // Three connections wait at the first socket and one at the second: that must be the second to be
-        // taken.
+        // Three connections wait at the first socket and one at the second. The one at the second socket must
+        // be among the first two that are accepted.
         let mut waiting = Vec::new();
         for address in [first, first, first, second] {
             waiting.push(TcpStream::connect(address).await.unwrap());

@@ -62,7 +62,7 @@ fn only_what_a_rule_names_changes_and_everything_else_stays_as_it_is_spelled() {
             r#" { "temperature" : 1.50e0 , "top_k" : 3,"x":null, "big":123456789012345678901234567890 ,"seed":7} "#,
         ),
         (r#"{"user":{"seed":1,"user":[2]}}"#, r#"{"seed":7,"top_k":40,"x":{"y":[1]}}"#),
-        // The backend uses the last of several: none may be left.
+        // The backend uses the last of repeated members, so none may be left.
         (
             r#"{"user":1,"a":{"user":2},"\u0075ser":3,"seed":[1,{"a":2}],"seed" :"x","top_k":1,"x":1}"#,
             r#"{"a":{"user":2},"seed":7,"seed" :7,"top_k":1,"x":1}"#,

@@ -205,7 +205,7 @@ async fn no_body_costs_many_times_its_own_bytes_when_it_is_looked_at() {
     if !is_alone(module_path!(), "no_body_costs_many_times_its_own_bytes_when_it_is_looked_at").await {
         return;
     }
-    // The backend reads nothing of them, and counts no tokens.
+    // The backend ignores the bodies, and counts no tokens.
     let upstream = Upstream::answering(|_, _| json_answer(r#"{"tokens":[]}"#));
     let rig = rig(&upstream, 1 << 20).await;
     *rig.backends.room_tokens.lock().unwrap() = Some(1000);

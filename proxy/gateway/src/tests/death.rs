@@ -77,7 +77,7 @@ async fn a_stream_that_never_began_is_sent_again_and_anything_else_is_not() {
         ("/v1/chat/completions", r#"{"stream":true,"stream":true}"#, false),
         ("/v1/chat/completions", "{}", false),
         ("/v1/embeddings", r#"{"stream":true}"#, false),
-        // Not held, so it cannot be sent again.
+        // The gateway does not hold this body, so it cannot be sent again.
         ("/v1/chat/completions", &big, false),
     ] {
         taken.store(0, Ordering::SeqCst);

@@ -115,7 +115,8 @@ async fn five_slow_uploads_of_one_address_leave_room_for_another() {
         slow.push(upload().await);
         eventually("it is kept", || kept() >= more * 590_000).await;
     }
-    // Two thirds of the budget: the others would fit, and are told to retry.
+    // One client may hold two thirds of the budget: its further bodies are refused, although the budget has
+    // room.
     for _ in 0..2 {
         let (head, _) = upload().await.response().await;
         assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
@@ -178,7 +179,7 @@ async fn slow_heads_and_slow_bodies_are_given_up() {
     head.send(b"GET /health HTTP/1.1\r\nHo").await;
     let answer = String::from_utf8(head.rest().await).unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 ") && answer.contains("server.header_timeout"), "{answer}");
-    // Also after a first request, and not for a connection that is idle between requests.
+    // The limit also applies after a first request, but not to a connection that is idle between requests.
     let mut second = rig.client().await;
     second.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
     second.response().await;

@@ -168,13 +168,13 @@ async fn whoever_retires_answers_one_more_request_on_each_connection_and_says_so
     let Three { mut rig, go, mut used, mut fresh, mut running, upstream: _upstream } =
         Three::start(Plan::default()).await;
     rig.retire.cancel();
-    // Neither the idle connection nor the unused one is closed under its next request.
+    // Neither the idle connection nor the unused one is closed while its next request is in transit.
     answers_one_more([&mut used, &mut fresh]).await;
     assert_eq!(rig.serving.len(), 1, "it waits for the running one");
     go.add_permits(1);
     let (head, body) = running.response().await;
     assert!(head.starts_with("HTTP/1.1 200 ") && body == br#"{"late":true}"#, "{head}");
-    // Its answer had begun before; the next one is the last.
+    // The answer on this connection began before the gateway retired; the next answer is the last.
     running.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n").await;
     assert!(running.response().await.0.to_lowercase().contains("connection: close"));
     timeout(PATIENCE, rig.serving.join_next()).await.unwrap().unwrap().unwrap();

@@ -63,7 +63,7 @@ fn each_piece_of_a_chat_is_kept_whatever_stands_in_it() {
 
 #[test]
 fn the_fast_way_and_the_slow_one_hear_the_same() {
-    // Every second event has another time stamp: the mould does not fit, and everything is parsed.
+    // Every second event has another time stamp: the template does not match, and each event is parsed.
     for piece in
         ["x", "\"quoted\"", "back\\slash", "\\", "ends\\\\", "\"},\"delta\":{\"content\":\"y", "é漢\u{0}"]
     {
