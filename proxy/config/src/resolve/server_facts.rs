@@ -57,8 +57,8 @@ impl ServerKnowledge {
     }
 }
 
-/// Reads from the text of `--help` if a server can listen on a Unix socket: since about b5000 the text of
-/// `--host` says so. Used only until this is measured.
+/// Reads from the text of `--help` if a server can listen on a Unix socket: since about b5000, the text of
+/// `--host` mentions Unix sockets. Used only until this ability is measured.
 pub fn unix_sockets_in(help: &str) -> Option<bool> {
     let help = help.to_ascii_lowercase();
     help.contains("--host").then(|| help.contains("unix socket"))

@@ -1,4 +1,5 @@
-//! Rules about budgets: their order, the machine's memory, and the memory that a process is told to keep.
+//! Rules about budgets: their order, the machine's memory, and the memory that a process is configured to
+//! cache.
 
 use warden_policies::units::MIB;
 use warden_policies::{ByteSize, MemoryLimit};
