@@ -331,16 +331,16 @@ impl AdminState {
         let keys = if of_keys { self.gateway.control.key_counts() } else { Vec::new() };
         let view = self.fleet.view();
         let facts = self.facts_from_view(&view);
-        self.metrics.note_pool(PoolSnapshot {
+        let pool = PoolSnapshot {
             line: Some(agent::agent_answer(&facts, self.probe.horizon.as_secs_f64())),
             facts,
             contexts: facts::context_use(&view, &self.gateway.requests.context_holdings()),
             vllm: self.probe.vllm,
             pickers: !of_keys,
-        });
+        };
         self.metrics.set_lost_lines(self.records.access.lost(), crate::logging::lost_lines());
         self.metrics.note_state(&self.fleet.state_writer().view());
-        self.metrics.text(&view, &budgets, &self.gateway.gauges, &keys, own_memory())
+        self.metrics.text(&pool, &view, &budgets, &self.gateway.gauges, &keys, own_memory())
     }
 
     /// Returns current facts for load balancers that spread requests over several instances.

@@ -161,11 +161,6 @@ impl MetricsRegistry {
         self.pool.metrics.probe_pace()
     }
 
-    /// Stores the current facts of this instance for the pool metrics.
-    pub(crate) fn note_pool(&self, pool: PoolSnapshot) {
-        *lock(&self.pool.snapshot) = pool;
-    }
-
     pub(crate) fn initialize_spans(&self) {
         for fate in SpanOutcome::ALL {
             self.count_spans(fate, 0);
@@ -186,8 +181,10 @@ impl MetricsRegistry {
         self.reports.add_increases(view);
     }
 
+    /// Returns all metrics in the `OpenMetrics` format.
     pub(crate) fn text(
         &self,
+        pool: &PoolSnapshot,
         view: &FleetView,
         budgets: &BudgetsByModel,
         gateway: &GatewayGauges,
@@ -204,7 +201,7 @@ impl MetricsRegistry {
         self.keys.read(keys);
         self.own.read(gateway, own_anon);
         let mut text = String::new();
-        let encoded = self.pool.read(&mut text, view);
+        let encoded = self.pool.read(&mut text, pool, view);
         match encoded.and_then(|()| encode(&mut text, &self.registry)) {
             Ok(()) => text,
             Err(error) => format!("# {error}\n"),

@@ -94,7 +94,7 @@ fn reporting(number: u64, old: Option<CudaReport>, new: Option<CudaReport>) -> F
 }
 
 fn scrape(metrics: &MetricsRegistry, view: &FleetView) -> String {
-    metrics.text(view, &BudgetsByModel::new(), &GatewayGauges::default(), &[], None)
+    metrics.text(&PoolSnapshot::default(), view, &BudgetsByModel::new(), &GatewayGauges::default(), &[], None)
 }
 
 #[test]
@@ -207,7 +207,14 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
     let metrics = MetricsRegistry::new();
     metrics.request_done(&record());
     for _ in 0..2 {
-        let text = metrics.text(&view(), &budgets(), &GatewayGauges::default(), &[], Some(77));
+        let text = metrics.text(
+            &PoolSnapshot::default(),
+            &view(),
+            &budgets(),
+            &GatewayGauges::default(),
+            &[],
+            Some(77),
+        );
         for line in [
             "llama_warden_requests_total{model=\"m\",route=\"chat\",status=\"200\"} 1",
             "llama_warden_output_tokens_total{model=\"m\"} 7",
@@ -230,8 +237,14 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
             assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
         }
     }
-    let text =
-        metrics.text(&FleetView::default(), &BudgetsByModel::new(), &GatewayGauges::default(), &[], None);
+    let text = metrics.text(
+        &PoolSnapshot::default(),
+        &FleetView::default(),
+        &BudgetsByModel::new(),
+        &GatewayGauges::default(),
+        &[],
+        None,
+    );
     assert!(!text.contains("llama_warden_backend_ready{"), "a removed model leaves no line");
 }
 
@@ -245,8 +258,14 @@ fn a_replacement_counts_by_reason_with_its_gap_and_what_it_carried_over() {
         generation: None,
         kind: recycled(),
     });
-    let text =
-        metrics.text(&FleetView::default(), &BudgetsByModel::new(), &GatewayGauges::default(), &[], None);
+    let text = metrics.text(
+        &PoolSnapshot::default(),
+        &FleetView::default(),
+        &BudgetsByModel::new(),
+        &GatewayGauges::default(),
+        &[],
+        None,
+    );
     for line in [
         "llama_warden_backend_restarts_total{model=\"m\",reason=\"host_soft\"} 1",
         "llama_warden_backend_restart_gap_seconds_bucket{le=\"0.05\",model=\"m\",mode=\"sequential\"} 1",
@@ -319,14 +338,11 @@ fn what_is_exported_is_what_is_declared_with_the_same_labels() {
         rejected: vec![("rate", 1)],
     };
     let contexts = [("m".to_owned(), crate::probe::facts::ContextUse { used: 1, room: 2 })];
-    metrics.note_pool(PoolSnapshot {
-        contexts: contexts.into(),
-        vllm: true,
-        pickers: true,
-        ..PoolSnapshot::default()
-    });
+    let pool =
+        PoolSnapshot { contexts: contexts.into(), vllm: true, pickers: true, ..PoolSnapshot::default() };
     metrics.note_state(&StateView::default());
     let text = crate::admin::families::to_plain_text(&metrics.text(
+        &pool,
         &view,
         &budgets(),
         &GatewayGauges::default(),
@@ -380,7 +396,9 @@ fn a_share_is_a_budget_in_bytes_once_the_whole_is_known() {
     let half = Some(MemoryLimit::Percent(50.0));
     let budget = crate::admin::answer::ModelBudget { hard: half, vram_hard: half, ..Default::default() };
     let budgets = BudgetsByModel::from([("m".to_owned(), budget)]);
-    let text = |view: &FleetView| metrics.text(view, &budgets, &GatewayGauges::default(), &[], None);
+    let text = |view: &FleetView| {
+        metrics.text(&PoolSnapshot::default(), view, &budgets, &GatewayGauges::default(), &[], None)
+    };
     assert!(!text(&view()).contains("budget_bytes{"));
     let device = warden_supervisor::DeviceView { total: Some(800), ..Default::default() };
     let host = Some(HostTotals { total: 1000, available: 1 });

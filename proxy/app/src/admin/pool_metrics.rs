@@ -3,8 +3,8 @@
 //! any llama-server.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -20,7 +20,6 @@ use super::metrics::{ModelLabel, to_gauge};
 use crate::clock;
 use crate::probe::facts::ContextUse;
 use crate::probe::pace::ProbePace;
-use crate::sync::lock;
 
 /// Tokens per block, for an endpoint picker that counts blocks. llama-server has no blocks; a small number
 /// loses little by rounding.
@@ -91,8 +90,6 @@ pub(super) struct PoolExport {
     vllm: VllmMetrics,
     /// Metrics with vLLM's names, which have another prefix.
     foreign: Registry,
-    /// Set before each scrape.
-    pub(super) snapshot: Mutex<PoolSnapshot>,
 }
 
 impl PoolExport {
@@ -102,12 +99,11 @@ impl PoolExport {
     }
 
     /// Sets the metrics, and writes those with vLLM's names.
-    pub(super) fn read(&self, text: &mut String, view: &FleetView) -> std::fmt::Result {
-        let pool = lock(&self.snapshot).clone();
-        let labels = PoolLabels::from_pool(&pool, view, clock::now().as_second());
-        self.metrics.read(&pool, &labels);
+    pub(super) fn read(&self, text: &mut String, pool: &PoolSnapshot, view: &FleetView) -> std::fmt::Result {
+        let labels = PoolLabels::from_pool(pool, view, clock::now().as_second());
+        self.metrics.read(pool, &labels);
         if pool.vllm {
-            self.vllm.read(&pool, &labels);
+            self.vllm.read(pool, &labels);
             encode(text, &self.foreign)?;
             // The text may have only one end line, which the other metrics add later.
             text.truncate(text.strip_suffix(END_LINE).map_or(text.len(), str::len));
