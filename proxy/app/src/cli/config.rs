@@ -78,7 +78,8 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
     }
 }
 
-fn print_warnings(warnings: &[ConfigProblem]) {
+/// Prints the warnings of a configuration, without the secrets that their values may hold.
+pub(super) fn print_warnings(warnings: &[ConfigProblem]) {
     for warning in warnings {
         out::error_line(&secrets::redact_text(&format!("warning: {warning}")));
         if let Some(hint) = &warning.hint {

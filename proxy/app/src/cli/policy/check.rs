@@ -14,6 +14,7 @@ use warden_supervisor::spec::SharedBudgets;
 
 use super::replay::{PlannedServer, find_model};
 use crate::cli::ConfigArgs;
+use crate::cli::config::print_warnings;
 use crate::config::needs;
 use crate::config::resolve::resolve_config;
 use crate::exit::CommandError;
@@ -55,12 +56,7 @@ pub(crate) fn run(args: PolicyCheckArgs) -> Result<(), CommandError> {
     }
     text.push_str(&shared_budgets(&resolved.fleet.shared, &here));
     out::print_text(&text)?;
-    for warning in &resolved.warnings {
-        out::error_line(&format!("warning: {warning}"));
-        if let Some(hint) = &warning.hint {
-            out::error_line(&format!("hint: {hint}"));
-        }
-    }
+    print_warnings(&resolved.warnings);
     Ok(())
 }
 
