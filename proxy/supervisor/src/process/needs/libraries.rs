@@ -102,10 +102,13 @@ fn find_library(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf>
 
 fn library_path(command: &ServerCommand) -> Vec<PathBuf> {
     const LIBRARY_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
+    // A removed variable is removed also from the command's own environment.
+    if command.env_remove.iter().any(|name| name == LIBRARY_PATH_VARIABLE) {
+        return Vec::new();
+    }
     let own = command.own_variable(LIBRARY_PATH_VARIABLE).map(Into::into);
-    let is_removed = command.env_remove.iter().any(|name| name == LIBRARY_PATH_VARIABLE);
-    let inherited = || if is_removed { None } else { std::env::var_os(LIBRARY_PATH_VARIABLE) };
-    let value: std::ffi::OsString = own.or_else(inherited).unwrap_or_default();
+    let value: std::ffi::OsString =
+        own.or_else(|| std::env::var_os(LIBRARY_PATH_VARIABLE)).unwrap_or_default();
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
@@ -318,6 +321,17 @@ pub(crate) mod tests {
         assert_eq!(message(&binary, &[home.at("deep")], b""), None, "in LD_LIBRARY_PATH");
         fs::remove_file(deep).unwrap();
         assert!(message(&binary, &[], cache.as_bytes()).is_some(), "the list is older than the disk");
+    }
+
+    #[test]
+    fn a_removed_variable_lists_no_directory() {
+        let mut command = ServerCommand {
+            env: vec![("LD_LIBRARY_PATH".to_owned(), "/one::/two".to_owned())],
+            ..ServerCommand::default()
+        };
+        assert_eq!(library_path(&command), [PathBuf::from("/one"), PathBuf::from("/two")]);
+        command.env_remove.push("LD_LIBRARY_PATH".to_owned());
+        assert!(library_path(&command).is_empty());
     }
 
     #[test]
