@@ -22,13 +22,13 @@ use warden_gateway::{GatewayControl, GatewayGauges, RequestRegistry};
 use warden_patches::mitigation::LeakAdvice;
 use warden_policies::defaults::Probe;
 use warden_policies::pool::{InstanceFacts, agent};
-use warden_policies::{MemoryLimit, secrets};
+use warden_policies::secrets;
 use warden_supervisor::{ControlError, Fleet, FleetView, SharedSpec, StateView};
 
 use super::canary::CanarySettings;
 use super::families::to_plain_text;
 use super::leaving::LeaveControl;
-use super::memory_use::PlannedModels;
+use super::memory_use::{BudgetsByModel, PlannedModels};
 use super::metrics::MetricsRegistry;
 use super::page::hub::PageHub;
 use super::pool_metrics::PoolSnapshot;
@@ -127,34 +127,6 @@ pub(crate) struct AdminConfig {
     pub(crate) tries: CanarySettings,
     pub(crate) plans: PlannedModels,
     pub(crate) configuration: Option<DisplayedConfig>,
-}
-
-pub(crate) type BudgetsByModel = BTreeMap<String, ModelBudget>;
-
-/// Budgets of one model; each is a number of bytes, a share like `"80%"`, or `"auto"`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ModelBudget {
-    /// Host memory above which the process is replaced at a quiet moment.
-    pub(crate) soft: Option<MemoryLimit>,
-    /// Host memory above which the process is drained now.
-    pub(crate) hard: Option<MemoryLimit>,
-    /// VRAM on each GPU above which the process is replaced at a quiet moment.
-    #[serde(default)]
-    pub(crate) vram_soft: Option<MemoryLimit>,
-    /// VRAM on each GPU above which the process is drained now.
-    #[serde(default)]
-    pub(crate) vram_hard: Option<MemoryLimit>,
-}
-
-pub(crate) fn budgets_by_model(models: &[SharedSpec]) -> BudgetsByModel {
-    let budget = |model: &SharedSpec| ModelBudget {
-        soft: model.recycle.host_soft,
-        hard: model.recycle.host_hard,
-        vram_soft: model.recycle.vram_soft,
-        vram_hard: model.recycle.vram_hard,
-    };
-    let all = models.iter().map(|model| (model.name.as_str().to_owned(), budget(model)));
-    all.filter(|(_, budget)| *budget != ModelBudget::default()).collect()
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

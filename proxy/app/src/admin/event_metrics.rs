@@ -8,8 +8,8 @@ use warden_policies::units::as_f64;
 use warden_policies::warmth::{ColdReason, WarmthReport};
 use warden_supervisor::{EventKind, FleetEvent, FleetView};
 
+use super::families::ModelLabel;
 use super::families::{families, labels};
-use super::metrics::ModelLabel;
 
 /// Buckets of service gaps in seconds, from the restart of a tiny model to that of a model of hundreds of
 /// gigabytes.

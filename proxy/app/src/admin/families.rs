@@ -4,6 +4,7 @@
 //! `metrics_page_tests`; the first sentence of a meaning is the `# HELP` of the metric.
 
 use std::hash::Hash;
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -144,6 +145,16 @@ pub(crate) fn to_plain_text(open_metrics: &str) -> String {
         }
     }
     text
+}
+
+labels! {
+    pub(super) ModelLabel { model: String }
+}
+
+pub(crate) type FloatGauge = Gauge<f64, AtomicU64>;
+
+pub(super) fn to_gauge(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

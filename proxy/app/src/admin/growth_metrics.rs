@@ -11,8 +11,8 @@ use warden_policies::growth::{GrowthBlame, SeriesGrowth};
 use warden_policies::sample::VramSource;
 use warden_supervisor::{BackendView, FleetView, PolicyView};
 
+use super::families::to_gauge;
 use super::families::{ClearGauges as _, families, labels};
-use super::metrics::to_gauge;
 
 labels! {
     SeriesLabels { model: String, replica: u32, series: String }

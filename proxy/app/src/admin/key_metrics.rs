@@ -7,8 +7,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use warden_gateway::KeyCounts;
 
+use super::families::to_gauge;
 use super::families::{families, labels};
-use super::metrics::to_gauge;
 
 labels! {
     KeyLabel { key: String }

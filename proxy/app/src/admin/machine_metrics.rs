@@ -6,8 +6,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
 use warden_supervisor::{DeviceView, FleetView};
 
+use super::families::to_gauge;
 use super::families::{ClearGauges as _, families, labels};
-use super::metrics::to_gauge;
 #[cfg(test)]
 use super::metrics_page_tests::LabelNames;
 

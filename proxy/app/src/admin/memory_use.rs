@@ -3,12 +3,39 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use warden_policies::book::{MemoryNeeds, NeedPurpose};
 use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, MemoryKind, MemoryLimit, Reason};
 use warden_supervisor::{BackendView, FleetView, SharedSpec};
 
-use super::answer::ModelBudget;
+pub(crate) type BudgetsByModel = BTreeMap<String, ModelBudget>;
+
+/// Budgets of one model; each is a number of bytes, a share like `"80%"`, or `"auto"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ModelBudget {
+    /// Host memory above which the process is replaced at a quiet moment.
+    pub(crate) soft: Option<MemoryLimit>,
+    /// Host memory above which the process is drained now.
+    pub(crate) hard: Option<MemoryLimit>,
+    /// VRAM on each GPU above which the process is replaced at a quiet moment.
+    #[serde(default)]
+    pub(crate) vram_soft: Option<MemoryLimit>,
+    /// VRAM on each GPU above which the process is drained now.
+    #[serde(default)]
+    pub(crate) vram_hard: Option<MemoryLimit>,
+}
+
+pub(crate) fn budgets_by_model(models: &[SharedSpec]) -> BudgetsByModel {
+    let budget = |model: &SharedSpec| ModelBudget {
+        soft: model.recycle.host_soft,
+        hard: model.recycle.host_hard,
+        vram_soft: model.recycle.vram_soft,
+        vram_hard: model.recycle.vram_hard,
+    };
+    let all = models.iter().map(|model| (model.name.as_str().to_owned(), budget(model)));
+    all.filter(|(_, budget)| *budget != ModelBudget::default()).collect()
+}
 
 /// Bytes that a model was planned to need of one kind of memory before it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -28,24 +28,23 @@ use prometheus_client::registry::{Registry, Unit};
 use warden_gateway::{GatewayGauges, GatewayLimit, KeyCounts, RequestRecord};
 use warden_supervisor::{FleetView, StateKind, StateView};
 
-use super::answer::BudgetsByModel;
 use super::event_metrics::EventMetrics;
+use super::families::to_gauge;
 use super::families::{PREFIX, families, labels};
 use super::growth_metrics::GrowthMetrics;
 use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
+use super::memory_use::BudgetsByModel;
 use super::model_metrics::ModelMetrics;
 use super::pool_metrics::{PoolExport, PoolSnapshot};
 use super::report_metrics::ReportMetrics;
 use super::request_counts::RequestCounters;
 use super::request_metrics::RequestMetrics;
 use crate::clock;
-use crate::otel::SpanOutcome;
 use crate::probe::pace::ProbePace;
 use crate::sync::lock;
 
 labels! {
-    pub(super) ModelLabel { model: String }
     LimitLabel { limit: &'static str }
     VersionLabel { version: &'static str }
     OutcomeLabel { outcome: &'static str }
@@ -86,6 +85,29 @@ families! {
              because the collector could not be reached for too long (`undelivered`), or because it does not \
              take them (`rejected`).";
         own_anon: Gauge = "memory_anon" in Unit::Bytes, "`RssAnon` of llama-warden itself.";
+    }
+}
+
+/// Fates of spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SpanOutcome {
+    Exported,
+    QueueFull,
+    /// The collector could not be reached for too long.
+    Undelivered,
+    Rejected,
+}
+
+impl SpanOutcome {
+    pub(crate) const ALL: [Self; 4] = [Self::Exported, Self::QueueFull, Self::Undelivered, Self::Rejected];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exported => "exported",
+            Self::QueueFull => "queue_full",
+            Self::Undelivered => "undelivered",
+            Self::Rejected => "rejected",
+        }
     }
 }
 
@@ -222,10 +244,6 @@ impl OwnMetrics {
         }
         self.own_anon.set(to_gauge(own_anon.unwrap_or_default()));
     }
-}
-
-pub(super) fn to_gauge(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -145,11 +145,11 @@ fn without_reports_there_is_no_line_about_them() {
 }
 
 fn budgets() -> BudgetsByModel {
-    let budget = crate::admin::answer::ModelBudget {
+    let budget = crate::admin::memory_use::ModelBudget {
         soft: Some(MemoryLimit::Bytes(warden_policies::ByteSize(1000))),
         hard: Some(MemoryLimit::Auto),
         vram_soft: Some(MemoryLimit::Bytes(warden_policies::ByteSize(2000))),
-        ..crate::admin::answer::ModelBudget::default()
+        ..crate::admin::memory_use::ModelBudget::default()
     };
     BudgetsByModel::from([("m".to_owned(), budget)])
 }
@@ -394,7 +394,7 @@ fn a_stream_counts_its_first_token_and_each_further_one() {
 fn a_share_is_a_budget_in_bytes_once_the_whole_is_known() {
     let metrics = MetricsRegistry::new();
     let half = Some(MemoryLimit::Percent(50.0));
-    let budget = crate::admin::answer::ModelBudget { hard: half, vram_hard: half, ..Default::default() };
+    let budget = crate::admin::memory_use::ModelBudget { hard: half, vram_hard: half, ..Default::default() };
     let budgets = BudgetsByModel::from([("m".to_owned(), budget)]);
     let text = |view: &FleetView| {
         metrics.text(&PoolSnapshot::default(), view, &budgets, &GatewayGauges::default(), &[], None)

@@ -11,9 +11,9 @@ use warden_policies::lifecycle::BackendPhase;
 use warden_policies::{ByteSize, MemoryLimit};
 use warden_supervisor::{BackendView, CanaryState, FleetView, ModelState, ModelView};
 
-use super::answer::BudgetsByModel;
 use super::families::{ClearGauges as _, families, labels};
-use super::metrics::{ModelLabel, to_gauge};
+use super::families::{ModelLabel, to_gauge};
+use super::memory_use::BudgetsByModel;
 
 const STATES: [ModelState; 6] = [
     ModelState::Unloaded,

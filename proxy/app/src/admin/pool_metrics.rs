@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -15,8 +14,8 @@ use warden_policies::pool::agent::AgentAnswer;
 use warden_policies::pool::{BalancedModel, InstanceFacts, context_fill, readiness};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
+use super::families::{FloatGauge, ModelLabel, to_gauge};
 use super::families::{families, labels};
-use super::metrics::{ModelLabel, to_gauge};
 use crate::clock;
 use crate::probe::facts::ContextUse;
 use crate::probe::pace::ProbePace;
@@ -32,8 +31,6 @@ labels! {
 
 /// Line that ends the `OpenMetrics` text.
 const END_LINE: &str = "# EOF\n";
-
-pub(crate) type FloatGauge = Gauge<f64, AtomicU64>;
 
 families! {
     pub(super) struct PoolMetrics () {

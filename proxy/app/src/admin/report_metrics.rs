@@ -17,8 +17,8 @@ use warden_sensors::CudaReport;
 use warden_sensors::report::{ContextCounts, ContextTotals};
 use warden_supervisor::FleetView;
 
+use super::families::to_gauge;
 use super::families::{ClearGauges as _, families, labels};
-use super::metrics::to_gauge;
 use crate::sync::lock;
 
 /// Most contexts remembered per process; if there are more, only those in its last report. A process has a

@@ -13,8 +13,8 @@ use warden_gateway::{RequestOutcome, RequestRecord};
 use warden_policies::units::as_f64;
 use warden_policies::{ModelName, QuickMap};
 
+use super::families::ModelLabel;
 use super::families::{families, labels};
-use super::metrics::ModelLabel;
 use super::request_counts::RequestCounters;
 
 /// Buckets in seconds, from the answer of a tokenizer to a generation of half an hour.

@@ -6,7 +6,8 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, RecycleAction};
 use warden_supervisor::{BackendView, ModelOutage, ModelView};
 
-use crate::admin::answer::{AdminStatus, ModelBudget};
+use crate::admin::answer::AdminStatus;
+use crate::admin::memory_use::ModelBudget;
 use crate::growth_text;
 use crate::out;
 

@@ -9,10 +9,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::SpanOutcome;
 use super::proto::{ExportRequest, KeyValue, OtlpResource, OtlpScope, OtlpSpan, ResourceSpans, ScopeSpans};
 use super::send::{SpanSendError, send_spans};
-use crate::admin::metrics::MetricsRegistry;
+use crate::admin::metrics::{MetricsRegistry, SpanOutcome};
 use crate::config::resolve::telemetry::TraceCollector;
 
 pub(crate) struct SpanExporter {

@@ -27,30 +27,8 @@ use warden_gateway::RequestRecord;
 
 pub(crate) use self::export::SpanExporter;
 use self::proto::OtlpSpan;
-use crate::admin::metrics::MetricsRegistry;
+use crate::admin::metrics::{MetricsRegistry, SpanOutcome};
 use crate::config::resolve::telemetry::TraceCollector;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SpanOutcome {
-    Exported,
-    QueueFull,
-    /// The collector could not be reached for too long.
-    Undelivered,
-    Rejected,
-}
-
-impl SpanOutcome {
-    pub(crate) const ALL: [Self; 4] = [Self::Exported, Self::QueueFull, Self::Undelivered, Self::Rejected];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Exported => "exported",
-            Self::QueueFull => "queue_full",
-            Self::Undelivered => "undelivered",
-            Self::Rejected => "rejected",
-        }
-    }
-}
 
 /// Queues spans of requests that are part of a trace.
 #[derive(Clone)]

@@ -17,7 +17,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use crate::admin::pool_metrics::FloatGauge;
+use crate::admin::families::FloatGauge;
 use crate::sync::lock;
 
 /// Counters of all answers. Atomics, so that the answering thread never waits for a reader.

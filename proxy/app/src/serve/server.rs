@@ -26,11 +26,12 @@ use super::upgrade::inquiry::SelfTest;
 use super::upgrade::new::ReceivedHandover;
 use crate::access_log::AccessLog;
 use crate::admin::answer::{
-    AdminConfig, AdminState, GatewayAccess, InstanceInfo, InstanceRecords, budgets_by_model, next_binaries,
+    AdminConfig, AdminState, GatewayAccess, InstanceInfo, InstanceRecords, next_binaries,
 };
 use crate::admin::canary::CanarySettings;
 use crate::admin::instance::InstanceDirs;
 use crate::admin::leaving::LeaveControl;
+use crate::admin::memory_use::budgets_by_model;
 use crate::admin::memory_use::planned_needs;
 use crate::admin::metrics::MetricsRegistry;
 use crate::admin::page::door::SignInGuard;
