@@ -23,7 +23,7 @@ pub const DELAY_LEAST: Duration = Duration::from_millis(10);
 /// 1)`.
 ///
 /// Doubles the delay with each failure up to the cap, then picks a random point between half of the result
-/// and all of it ("equal jitter"), so that replicas that died together are not restarted together.
+/// and all of it ("equal jitter"). So replicas that died together are not restarted together.
 pub fn delay(policy: &BackoffPolicy, failures: u32, unit: f64) -> Duration {
     let doublings = failures.saturating_sub(1).min(20);
     let full = policy.first.saturating_mul(1 << doublings).min(policy.cap);

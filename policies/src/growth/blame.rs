@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A floor read just after images is higher than a floor read after text, because some image memory is still
-//! held. This is not growth, but a fit would blame the units that come with images, so such held memory is
-//! subtracted before fitting.
+//! held. Held memory is not growth, but a fit would blame the units that come with images. Therefore held
+//! memory is subtracted before fitting.
 //!
 //! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least
 //! squares. If the load does not separate several units, all of them are named; the module never guesses.

@@ -619,8 +619,7 @@ impl SeriesWatch {
         let explained: Vec<GrowthBlame> =
             stretches.iter().map(|floors| explain(floors, &self.policy)).collect();
         let first = explained.iter().position(|found| found.unit().is_some()).unwrap_or(0);
-        // It is enough for the verdict that one unit explains the growth, as its cause or only as its
-        // trigger.
+        // For the verdict, one unit must explain the growth, as its cause or only as its trigger.
         self.count_payer(&explained[first]);
         // If `confirm` rejects this unit, a stretch that blames another unit must not replace it.
         let unit = explained[first].unit();

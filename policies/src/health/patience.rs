@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Progress is reported by `/slots` or `/metrics`. llama-server answers these requests in its main loop
-//! between two batches, so an answer shows that the loop turns, and silence for longer than a batch shows
-//! that it does not.
+//! between two batches, so an answer shows that the loop turns. Silence for longer than a batch shows
+//! that the loop is stuck.
 
 use std::collections::VecDeque;
 use std::time::Duration;

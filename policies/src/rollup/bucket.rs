@@ -17,7 +17,7 @@ pub struct RollupReading {
     pub lines: RollupContext,
 }
 
-/// Values drawn next to readings. They change seldom, so a bucket keeps only the last ones.
+/// Values drawn next to readings. A bucket keeps only the last values, because these change seldom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RollupContext {
