@@ -1,4 +1,4 @@
-//! A few blocks for allocations made while the real allocation functions are being looked up. They are
+//! A few blocks for allocations made while the real allocation functions are being looked up. Blocks are
 //! never freed.
 //!
 //! ```text

@@ -45,8 +45,8 @@ core::arch::global_asm!(
 #[inline]
 pub(crate) fn thread_state() -> &'static ThreadState {
     let place: *const ThreadState;
-    // SAFETY: the code computes an address from the thread pointer and a constant that the loader has
-    // filled in. It only reads memory.
+    // SAFETY: the assembly only reads memory. It adds a constant that the loader has filled in to the
+    // thread pointer.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(

@@ -42,7 +42,7 @@ pub struct ReportFolder<'a> {
     pub n_ctx: Option<u64>,
     /// Tokens per word of our texts; 0 if unknown.
     pub tokens_per_word: f64,
-    /// The replayed requests. They are redacted before they are written to the folder.
+    /// The replayed requests, which are redacted before they are written to the folder.
     pub replay: Option<&'a RequestRecording>,
     /// Requests that reproduce the finding, if no workload does.
     pub visit: &'a [PublishedRequest],
