@@ -13,7 +13,8 @@
 //! llama-server allocates buffers for the largest prompt so far and keeps them, so the cost of a length is
 //! the highest value measured up to that length. The curve is linear between measured lengths. Beyond the
 //! longest, the curve continues with the slope of its upper half. If a pool that keeps every outgrown buffer
-//! explains the measurements far better, the curve continues like such a pool. This module measures nothing itself.
+//! explains the measurements far better, the curve continues like such a pool. This module measures
+//! nothing itself.
 
 use serde::{Deserialize, Serialize};
 

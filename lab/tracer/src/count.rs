@@ -3,8 +3,8 @@
 //! Heap allocations are sampled by bytes: the number of bytes between two samples is random, exponentially
 //! distributed with the mean T (the interval). An allocation of n bytes is sampled with probability p = 1 -
 //! exp(-n/T), and counts as n/p bytes and 1/p allocations. The sums are therefore right on average for any
-//! sizes (the method of tcmalloc's and jemalloc's heap profilers). Large allocations are all counted, with
-//! their actual size. So are all of CUDA's, and all mappings.
+//! sizes (the method of tcmalloc's and jemalloc's heap profilers). Large allocations, CUDA allocations and
+//! mappings are all counted, with their actual size.
 
 use core::ffi::c_void;
 

@@ -6,7 +6,7 @@
 //! that call (`count::run_within`).
 //!
 //! All arguments are pointers, handles and integers, so five registers hold any of them, and every function
-//! is called with five: functions ignore registers beyond their parameters. This includes
+//! is called with five: functions ignore registers beyond their parameters. An example is
 //! `cudaGraphInstantiate`, which had five parameters before CUDA 12 and has three since. A future major
 //! version of the interface may give a name another meaning: a look-up with such a version returns the
 //! driver's own function, whose calls are not counted.

@@ -40,8 +40,8 @@ extern "C" fn start() {
     if folder.is_null() || state::is_on() {
         return;
     }
-    // SAFETY: a variable's value is a C string. The string stays valid unless a thread changes the environment:
-    // see above.
+    // SAFETY: a variable's value is a C string. The string stays valid unless a thread changes the
+    // environment: see above.
     let folder = unsafe { CStr::from_ptr(folder) };
     let _nothing = publish(folder.to_bytes());
 }
