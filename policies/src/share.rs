@@ -177,7 +177,8 @@ impl ReplacementArbiter {
         id
     }
 
-    /// Returns a slot after a replacement, or if none takes place. Returning a slot twice has no effect.
+    /// Releases a slot: its replacement has ended, or does not take place. Returning a slot twice has no
+    /// effect.
     pub fn release(&mut self, slot: ReplacementSlotId) {
         self.holders.retain(|holder| holder.id != slot);
     }

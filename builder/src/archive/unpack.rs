@@ -96,7 +96,8 @@ fn write_entry(
     }
 }
 
-/// Returns true if a link at `name` with this target stays inside (rules: see the module).
+/// Returns true if the target of the link `name` does not lead out of the tree that `name` is relative to.
+/// The module explains the rules.
 pub(crate) fn stays_inside(name: &str, target: &str) -> bool {
     if target.is_empty() || target.starts_with('/') {
         return false;

@@ -53,7 +53,8 @@ impl ReclaimFile {
         self.0.write_all_at(&block, BLOCK_BYTES as u64)
     }
 
-    /// Number of parts that have claimed a block. A part ignores requests from before its claim.
+    /// Number of parts of the server (llama-server itself, the CUDA backend) that have claimed a block for
+    /// their answers. A part ignores a request that was written before it claimed its block.
     pub(super) fn count_parts(&self) -> usize {
         let blocks = (0..2 * BLOCK_COUNT).filter(|at| {
             let mut block = [0; BLOCK_BYTES];

@@ -44,7 +44,7 @@ const BODY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_s
 const EARLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit from the body to the end of the connection.
 const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum bytes of answers; each has a few hundred.
+/// Maximum bytes received on one connection, for all answers together. A single answer has a few hundred.
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

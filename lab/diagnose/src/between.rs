@@ -134,8 +134,8 @@ pub fn resume_search(
     if whole < used { resume_search(rules, aim, last, &known[..whole]) } else { (search, used) }
 }
 
-/// Most attempts to run a process that does not start or is ended from outside: another program may hold
-/// the memory for a moment.
+/// Maximum number of attempts to run a process. An attempt is repeated if the process does not start or is
+/// ended from outside, because another program may hold the memory for a moment.
 const MAX_ATTEMPTS: u32 = 3;
 
 enum ProcessAttempt {
@@ -198,7 +198,8 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         for tried in 1.. {
             let attempt = if ask.aim.is_growth() {
                 let mut spec = spec.clone();
-                // Later attempts omit the flag: a build that does not know the flag has no prompt cache.
+                // Only the first attempt adds `--cache-ram 0`. A build that does not know this flag fails
+                // to start with it, and needs none, because it has no prompt cache.
                 if ask.control && tried == 1 {
                     without_prompt_cache(&mut spec);
                 }

@@ -106,8 +106,8 @@ pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     (1.0 + 2.0 / (n * (n - 1.0) * (n - 2.0)) * sum).max(1.0)
 }
 
-/// Returns the factor by which correlation between neighbouring residuals reduces the number of independent
-/// residuals, at least 1. Residuals beyond three deviations are cut. A short series shows too little
+/// Returns the factor, at least 1, by which correlation between neighbouring residuals reduces the number
+/// of independent residuals. Residuals beyond three deviations are cut. A short series shows too little
 /// correlation, so the estimate is raised after Marriott and Pope.
 pub(super) fn autoregression_factor(rests: &[f64], deviation: f64) -> f64 {
     let cut: Vec<f64> = rests.iter().map(|rest| rest.clamp(-3.0 * deviation, 3.0 * deviation)).collect();

@@ -255,7 +255,8 @@ pub struct BuildGrowth {
 }
 
 impl BuildGrowth {
-    /// Returns true if a symptom was seen but not attributed to a build. Too few readings alone do not count.
+    /// Returns true if a symptom was seen but not attributed to a build. False if neither build showed a
+    /// symptom, even if there were too few readings for a ruling.
     fn is_in_doubt(&self) -> bool {
         self.ruling == ProofRuling::Unknown
             && !matches!(self.conclusion.outcome, RevisionOutcome::NeitherIll { .. })

@@ -1,6 +1,6 @@
 //! The table of all known paths, which follows llama-server's own (`tools/server/server.cpp`). llama-server
-//! has no websockets. Its only event streams without a slot answer `GET` (`/v1/stream`, `/models/sse`), and
-//! may be requested again like any `GET`.
+//! has no websockets. Its only event streams that need no slot are `GET` routes (`/v1/stream`,
+//! `/models/sse`). Such a request may be repeated like any `GET`.
 
 use http::Method;
 use warden_policies::dispatch::LeaseKind;

@@ -125,7 +125,8 @@ pub(crate) struct AdmissionChanges {
     /// Leases taken for prompts that now fit.
     pub(crate) granted: Vec<(QueueTicket, GenerationId, LeaseKind)>,
     pub(crate) refused: Vec<(QueueTicket, NoRoom)>,
-    /// Prompts whose action has changed: process, action, shortage.
+    /// Waiting prompts for which admission now decides differently: the process, the new action, and the
+    /// shortage.
     pub(crate) changed_actions: Vec<(GenerationId, &'static str, NoRoom)>,
     /// Processes whose slots are held for a waiting prompt.
     pub(crate) held: Vec<GenerationId>,

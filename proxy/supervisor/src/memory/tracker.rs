@@ -69,7 +69,7 @@ pub(crate) struct MemoryHistory {
     pub(crate) host_at_ready: Option<HostMemory>,
     pub(crate) vram: Vec<VramReading>,
     vram_at_ready: Vec<VramReading>,
-    /// Tokens of the largest prompt at the last reading.
+    /// Tokens of the largest prompt that the process had evaluated by the last reading.
     pub(crate) largest_prompt: u64,
     /// Highest token counts from any source: prompt tokens, and generated tokens.
     tokens: (u64, u64),

@@ -23,7 +23,8 @@ pub(super) struct RemainingTask {
     model: Box<ModelTask>,
     /// Processes of the next instance that requests of this instance may use.
     guests: BTreeMap<GenerationId, Arc<GenerationCell>>,
-    /// Generations whose gates are open in the next instance, as last reported.
+    /// Generations on which the next instance grants leases, as it last reported. `None` before its first
+    /// report.
     followed: Option<BTreeSet<GenerationId>>,
     is_ending: bool,
 }

@@ -256,7 +256,7 @@ impl<W: Write> TerminalScreen<W> {
         Self { out, shown: Buffer::empty(Rect::ZERO) }
     }
 
-    /// Gives the terminal back, for good or for a while.
+    /// Restores the terminal for the shell: at the end of the program, or while it is stopped.
     fn give_back(&mut self) -> io::Result<()> {
         give_back(&mut self.out)
     }

@@ -478,7 +478,9 @@ impl LeaseQueue {
         state.dispatch.in_flight(generation) == 0 && !state.predecessor.open.contains(&generation)
     }
 
-    /// Reason to refuse requests that wait in the previous instance, if our own are refused.
+    /// Reason with which this instance refuses the model's requests, for the previous instance to refuse
+    /// its waiting requests, too. `None` if none wait there, if a generation is open here, or if the reason
+    /// is final.
     pub(crate) fn predecessor_refusal(&self) -> Option<LeaseDenied> {
         let state = lock(&self.state);
         let refused = state.predecessor.waiting > 0 && !state.dispatch.any_open();
