@@ -243,8 +243,8 @@ fn the_set_that_the_documentation_shows_is_sound() {
     let block = |from: &str| page.split_once(from).unwrap().1.split_once("```").unwrap().0;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine");
-    let known = block("Once you have read that version, add it:\n\n```json\n");
-    for fingerprints in [block("knows nothing:\n\n```json\n"), known] {
+    let known = block("add the hash:\n\n```json\n");
+    for fingerprints in [block("Begin with a `fingerprints.json` without hashes:\n\n```json\n"), known] {
         write(
             &path,
             &[
