@@ -150,7 +150,7 @@ struct StyleBounds {
 const BOUNDS: StyleBounds = StyleBounds {
     one_word: 65,
     shared: 49,
-    private_voice: 108,
+    private_voice: 79,
     wide: 0,
     long_functions: 0,
     large_structs: 32,
