@@ -7,14 +7,14 @@ mod memory;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use warden_config::source::layers::{Sources, load};
+use warden_config::source::layers::{ConfigSources, load_config};
 
 static FILE: LazyLock<PathBuf> = LazyLock::new(|| memory::path(".toml"));
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     std::fs::write(&*FILE, text).expect("a file in memory");
     if let Err(problems) =
-        load(Sources { file: Some(FILE.clone()), env: Vec::new(), flags: Vec::new(), memory: 1 << 34 })
+        load_config(ConfigSources { file: Some(FILE.clone()), env: Vec::new(), flags: Vec::new(), memory: 1 << 34 })
     {
         assert!(!problems.0.is_empty());
         for problem in &problems.0 {

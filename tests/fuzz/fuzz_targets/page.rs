@@ -20,9 +20,9 @@ mod view;
 use std::path::Path;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
-use query::Query;
+use query::QueryPairs;
 use reqwest::Url;
-use view::{Way, is_here, way};
+use view::{PageRoute, is_page_address, parse_path};
 
 fn headers<'a>(lines: impl Iterator<Item = &'a str>) -> HeaderMap {
     let pairs = lines.filter_map(|line| line.split_once(": "));
@@ -55,13 +55,13 @@ libfuzzer_sys::fuzz_target!(|asked: &str| {
     let (method, target) = lines.next().and_then(|line| line.split_once(' ')).unwrap_or_default();
     let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
     let (Ok(method), headers) = (Method::from_bytes(method.as_bytes()), headers(lines)) else { return };
-    if let Some(way) = way(path) {
-        if guard::judge(&method, &headers, way.is_document()).is_ok() {
+    if let Some(route) = parse_path(path) {
+        if guard::check_request(&method, &headers, route.is_document()).is_ok() {
             is_ours(&method, &headers);
         }
-        match way {
-            Way::View(view) => assert!(view.path() == path || path == "/page/memory.html", "{path}"),
-            Way::Report(name) => {
+        match route {
+            PageRoute::View(view) => assert!(view.path() == path || path == "/page/memory.html", "{path}"),
+            PageRoute::Report(name) => {
                 let folder = Path::new("/reports");
                 if let Some(name) = warden_gateway::percent_decoded(name).filter(|name| reports::is_report(name)) {
                     let file = folder.join(&name);
@@ -71,8 +71,8 @@ libfuzzer_sys::fuzz_target!(|asked: &str| {
             _ => {}
         }
     }
-    let asked = Query::of(query);
-    if let Some(back) = asked.get("back").filter(|back| is_here(back)) {
+    let asked = QueryPairs::lenient(query);
+    if let Some(back) = asked.get("back").filter(|back| is_page_address(back)) {
         let page = Url::parse("http://127.0.0.1:9090/page/").expect("a constant");
         let to = page.join(back).expect("an address");
         assert_eq!(to.origin(), page.origin(), "{back}");

@@ -10,20 +10,20 @@ mod mutated;
 #[path = "../../../proxy/app/src/admin/query.rs"]
 mod query;
 
-use query::{Query, address};
+use query::{QueryPairs, address_with_query};
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
-    let asked = Query::of(Some(text));
-    if let Ok(mut read) = Query::read(Some(text)) {
+    let asked = QueryPairs::lenient(Some(text));
+    if let Ok(mut read) = QueryPairs::strict(Some(text)) {
         assert_eq!(read, asked);
-        while let Some(name) = read.left().map(str::to_owned) {
+        while let Some(name) = read.unknown_name().map(str::to_owned) {
             let value = read.take(&name).expect("it was there");
-            let address = address("/page/memory", &[(&name, &value)]);
+            let address = address_with_query("/page/memory", &[(&name, &value)]);
             assert!(
                 address.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\".contains(&byte)),
                 "{address}"
             );
-            let again = Query::of(address.split_once('?').map(|(_, query)| query));
+            let again = QueryPairs::lenient(address.split_once('?').map(|(_, query)| query));
             assert_eq!(again.get(&name).unwrap_or_default(), value);
         }
     }
