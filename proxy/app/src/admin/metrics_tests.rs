@@ -237,14 +237,7 @@ fn the_text_has_counters_of_requests_and_gauges_of_the_fleet() {
             assert!(text.lines().any(|have| have == line), "{line} is missing in\n{text}");
         }
     }
-    let text = metrics.text(
-        &PoolSnapshot::default(),
-        &FleetView::default(),
-        &BudgetsByModel::new(),
-        &GatewayGauges::default(),
-        &[],
-        None,
-    );
+    let text = scrape(&metrics, &FleetView::default());
     assert!(!text.contains("llama_warden_backend_ready{"), "a removed model leaves no line");
 }
 
@@ -258,14 +251,7 @@ fn a_replacement_counts_by_reason_with_its_gap_and_what_it_carried_over() {
         generation: None,
         kind: recycled(),
     });
-    let text = metrics.text(
-        &PoolSnapshot::default(),
-        &FleetView::default(),
-        &BudgetsByModel::new(),
-        &GatewayGauges::default(),
-        &[],
-        None,
-    );
+    let text = scrape(&metrics, &FleetView::default());
     for line in [
         "llama_warden_backend_restarts_total{model=\"m\",reason=\"host_soft\"} 1",
         "llama_warden_backend_restart_gap_seconds_bucket{le=\"0.05\",model=\"m\",mode=\"sequential\"} 1",
