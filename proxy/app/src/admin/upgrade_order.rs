@@ -16,7 +16,29 @@ pub(crate) struct UpgradeOrder {
     pub(crate) wait: Option<Duration>,
     /// Name of the operator who gave the order.
     pub(crate) caller: Arc<str>,
-    pub(crate) reply: oneshot::Sender<Result<UpgradeReport, String>>,
+    pub(crate) reply: OrderReply,
+}
+
+/// Answers the client that gave the order. Until then, no other order of a client is accepted, even if the
+/// client has left.
+#[derive(Debug)]
+pub(crate) struct OrderReply {
+    sender: oneshot::Sender<Result<UpgradeReport, String>>,
+    under_way: Option<UnderWayGuard>,
+}
+
+impl OrderReply {
+    /// Creates a reply that nobody reads, for an order given by a signal.
+    pub(crate) fn discarded() -> Self {
+        Self { sender: oneshot::channel().0, under_way: None }
+    }
+
+    pub(crate) fn send(self, outcome: Result<UpgradeReport, String>) {
+        // First, because the client may give its next order as soon as it has the answer.
+        drop(self.under_way);
+        // Sending fails if the client has left.
+        drop(self.sender.send(outcome));
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,20 +89,42 @@ impl UpgradeOrders {
         if self.under_way.swap(true, Ordering::SeqCst) {
             return Err(OrderError::UnderWay);
         }
-        let over = UnderWayGuard(Arc::clone(&self.under_way));
-        let (reply, answer) = oneshot::channel();
+        let under_way = Some(UnderWayGuard(Arc::clone(&self.under_way)));
+        let (answer_sender, answer) = oneshot::channel();
+        let reply = OrderReply { sender: answer_sender, under_way };
         sender.send(UpgradeOrder { to, wait, caller: by, reply }).await.map_err(|_| gone())?;
-        // Released when the upgrade is over, not when the caller stops waiting.
-        let answer = answer.await;
-        drop(over);
-        answer.map_err(|_| gone())?.map_err(OrderError::Failed)
+        answer.await.map_err(|_| gone())?.map_err(OrderError::Failed)
     }
 }
 
+#[derive(Debug)]
 struct UnderWayGuard(Arc<AtomicBool>);
 
 impl Drop for UnderWayGuard {
     fn drop(&mut self) {
         self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_upgrade_whose_client_left_is_under_way_until_it_ends() {
+        let (orders, mut inbox) = UpgradeOrders::new();
+        let mut abandoned = Box::pin(orders.send(None, None, "first".into()));
+        let order = tokio::select! {
+            _ = &mut abandoned => panic!("answered before the upgrade ended"),
+            order = inbox.recv() => order.expect("the sender lives"),
+        };
+        drop(abandoned);
+        assert_eq!(orders.send(None, None, "second".into()).await, Err(OrderError::UnderWay));
+
+        order.reply.send(Err("no such program".to_owned()));
+        let third = orders.send(None, None, "third".into());
+        let answer = async { inbox.recv().await.expect("the sender lives").reply.send(Err("too early".to_owned())) };
+        let (outcome, ()) = tokio::join!(third, answer);
+        assert_eq!(outcome, Err(OrderError::Failed("too early".to_owned())));
     }
 }

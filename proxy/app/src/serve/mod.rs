@@ -21,7 +21,7 @@ use warden_supervisor::nursery::{self, NurseryHandle, ProcessNursery};
 use warden_supervisor::{Succession, set_root, start_worker_threads};
 
 use crate::admin::server::PulseSender;
-use crate::admin::upgrade_order::UpgradeOrder;
+use crate::admin::upgrade_order::{OrderReply, UpgradeOrder};
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::needs;
@@ -323,8 +323,8 @@ impl ControlLoop<'_> {
                     SignalRequest::End => return ControlEvent::End,
                     SignalRequest::Reload => self.start_reload(server).await,
                     SignalRequest::Upgrade => {
-                        let (reply, _nobody) = oneshot::channel();
                         let caller = "a signal (USR2)".into();
+                        let reply = OrderReply::discarded();
                         return ControlEvent::Order(UpgradeOrder { to: None, wait: None, caller, reply });
                     }
                 },
@@ -424,15 +424,14 @@ async fn run_upgrade(
     server.fleet().log_operator_action(None, "upgrade", &by);
     let stays = match Box::pin(old::hand_over(server, to, wait, signals)).await {
         Ok((upgraded, retired)) => {
-            // The client that gave the order may have gone.
-            drop(reply.send(Ok(upgraded)));
+            reply.send(Ok(upgraded));
             return Ok(retired);
         }
         Err(stays) => stays,
     };
     tracing::error!("no upgrade, everything continues as before: {stays}");
     server.fleet().log_operator_action(None, &format!("upgrade, which failed: {stays}"), &by);
-    drop(reply.send(Err(stays.to_string())));
+    reply.send(Err(stays.to_string()));
     Err(stays)
 }
 

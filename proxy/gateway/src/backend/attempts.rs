@@ -453,11 +453,13 @@ impl<'a> BackendAttempts<'a> {
         patience: Duration,
     ) -> Result<SharedLease, RequestRefusal> {
         self.search.progress.note_waiting_again(self.record.continued);
+        let may_load = self.search.may_load;
+        let mode = if may_load { LeaseMode::Again } else { LeaseMode::IfLoaded };
         if failed.is_canary() {
             // The failed lease belongs to another model: do not wait for the end of its process.
             drop(failed);
             self.note_waiting();
-            let granted = self.search.lease(LeaseMode::Again).await;
+            let granted = self.search.lease(mode).await;
             return self.note_granted(granted);
         }
         let generation = failed.generation();
@@ -465,8 +467,6 @@ impl<'a> BackendAttempts<'a> {
         drop(failed);
         // The end of the failed generation decides whether the request may run next to others.
         drop(timeout_at(Instant::now() + patience, settled).await);
-        let may_load = self.search.may_load;
-        let mode = if may_load { LeaseMode::Again } else { LeaseMode::IfLoaded };
         let until = Instant::now() + patience;
         loop {
             self.note_waiting();

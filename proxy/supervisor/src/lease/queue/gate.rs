@@ -16,7 +16,7 @@ impl LeaseQueue {
     /// Opens a generation: leases on it may be granted, at most `limit` at a time.
     pub(crate) fn open_gate(self: &Arc<Self>, cell: &Arc<GenerationCell>, limit: u32) -> OpenedGate {
         let mut state = lock(&self.state);
-        let opened = OpenedGate { waiting: state.waiting(), gap: state.table.gap.take() };
+        let opened = OpenedGate { waiting: state.waiting(), gap: state.take_gap() };
         state.table.entries.entry(cell.id).or_insert_with(|| GenerationEntry {
             cell: Arc::clone(cell),
             idle_since: Some(Instant::now()),

@@ -182,7 +182,8 @@ struct GenerationEntry {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenedGate {
     pub(crate) waiting: usize,
-    /// Moment since which no generation had been open; `None` if one was open, or none ever was before.
+    /// Moment since which no generation had been open, or, if none ever was, since which a request waits;
+    /// `None` if one was open.
     pub(crate) gap: Option<Instant>,
 }
 
@@ -597,6 +598,15 @@ impl QueueState {
         if open && !self.dispatch.any_open() {
             self.table.gap = Some(Instant::now());
         }
+    }
+
+    /// Ends the time without an open generation, and returns the moment when the time began.
+    fn take_gap(&mut self) -> Option<Instant> {
+        if self.dispatch.any_open() {
+            return None;
+        }
+        // No generation has been open yet if the first start hung and was replaced.
+        self.table.gap.take().or_else(|| self.waiters.values().map(|waiter| waiter.since).min())
     }
 
     fn dismiss(&mut self, denied: &LeaseDenied) -> LeaseAnswers {

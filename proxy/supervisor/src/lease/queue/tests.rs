@@ -125,8 +125,21 @@ async fn callers_wait_for_a_generation_to_open_and_wake_the_task() {
     assert!(leases.needs_process());
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
     let opened = leases.open_gate(&cell(1), 1);
-    assert_eq!((opened.waiting, opened.gap), (1, None));
+    assert_eq!(opened.waiting, 1);
     assert!(waiting.await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_the_first_process_the_gap_begins_with_the_first_request() {
+    let leases = leases(4);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    let first = queued(&leases, LeaseKind::Slot).await;
+    tokio::time::advance(Duration::from_secs(3)).await;
+    let second = queued(&leases, LeaseKind::Slot).await;
+    let gap = leases.open_gate(&cell(1), 2).gap.unwrap();
+    assert_eq!(gap.elapsed().as_secs(), 3);
+    assert!(first.await.unwrap().is_ok() && second.await.unwrap().is_ok());
+    assert!(leases.open_gate(&cell(2), 1).gap.is_none(), "one is open");
 }
 
 #[tokio::test(start_paused = true)]
