@@ -1,5 +1,4 @@
-//! The only module that reads the wall clock: for `created` in the list of models, for the time until a model
-//! starts, and for the beginning of a request in a trace.
+//! The only module that reads the wall clock: for lists of models, the time until a model starts, and traces.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

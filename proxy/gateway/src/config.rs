@@ -1,5 +1,4 @@
-//! The gateway's configuration: two sections of the whole configuration. Reads no file and no environment
-//! variable.
+//! The gateway's configuration: two sections of the whole. Reads no file and no environment variable.
 
 use std::path::PathBuf;
 
@@ -9,23 +8,23 @@ use warden_policies::defaults::{Server, Upstream};
 /// Address, limits and deadlines. The reason for each default is in `defaults.toml`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewayConfig {
-    /// Settings for clients. `api_prefix` is empty, or begins with a slash and does not end with one.
+    /// Settings for clients. `api_prefix` is empty, or begins with a slash and ends without one.
     pub server: Server,
     /// Settings for backends.
     pub upstream: Upstream,
-    /// Share of new requests that are traced, 0 to 1. With `None` no request is traced, and the trace
-    /// context of clients is passed on unchanged.
+    /// Share of new requests that are traced, 0 to 1. With `None`, none is traced, and the trace context of
+    /// clients is passed on unchanged.
     pub traces: Option<f64>,
 }
 
 impl GatewayConfig {
-    /// Creates the configuration from two sections of the whole; tracing is off.
+    /// Creates the configuration without tracing.
     pub fn new(server: &Server, upstream: &Upstream) -> Self {
         let server = Server { api_prefix: normalize_prefix(&server.api_prefix), ..server.clone() };
         Self { server, upstream: upstream.clone(), traces: None }
     }
 
-    /// Enables tracing for this share of new requests, 0 to 1.
+    /// Traces this share of new requests, 0 to 1.
     #[must_use]
     pub fn with_traces(self, ratio: f64) -> Self {
         Self { traces: Some(ratio), ..self }
@@ -36,12 +35,12 @@ impl GatewayConfig {
     }
 }
 
-/// Files of certificate and key, for TLS.
+/// Certificate and key files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// PEM file with the certificate, then the chain up to its authority.
     pub cert: PathBuf,
-    /// PEM file with the certificate's private key, as PKCS#8, PKCS#1 or SEC1.
+    /// PEM file with the private key, as PKCS#8, PKCS#1 or SEC1.
     pub key: PathBuf,
 }
 
@@ -57,12 +56,12 @@ pub(crate) fn saturate_u32(size: ByteSize) -> u32 {
     u32::try_from(size.0).unwrap_or(u32::MAX)
 }
 
-/// Limits an HTTP/2 window to 2^31-1 (RFC 9113 section 6.9.1).
+/// An HTTP/2 window has at most 2^31-1 bytes (RFC 9113 section 6.9.1).
 pub(crate) fn h2_window(size: ByteSize) -> u32 {
     saturate_u32(size).min(0x7fff_ffff)
 }
 
-/// Normalizes a prefix: `llm`, `/llm` and `/llm/` are the same.
+/// `llm`, `/llm` and `/llm/` are the same prefix.
 fn normalize_prefix(text: &str) -> String {
     match text.trim().trim_matches('/') {
         "" => String::new(),

@@ -22,23 +22,22 @@ use crate::requests::RequestRegistry;
 use crate::shared::{GatewayControl, GatewayShared, StopTokens};
 use crate::workers::{self, GatewayPulse, PulseQuestion, WorkerThreads};
 
-/// The data plane, which serves clients.
+/// The data plane.
 #[derive(Debug)]
 pub struct Gateway;
 
 impl Gateway {
-    /// Opens the listening sockets. Clients can connect from now on, and are served once
-    /// [`BoundGateway::serve`] runs.
+    /// Opens the listening sockets. Clients can connect from now on, but wait until [`BoundGateway::serve`]
+    /// runs.
     ///
     /// # Errors
     ///
-    /// An address cannot be listened on, or the certificate, the keys or the list of hosts is unusable.
+    /// An address, the certificate, the keys or the list of hosts is unusable.
     pub async fn bind(config: GatewayConfig) -> Result<BoundGateway, GatewayError> {
         Self::bind_or_adopt(config, Vec::new()).await
     }
 
-    /// Like [`Self::bind`], but uses `sockets` that already listen instead of host and port. Opens its own
-    /// sockets if `sockets` is empty.
+    /// Like [`Self::bind`], but `sockets` that already listen, if any, replace host and port.
     ///
     /// # Errors
     ///
@@ -84,7 +83,7 @@ pub struct BoundGateway {
     begun: CancellationToken,
 }
 
-/// Calls from this process: handles for the callers, and receivers for the acceptor.
+/// Channels for calls from this process: handles for the callers, receivers for the acceptor.
 struct InsideCalls {
     pulse: GatewayPulse,
     questions: UnboundedReceiver<PulseQuestion>,
@@ -159,38 +158,36 @@ impl BoundGateway {
         self.requests.clone()
     }
 
-    /// Returns the handle that checks whether the gateway's event loops respond; usable once the gateway
-    /// serves.
+    /// Returns the handle that checks whether the event loops respond, once the gateway serves.
     pub fn pulse(&self) -> GatewayPulse {
         self.inside.pulse.clone()
     }
 
-    /// Returns the handle for connecting to the gateway from this process; usable once the gateway serves,
-    /// even before it accepts clients.
+    /// Returns the handle for connections from this process. They work once the gateway serves, even before
+    /// it accepts clients.
     pub fn inward(&self) -> InwardConnector {
         self.inside.inward.clone()
     }
 
-    /// Accepts clients only once `begun` is cancelled: until then the sockets belong to another instance.
+    /// Accepts clients only after `begun` is cancelled: until then, another instance has the sockets.
     #[must_use]
     pub fn accepting_from(self, begun: CancellationToken) -> Self {
         Self { begun, ..self }
     }
 
-    /// Returns the TLS state, if TLS is used, so that the caller can check the certificate files for changes.
+    /// Returns the TLS state, so that the caller can check the certificate files for changes.
     pub fn tls(&self) -> Option<Arc<TlsState>> {
         self.tls.clone()
     }
 
-    /// Adds the operators' page. The page is served while any key has the right to open it.
+    /// Adds the operators' page, served while any key may open it.
     #[must_use]
     pub fn with_page(self, page: Arc<dyn OperatorPage>) -> Self {
         Self { page: Some(page), ..self }
     }
 
-    /// Serves until `ends.stop` or `ends.retire` is cancelled (see [`StopTokens`]), and returns when the last
-    /// request has ended. The caller limits that wait by dropping the future, which cuts the running
-    /// requests.
+    /// Serves until `ends.stop` or `ends.retire` is cancelled, and returns after the last request has ended.
+    /// To limit that wait, the caller drops the future, which cuts the running requests.
     pub async fn serve(self, fleet: Fleet, observer: Arc<dyn GatewayObserver>, ends: StopTokens) {
         self.serve_backends(Arc::new(fleet), observer, ends).await;
     }
@@ -223,7 +220,7 @@ impl BoundGateway {
         let inside = Arc::new(ConnectionAcceptor::new(Arc::new(inside), None));
         let acceptor = Arc::new(ConnectionAcceptor::new(Arc::new(shared), tls));
         let connections = TaskTracker::new();
-        // If this future is dropped, cut all running requests.
+        // Cut all running requests if this future is dropped.
         let cut = CancellationToken::new();
         let _cut_on_drop = cut.clone().drop_guard();
         let StopTokens { stop, retire } = ends;
@@ -233,7 +230,7 @@ impl BoundGateway {
                 () = stop.cancelled() => break,
                 () = retire.cancelled() => break,
                 Some(question) = questions.recv() => {
-                    // Sending fails if the caller has gone, which does not matter.
+                    // Sending fails only if the caller has gone.
                     let _left = question.send(());
                     continue;
                 }
@@ -276,7 +273,7 @@ impl BoundGateway {
     }
 }
 
-/// Returns whether an accept error concerns one connection only, because its client has already gone.
+/// Returns whether an accept error concerns only one connection, whose client has already gone.
 fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
@@ -297,7 +294,7 @@ fn hand_over(
     let acceptor = acceptor.clone();
     let cut = cut.clone();
     let connections = connections.clone();
-    // Count the connection from now on, so that a stop waits for it even if the worker has not begun yet.
+    // A stop must wait for the connection even if the worker has not begun yet.
     let begun = connections.token();
     workers.run_job(move |load| {
         match TcpStream::from_std(stream) {
@@ -317,7 +314,7 @@ fn hand_over(
     });
 }
 
-/// Connects to the gateway of this process. Cheap to clone; does not keep the gateway alive.
+/// Connects to the gateway of this process, without keeping the gateway alive.
 #[derive(Clone, Debug)]
 pub struct InwardConnector(UnboundedSender<TcpStream>);
 
@@ -327,7 +324,7 @@ impl InwardConnector {
         (Self(sender), receiver)
     }
 
-    /// Makes a connection that is served from now on. The caller sets the time limit.
+    /// Makes a connection that is served at once. The caller sets the time limit.
     ///
     /// # Errors
     ///
@@ -338,8 +335,7 @@ impl InwardConnector {
         let own = ours.local_addr()?;
         loop {
             let (theirs, peer) = listener.accept().await?;
-            // Any program on this machine may connect to an open port, so check that the connection is the
-            // one above.
+            // Any program may connect to an open port, so check that this is our own connection.
             if peer == own {
                 let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
                 return self.0.send(theirs).map_err(ended).map(|()| ours);
@@ -348,7 +344,7 @@ impl InwardConnector {
     }
 }
 
-/// Returns the state for such connections: the common state, but without log, counters and list of requests.
+/// Returns the state for connections from this process: without log, counters and list of requests.
 pub(crate) fn inward_state(all: &GatewayShared, workers: usize) -> GatewayShared {
     GatewayShared { observer: Arc::new(NullObserver), requests: RequestRegistry::new(workers), ..all.clone() }
 }

@@ -1,5 +1,5 @@
 //! The data plane: listens, enforces limits, chooses the model, waits for a lease, forwards, and reports
-//! errors. Backends are owned by the supervisor, which makes all decisions about them.
+//! errors. The supervisor owns the backends and decides everything about them.
 //!
 //! ```text
 //!   client --TCP--> client ──> exchange ──> answer ··> to the client; holds the lease until the answer ends
@@ -11,10 +11,10 @@
 //! Guarantees, each with its test:
 //! - Bytes are passed on unchanged in both directions, as they arrive; a slow client slows down only its
 //!   own backend connection.
-//! - No request is executed twice by live servers. A request is sent again if it is certain that nothing
-//!   was executed. After the death of its server, it is sent again if it only computes an answer and the
-//!   client has no part of that answer (`backend::attempts`, `backend::again`). A generated stream of which
-//!   the client has a part may be continued by another server (`answer::continuation`).
+//! - No two live servers execute the same request. The gateway sends a request again only if nothing was
+//!   executed, or if its server died, it only computes an answer, and the client has no part of that answer
+//!   (`backend::attempts`, `backend::again`). If the client has a part of a generated stream, another server
+//!   may continue the stream (`answer::continuation`).
 //! - A client that leaves frees everything at once: its place in the queue, its lease, its backend's
 //!   generation.
 //! - Every error is either the gateway's, with a remedy, or the backend's own (`refusal`).

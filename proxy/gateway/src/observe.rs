@@ -1,5 +1,4 @@
-//! Reports about the gateway's work: one record per request, and gauges. They never contain a prompt, a body
-//! or a key.
+//! Reports about the gateway's work: records and gauges, without any prompt, body or key.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,8 +11,7 @@ use warden_policies::{GenerationId, ModelName, WorkDone};
 
 use crate::trace::GatewayTrace;
 
-/// Receives the record of each request when it has ended, however it ended. Called in the request's task,
-/// so it must not block.
+/// Receives the record of each ended request. The request's task calls it, so it must not block.
 pub trait GatewayObserver: Send + Sync + 'static {
     /// Receives the record of an ended request.
     fn request_done(&self, record: &RequestRecord);
@@ -26,38 +24,38 @@ pub struct RequestRecord {
     pub request_id: String,
     /// The client's address.
     pub peer: IpAddr,
-    /// The method.
+    /// HTTP method.
     pub method: Method,
-    /// The protocol on the client's side.
+    /// HTTP version on the client's side.
     pub protocol: Version,
     /// `User-Agent`: its first 200 characters, without control characters.
     pub user_agent: Option<Box<str>>,
-    /// Name of the client's key, if keys are required and the request had a valid one.
+    /// Name of the client's key, if keys are required and the key is valid.
     pub key: Option<Arc<str>>,
-    /// Label of the route, one of a bounded set: `chat`, `embeddings`, `health`, `other` ...
+    /// Label of the route from a bounded set: `chat`, `embeddings`, `health`, `other` ...
     pub route: &'static str,
     /// The model, once it is known.
     pub model: Option<ModelName>,
     /// The generation that answered, or the last one tried.
     pub generation: Option<GenerationId>,
-    /// Status sent to the client; 0 if the client left before there was one.
+    /// Status sent to the client; 0 if the client left before.
     pub status: u16,
-    /// Status of the backend's answer or of a refusal, if the head of a stream was already sent with status
-    /// 200. An error is then sent as an event of that stream.
+    /// Status of the backend's answer or of a refusal, if the client already had the head of a stream with
+    /// status 200. An error is then an event of that stream.
     pub late_status: Option<u16>,
     /// Outcome of the request.
     pub outcome: RequestOutcome,
-    /// The answer was an event stream.
+    /// True if the answer was an event stream.
     pub stream: bool,
     /// Time spent in queues, over all attempts.
     pub queued: Duration,
-    /// From the end of the request head to the first byte of the answer's body, if there was one.
+    /// Time from the end of the request head to the first byte of the answer's body.
     pub first_byte: Option<Duration>,
-    /// From the end of the request head to the first event of a generated stream, which has its first token.
+    /// Time from the end of the request head to the first token of a generated stream.
     pub first_token: Option<Duration>,
-    /// From the end of the request head to the end of the request.
+    /// Time from the end of the request head to the end of the request.
     pub total: Duration,
-    /// Bytes read of the request body, after decoding.
+    /// Bytes read of the request body, decoded.
     pub bytes_in: u64,
     /// Bytes sent of the answer's body.
     pub bytes_out: u64,
@@ -65,9 +63,9 @@ pub struct RequestRecord {
     pub work: WorkDone,
     /// Number of attempts after the first.
     pub retries: u32,
-    /// The request was executed again because its server died.
+    /// True if the request was executed again because its server died.
     pub continued: bool,
-    /// Role in the trial of a canary, if the model has a canary and the request was eligible.
+    /// Role in the trial of a canary, if the model has one and the request was eligible.
     pub canary_part: Option<CanaryPart>,
     /// Spans of the request; `None` unless traces are exported.
     pub trace: Option<Box<GatewayTrace>>,
@@ -80,12 +78,12 @@ pub struct CanaryPart {
     pub conversation: u64,
     /// Build that was chosen to answer.
     pub arm: TrialArm,
-    /// Reason why the model's normal build answered in place of the chosen canary; `None` if it did not.
+    /// Reason why the normal build answered in place of the chosen canary.
     pub canary_failure: Option<&'static str>,
 }
 
 impl RequestRecord {
-    /// Returns the request's result for the comparison of a canary with the model's normal build.
+    /// Returns the result for the comparison of a canary with the model's normal build.
     pub fn trial_exchange(&self) -> Option<TrialExchange> {
         let CanaryPart { conversation, arm, canary_failure: left } = self.canary_part?;
         let mut exchange =
@@ -99,8 +97,7 @@ impl RequestRecord {
         );
         let failed = broke || (self.outcome == RequestOutcome::Ok && self.answer_status() >= 500);
         if left.is_some() {
-            // If the normal build refuses the request (4xx), the request itself is wrong, and does not
-            // count as a failure of the canary.
+            // A request that the normal build refuses (4xx) is itself wrong, and no failure of the canary.
             let answered = self.outcome == RequestOutcome::Ok && self.answer_status() < 400;
             exchange.failed = answered || failed || self.outcome == RequestOutcome::ClientGone;
             let refused = self.outcome == RequestOutcome::Ok && !exchange.failed;
@@ -113,7 +110,7 @@ impl RequestRecord {
         if self.outcome != RequestOutcome::Ok {
             return None;
         }
-        // A stream may begin with comments long before its first token.
+        // Comments may begin a stream long before its first token.
         let first = if self.stream { self.first_token } else { self.first_byte };
         if self.answer_status() == 200
             && let Some(first) = first
@@ -128,12 +125,12 @@ impl RequestRecord {
         Some(exchange)
     }
 
-    /// Returns the status of the answer, including a status that followed an early head.
+    /// Returns the status of the answer, even if it followed an early head.
     pub fn answer_status(&self) -> u16 {
         self.late_status.unwrap_or(self.status)
     }
 
-    /// Records the head of the answer. The client gets this head unless an earlier one was sent.
+    /// Records the head of the answer. The client gets it unless an earlier head was sent.
     pub(crate) fn note_head(&mut self, status: u16, stream: bool) {
         if let Some(late) = &mut self.late_status {
             *late = status;
@@ -147,7 +144,7 @@ impl RequestRecord {
         (self.status, self.stream, self.late_status) = (200, true, Some(200));
     }
 
-    /// Takes over the cost of further attempts, which were counted on a copy of this record.
+    /// Takes over the cost of further attempts, counted on a copy of this record.
     pub(crate) fn take_over_cost(&mut self, copy: Self) {
         self.queued = copy.queued;
         self.generation = copy.generation;
@@ -161,13 +158,13 @@ impl RequestRecord {
 /// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestOutcome {
-    /// The backend's answer was passed on completely, with any status, or the gateway answered itself.
+    /// The client has the whole answer of the backend, with any status, or of the gateway itself.
     Ok,
     /// The client left before the answer was complete.
     ClientGone,
     /// The backend's connection ended before the end of the answer.
     UpstreamDied,
-    /// The backend's answer was not HTTP, or it was ambiguous where it ends.
+    /// The backend's answer was not HTTP, or its end was ambiguous.
     UpstreamGarbled,
     /// The backend's event stream was silent for too long.
     UpstreamStalled,
@@ -184,7 +181,7 @@ pub enum RequestOutcome {
 }
 
 impl RequestOutcome {
-    /// Label for logs and metrics, one of a bounded set.
+    /// Label for logs and metrics, from a bounded set.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -203,18 +200,18 @@ impl RequestOutcome {
 /// Gauges of current activity.
 #[derive(Debug, Default)]
 pub struct GatewayGauges {
-    /// Client connections open.
+    /// Number of open client connections.
     pub connections: AtomicUsize,
-    /// Requests between their head and the end of their answer.
+    /// Number of requests between their head and the end of their answer.
     pub in_flight: AtomicUsize,
-    /// Bytes in memory of request bodies and of unread answers.
+    /// Bytes of request bodies and unread answers in memory.
     pub held_bytes: AtomicUsize,
     /// End of the certificate's validity in seconds since 1970; 0 without TLS.
     pub tls_not_after: AtomicU64,
-    /// `/health` fails, so that load balancers use other instances, while requests are still
-    /// served. Set by the program that runs the gateway, before it stops.
+    /// True if `/health` fails, so that load balancers use other instances while requests are still served.
+    /// The program sets this before it stops the gateway.
     pub draining: AtomicBool,
-    /// Counters of the connection limits, for which there is no request record.
+    /// Counters of the connection limits, which no request record has.
     pub limited: LimitCounters,
 }
 
@@ -227,18 +224,17 @@ pub enum GatewayLimit {
     ConnectionsPerPeer,
     /// `server.refusals`: a connection was closed without an answer.
     Refusals,
-    /// `server.header_timeout`: a head, or the beginning of a connection, did not come in time.
+    /// `server.header_timeout`: a head, or the beginning of a connection, was late.
     HeadTime,
     /// `server.header_bytes`, `server.header_count`: a head was too large.
     HeadSize,
     /// A head was not HTTP.
     HeadInvalid,
-    /// `server.keep_alive`: an idle connection was closed. Normal for every client, and harmless.
+    /// `server.keep_alive`: an idle connection was closed, which is normal for every client.
     KeepAlive,
     /// `server.send_timeout`: the connection of a client that does not read was cut.
     SendTime,
-    /// `upstream.exchange_timeout`: an answer was cut because its client had still not read it long after
-    /// that time.
+    /// `upstream.exchange_timeout`: an answer was cut whose client had still not read it.
     Overdue,
     /// `server.tls_handshake_timeout`: a TLS handshake took too long.
     HandshakeTime,

@@ -1,6 +1,5 @@
-//! The interface to the operators' page: its handler, and the data that it gets about a client. The page
-//! exists while any key has the right to open it ([`crate::KeySpec::operator`]). Otherwise its paths are
-//! forwarded to llama-server, like all unknown paths. The page itself checks the rights of each client.
+//! The interface to the operators' page. The page exists while any key may open it
+//! ([`crate::KeySpec::operator`]); otherwise its paths are forwarded to llama-server, like all unknown paths.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -22,18 +21,18 @@ pub type PageAnswer = Pin<Box<dyn Future<Output = Response<UnsyncBoxBody<Bytes, 
 
 /// Answers all paths below `/page`.
 pub trait OperatorPage: Send + Sync {
-    /// Answers one request. The page must check the client's rights itself: no key was checked before.
+    /// Answers a request. Must check the client's rights: the gateway has checked no key.
     fn answer(self: Arc<Self>, request: Request<Incoming>, asker: PageClient) -> PageAnswer;
 }
 
-/// Facts about the client that the connection shows.
+/// Facts about a client from its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageClient {
     /// Address of the client.
     pub peer: IpAddr,
     /// Requested host with its port; empty if it is not UTF-8.
     pub host: String,
-    /// The connection uses TLS.
+    /// True if the connection uses TLS.
     pub tls: bool,
 }
 
@@ -44,8 +43,7 @@ impl PageClient {
     }
 }
 
-/// Returns whether the path of a request belongs to the page. The caller checks whether the page is
-/// enabled, and handles preflights, `CONNECT` and `TRACE` as on other paths.
+/// The caller checks whether the page is enabled, and handles preflights, `CONNECT` and `TRACE`.
 pub(crate) fn is_page_request(parts: &Parts) -> bool {
     let rest = parts.uri.path().strip_prefix(PAGE_ROOT);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

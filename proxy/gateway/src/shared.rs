@@ -1,6 +1,5 @@
 //! State that all requests share, and the settings that may change while the gateway serves: rules of models,
-//! keys, allowed origins. A request takes a snapshot of the settings when it begins and uses it until it
-//! ends.
+//! keys, allowed origins. A request uses the settings from its beginning until its end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,17 +20,15 @@ use crate::rules::{ModelRules, VirtualName};
 /// Tokens whose cancellation ends a gateway.
 #[derive(Clone, Debug, Default)]
 pub struct StopTokens {
-    /// Stops the gateway: it still accepts connections made before the stop, answers requests sent before
-    /// the stop, closes idle connections, and lets running requests finish.
+    /// Stops the gateway: serves connections and requests made before the stop, closes idle connections, and
+    /// lets running requests finish.
     pub stop: CancellationToken,
-    /// Retires the gateway, because another instance has its listening sockets: it accepts no more
-    /// connections. Each existing connection gets an answer to one more request, or is closed after a long
-    /// idle time.
+    /// Retires the gateway, because another instance has its listening sockets: accepts no more connections.
+    /// Each connection gets an answer to one more request, or is closed after a long idle time.
     pub retire: CancellationToken,
 }
 
 impl StopTokens {
-    /// Resolves when the gateway is to stop or to retire.
     pub(crate) async fn any_cancelled(&self) {
         tokio::select! {
             () = self.stop.cancelled() => {}
@@ -51,14 +48,14 @@ pub(crate) struct GatewayShared {
     pub(crate) requests: RequestRegistry,
     pub(crate) page: Option<Arc<dyn OperatorPage>>,
     pub(crate) ends: StopTokens,
-    /// Cancelled some time after `stop`: connections without a request are then closed.
+    /// Cancelled some time after `stop`: then connections without a request are closed.
     pub(crate) hang_up: CancellationToken,
     /// Start of the gateway in seconds since 1970.
     pub(crate) started: u64,
     pub(crate) prints: FingerprintKey,
 }
 
-/// A snapshot of the settings. [`Default`] has no rules.
+/// A snapshot of the settings; [`Default`] has no rules.
 #[derive(Clone, Debug)]
 pub struct LiveConfig {
     /// Rules of models; a model without an entry has no rules.
@@ -88,14 +85,14 @@ impl Default for LiveConfig {
     }
 }
 
-/// Changes the settings of a running gateway. Cheap to clone.
+/// Changes the settings of a running gateway.
 #[derive(Clone, Debug, Default)]
 pub struct GatewayControl {
     live: Arc<ArcSwap<LiveConfig>>,
 }
 
 impl GatewayControl {
-    /// Sets the snapshot for requests that begin from now on. Keys with the same names keep their usage.
+    /// Sets the snapshot for new requests. Keys with the same names keep their usage.
     pub fn update(&self, mut live: LiveConfig) {
         if let (Some(new), Some(old)) = (&mut live.keys, &self.current().keys) {
             *new = new.with_usage_of(old);
@@ -107,8 +104,7 @@ impl GatewayControl {
         self.live.load_full()
     }
 
-    /// Returns the name of the key with this hash, and whether it opens the operators' page; `None` if
-    /// unknown.
+    /// Returns the name of the key with this hash, and whether it opens the operators' page.
     pub fn known_key(&self, hash: &KeyHash) -> Option<(Arc<str>, bool)> {
         let live = self.live.load();
         live.keys.as_ref()?.find_spec(hash).map(|key| (key.name.clone(), key.operator))

@@ -1,5 +1,5 @@
-//! Spans of a request for exported traces: the parts of the request with their begin and end. They never
-//! contain text of prompts or answers.
+//! Spans of a request for exported traces: its parts with their begin and end, without any text of prompts or
+//! answers.
 //!
 //! ```text
 //!  request ─┬─ queue
@@ -10,8 +10,8 @@
 //!                            └─ attempt ─ …
 //! ```
 //!
-//! If no traces are exported, a request's [`crate::RequestRecord`] has no trace, and all code that would
-//! record a span checks that first.
+//! Without exported traces, a request's [`crate::RequestRecord`] has no trace, and all code that would record
+//! a span checks that first.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::clock;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Most parts of a request that are recorded; later parts are dropped.
+/// Maximum number of recorded parts of a request; later parts are dropped.
 const MAX_PARTS: usize = 48;
 
 /// Trace data of a request.
@@ -34,17 +34,17 @@ const MAX_PARTS: usize = 48;
 pub struct GatewayTrace {
     /// Trace id, and the span of the request itself.
     pub context: RequestTraceContext,
-    /// `tracestate` of other participants, as received and passed on.
+    /// `tracestate` of other participants, passed on as received.
     pub state: Option<String>,
     /// Arrival of the request's head, in nanoseconds since 1970.
     pub began_unix_nanos: u64,
-    /// Path, if it is a known path of llama-server; any other path may contain private data.
+    /// Path, if llama-server has it; any other path may contain private data.
     pub path: Option<&'static str>,
-    /// The request came over TLS.
+    /// True if the request came over TLS.
     pub tls: bool,
-    /// Parts of the request in the order of their beginning; empty if the request is not sampled.
+    /// Parts in the order of their beginning; empty if the request is not sampled.
     pub parts: Vec<TracePart>,
-    /// Prompt tokens, including cached ones, if the answer reported them.
+    /// Number of prompt tokens, including cached ones, if the answer reported it.
     pub prompt: Option<u64>,
     started: Instant,
     numbered: u32,
@@ -63,7 +63,7 @@ pub struct TracePart {
     pub begin: Duration,
     /// End; `None` while it is running.
     pub end: Option<Duration>,
-    /// Reason why the part failed, one of a bounded set of words.
+    /// Reason of a failure, from a bounded set of words.
     pub failed: Option<&'static str>,
 }
 
@@ -78,7 +78,7 @@ pub enum TracePartKind {
     Prefill,
     /// Generation of tokens.
     Generation,
-    /// Computation of the rest by another server, after the first one died in the middle of the answer.
+    /// Computation of the rest by another server, after the first died in the middle of the answer.
     Continuation,
 }
 
@@ -87,7 +87,7 @@ pub enum TracePartKind {
 pub struct TracePeer {
     /// Generation of the process.
     pub generation: GenerationId,
-    /// The process is a canary.
+    /// True if the process is a canary.
     pub canary: bool,
     /// Host name or IP address, or path of a socket.
     pub address: String,
@@ -107,8 +107,7 @@ impl TracePeer {
 }
 
 impl GatewayTrace {
-    /// Starts the trace of a request with these headers. Invalid trace headers are removed, so that they
-    /// are not passed on.
+    /// Starts the trace of a request. Removes invalid trace headers, so that they are not passed on.
     pub(crate) fn begin(
         headers: &mut HeaderMap,
         ratio: f64,
@@ -143,12 +142,11 @@ impl GatewayTrace {
         })
     }
 
-    /// Returns the latest open part of this kind.
     fn open_part(&mut self, is: fn(&TracePartKind) -> bool) -> Option<&mut TracePart> {
         self.parts.iter_mut().rev().find(|part| part.end.is_none() && is(&part.kind))
     }
 
-    /// Returns the parent for the next spans.
+    /// Returns the parent of the next spans.
     fn parent_span(&mut self) -> SpanId {
         let own = self.context.span;
         self.open_part(|kind| *kind == TracePartKind::Continuation).map_or(own, |part| part.span)
@@ -176,7 +174,7 @@ impl GatewayTrace {
         self.push_part(TracePartKind::Queue, parent, now, None);
     }
 
-    /// Records that a backend was granted after `waited`. If the request did not wait, it gets no queue span.
+    /// Records that a lease was granted after `waited`. A request that did not wait gets no queue span.
     pub(crate) fn note_granted(&mut self, waited: Duration) {
         let now = self.started.elapsed();
         let begin = now.saturating_sub(waited);
@@ -194,7 +192,7 @@ impl GatewayTrace {
         }
     }
 
-    /// Records the start of an attempt, and returns its `traceparent`.
+    /// Records the start of an attempt and returns its `traceparent`.
     pub(crate) fn start_attempt(&mut self, peer: impl FnOnce() -> TracePeer) -> Option<HeaderValue> {
         let mut span = self.context.span;
         if self.context.is_sampled() {
@@ -206,8 +204,7 @@ impl GatewayTrace {
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
     }
 
-    /// Returns the `traceparent` for a question of the gateway. Its parent is the continuation that needs the
-    /// answer, not the attempt of the dead server.
+    /// The continuation is the parent of a gateway's own request, not the dead server's attempt.
     pub(crate) fn side_traceparent(&mut self) -> Option<HeaderValue> {
         let span = self.parent_span();
         HeaderValue::from_str(&self.context.traceparent(span)).ok()
@@ -238,7 +235,7 @@ impl GatewayTrace {
         self.push_part(TracePartKind::Generation, span, now.max(begin), None);
     }
 
-    /// Records the times for prompt and tokens that the server reports with a non-streaming answer.
+    /// Records the times for prompt and tokens that a non-streaming answer reports.
     pub(crate) fn note_times(&mut self, prompt: Option<Duration>, tokens: Option<Duration>) {
         let now = self.started.elapsed();
         let Some(attempt) = self.open_part(|kind| matches!(kind, TracePartKind::Attempt(_))) else { return };
@@ -253,8 +250,7 @@ impl GatewayTrace {
         self.push_part(TracePartKind::Generation, span, middle, Some(now));
     }
 
-    /// Records the loss of the server in the middle of the answer; the following parts belong to the
-    /// continuation.
+    /// Records the loss of the server in the middle of the answer; later parts belong to the continuation.
     pub(crate) fn start_continuation(&mut self, failed: &'static str) {
         self.end_attempt(Some(failed));
         let now = self.started.elapsed();
@@ -278,7 +274,6 @@ impl GatewayTrace {
     }
 }
 
-/// Sets the parent span of a request in its headers.
 pub(crate) fn set_traceparent(headers: &mut HeaderMap, parent: Option<HeaderValue>) {
     if let Some(parent) = parent {
         headers.insert(TRACEPARENT, parent);

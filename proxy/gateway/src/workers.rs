@@ -1,6 +1,5 @@
-//! The threads that serve clients. Each thread has its own runtime. A connection stays on its thread with
-//! all its requests and their connections to backends, so a request wakes no other thread. This module
-//! knows nothing about HTTP.
+//! The threads that serve clients, each with its own runtime. A connection stays on its thread with all its
+//! requests and their connections to backends, so a request wakes no other thread. This module knows no HTTP.
 //!
 //! ```text
 //!   acceptor --job--> [ the worker with the fewest connections ] --> the job runs there until it ends
@@ -9,8 +8,8 @@
 //!                       the thread ends, and its tasks with it
 //! ```
 //!
-//! There is one listening socket and one acceptor. If each thread had a socket (`SO_REUSEPORT`), a second
-//! program could listen on the same port unnoticed.
+//! One acceptor has the one listening socket. With a socket per thread (`SO_REUSEPORT`), a second program
+//! could listen on the same port unnoticed.
 
 use std::cell::Cell;
 use std::io;
@@ -22,14 +21,14 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
-/// Most threads if `server.threads` is 0.
+/// Maximum number of threads if `server.threads` is 0.
 const MAX_DEFAULT_THREADS: usize = 4;
 
 thread_local! {
     static WORKER_NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns the number of the current worker thread, from 0; also 0 on a thread that is no worker.
+/// Returns the number of the current worker thread, from 0; also 0 on any other thread.
 pub(crate) fn worker_number() -> usize {
     WORKER_NUMBER.get()
 }
@@ -72,7 +71,6 @@ pub(crate) fn thread_count(asked: usize) -> usize {
 }
 
 impl WorkerThreads {
-    /// Starts this many threads, at least one.
     pub(crate) fn start(threads: usize) -> io::Result<Self> {
         (0..threads.max(1)).map(WorkerThread::start).collect::<io::Result<_>>().map(Self)
     }
@@ -81,13 +79,12 @@ impl WorkerThreads {
         self.0.len()
     }
 
-    /// Returns handles that check whether each thread responds. The handles do not keep the threads alive.
+    /// Returns handles that check whether each thread responds, without keeping the threads alive.
     pub(crate) fn probes(&self) -> Vec<WorkerProbe> {
         self.0.iter().map(|worker| WorkerProbe(worker.jobs.downgrade())).collect()
     }
 
-    /// Calls `job` on the thread with the fewest connections, within its runtime. The job must keep its
-    /// [`ConnectionLoad`] as long as its connection is open.
+    /// Calls `job` on the thread with the fewest connections. The job holds its [`ConnectionLoad`].
     pub(crate) fn run_job(&self, job: impl FnOnce(ConnectionLoad) + Send + 'static) {
         let idlest = self.0.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed));
         if let Some(worker) = idlest {
@@ -102,10 +99,10 @@ impl WorkerThreads {
 pub(crate) struct WorkerProbe(WeakUnboundedSender<(WorkerJob, ConnectionLoad)>);
 
 impl WorkerProbe {
-    /// Makes the thread answer the question; the question is dropped if the thread has ended.
+    /// Makes the thread answer the question; drops the question if the thread has ended.
     pub(crate) fn ask(&self, question: oneshot::Sender<()>) {
         let Some(jobs) = self.0.upgrade() else { return };
-        // A question does not count as a connection.
+        // A question is no connection.
         let load = ConnectionLoad::new(&Arc::default());
         drop(jobs.send((
             Box::new(move |_load| {
@@ -127,17 +124,17 @@ impl WorkerThread {
                     job(load);
                 }
             });
-            // Drop the remaining tasks without waiting for them.
+            // Do not wait for the remaining tasks.
             runtime.shutdown_background();
         })?;
         Ok(Self { jobs, load: Arc::default() })
     }
 }
 
-/// Question to an event loop: a sender on which the loop answers.
+/// Question to an event loop, which answers by this sender.
 pub(crate) type PulseQuestion = oneshot::Sender<()>;
 
-/// Checks whether the loops of the data plane respond. Cheap to clone.
+/// Checks whether the loops of the data plane respond.
 #[derive(Clone, Debug)]
 pub struct GatewayPulse {
     acceptor: UnboundedSender<PulseQuestion>,
@@ -145,18 +142,16 @@ pub struct GatewayPulse {
 }
 
 impl GatewayPulse {
-    /// Creates the check for these threads. The acceptor must answer the questions from the returned
-    /// receiver.
+    /// The acceptor must answer the questions from the returned receiver.
     pub(crate) fn new(workers: Vec<WorkerProbe>) -> (Self, UnboundedReceiver<PulseQuestion>) {
         let (acceptor, asked) = unbounded_channel();
         (Self { acceptor, workers }, asked)
     }
 
-    /// Sends a question to all loops. Returns their names, and receivers that resolve once the loop
-    /// answers, or fail if the loop has ended.
+    /// Asks all loops. Returns each name with a receiver, which fails if the loop has ended.
     pub fn ask(&self) -> Vec<(String, oneshot::Receiver<()>)> {
         let (question, answer) = oneshot::channel();
-        // If the acceptor has ended, the question is dropped, so that its receiver fails.
+        // If the acceptor has ended, dropping the question makes its receiver fail.
         drop(self.acceptor.send(question));
         let threads = self.workers.iter().enumerate().map(|(number, worker)| {
             let (question, answer) = oneshot::channel();
@@ -233,7 +228,7 @@ mod pulse_tests {
         let workers = WorkerThreads::start(2).unwrap();
         let (pulse, mut asked) = GatewayPulse::new(workers.probes());
         let (release, held) = channel::<()>();
-        // The first of two idle threads: number 0.
+        // The first of two idle threads gets the job: number 0.
         workers.run_job(move |_load| assert!(held.recv_timeout(LONG).is_ok()));
         let mut answers = pulse.ask();
         assert_eq!(answers.len(), 3, "{answers:?}");

@@ -1,6 +1,6 @@
-//! Prints the GPUs as JSON, as the sensors read them, and the VRAM of each process group whose leader is
-//! given: `cargo run -p warden-sensors --example gpu -- PID…`. With `--watch`, reads again for every line
-//! on standard input, and prints one line of JSON each time, until the input ends.
+//! Prints the GPUs as JSON, and the VRAM of each process group whose leader is given: `cargo run -p
+//! warden-sensors --example gpu -- PID…`. With `--watch`, prints one line of JSON for each line of standard
+//! input.
 
 use std::io::{BufRead as _, Write as _};
 

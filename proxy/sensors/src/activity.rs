@@ -1,5 +1,4 @@
-//! Work and state of a process: CPU time, bytes read and written, whether it can run, and whether it has
-//! begun to end. Never blocks.
+//! CPU time, I/O and run state of a process. No function here blocks.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,9 +9,9 @@ use warden_policies::standstill::ProcessActivity;
 
 use crate::host::{PROC, group_members};
 
-/// Sums the work of the process group that `leader` leads and of `others` since each process began; `None`
-/// if it cannot be read for one of them. The work of a child process is included once that child is reaped.
-/// The number of output bytes is always 0, because it is not known here.
+/// Sums the work of the process group that `leader` leads and of `others`, each since the start of its
+/// process; `None` if one of them cannot be read. A child process counts once it is reaped. `output` is
+/// always 0: log output is not visible here.
 ///
 /// Source: `proc(5)`, fields 14 to 17 of `/proc/PID/stat`, and `rchar`, `wchar` and `read_bytes` of
 /// `/proc/PID/io`. Pages of mapped files are only in `read_bytes`, data already cached only in `rchar`.
@@ -43,10 +42,9 @@ fn process_effort(pid: i32) -> Option<ProcessActivity> {
     })
 }
 
-/// Returns whether a process is exiting, a zombie, or gone. The files of any other process are open. A killed
-/// process closes its sockets before its parent can wait for its end, on a busy machine some milliseconds
-/// before. `None` if `/proc` does not show the process. Call this only before the parent reaps the process,
-/// because the pid may be reused later.
+/// Returns whether a process is exiting, a zombie, or gone; `None` if `/proc` cannot be read. On a busy
+/// machine, a killed process closes its sockets some milliseconds before its parent can reap it. Call this
+/// before the parent reaps the process: later, another process may have the pid.
 ///
 /// Source: `do_exit()` of the kernel sets `PF_EXITING` before it closes files; `proc(5)`, field 9 of
 /// `/proc/PID/stat`.
@@ -62,12 +60,12 @@ pub fn is_ending(pid: u32) -> Option<bool> {
     }
 }
 
-/// Signs of whether a process can run.
+/// State of a process that shows whether it can run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessRunState {
     /// True if a signal or a debugger has stopped the process.
     pub stopped: bool,
-    /// Number of page faults since the start of the process for which a page was read from a disk.
+    /// Number of page faults since the process started that read a page from disk.
     pub major_faults: u64,
 }
 
@@ -107,7 +105,7 @@ mod tests {
             .take(1_000_000)
             .find(|now| now.cpu >= before.cpu + Duration::from_millis(50))
             .unwrap();
-        // The first reading may have been made while it was still reading its own program.
+        // The first reading may have been made while the process was still reading its own program.
         assert!(now.written - before.written == 5 && now.read - before.read >= 5, "{before:?} {now:?}");
         drop(child);
         assert_eq!(effort(id, [id]), None);
@@ -124,7 +122,6 @@ mod tests {
         assert_eq!(is_ending(child.id()), Some(true), "gone");
     }
 
-    /// Returns whether its end is observed before it is reaped.
     fn is_seen_to_end(pid: u32) -> bool {
         (0..1_000_000).any(|_| {
             std::thread::yield_now();

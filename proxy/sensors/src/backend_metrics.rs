@@ -1,16 +1,14 @@
 //! Parses the text of llama-server's own `/metrics`. The caller makes the request.
 //!
-//! llama-server prints every number with six digits (b8827 and b10587 do). From a million on, counters are
-//! rounded, and rise in steps of 10, then 100, and so on. So a counter that does not change for a moment does
-//! not prove that the server is stalled.
+//! llama-server prints every number with six digits (b8827 and b10587 do). So from a million on, counters
+//! rise in steps of 10, 100, and so on. An unchanged counter does not prove that the server is stalled.
 
 /// llama-server's counters since its start. A value is `None` if the build does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BackendMetrics {
     /// `prompt_tokens_total`: number of prompt tokens evaluated.
     pub prompt_tokens: Option<u64>,
-    /// `prompt_tokens_cached_total`: number of prompt tokens found in the cache; only newer builds report
-    /// it.
+    /// `prompt_tokens_cached_total`: number of prompt tokens found in the cache; only in newer builds.
     pub cached_tokens: Option<u64>,
     /// `tokens_predicted_total`: number of tokens generated.
     pub output_tokens: Option<u64>,
@@ -33,7 +31,7 @@ pub struct BackendMetrics {
     pub output_per_second: Option<f64>,
 }
 
-/// Prefix of all names; it separates llama-server's metrics from others if texts were concatenated.
+/// Prefix of all names of llama-server's metrics.
 const METRIC_PREFIX: &str = "llamacpp:";
 
 /// Parses the text. Unknown lines are skipped; a text without any known name gives all `None`.
@@ -59,8 +57,7 @@ pub fn parse(text: &str) -> BackendMetrics {
     metrics
 }
 
-/// Parses a line `llamacpp:name{labels} value [time]` into name and value. `None` for a comment, and for a
-/// value that is negative or not finite, which no counter can be.
+/// Parses `llamacpp:name{labels} value [time]`; `None` for comments and values below 0 or infinite.
 fn parse_sample(line: &str) -> Option<(&str, f64)> {
     let rest = line.trim().strip_prefix(METRIC_PREFIX)?;
     let end = rest.find(|char: char| char == '{' || char.is_ascii_whitespace())?;

@@ -1,8 +1,5 @@
-//! The memory limits of our control groups. In a container, the host's totals are larger than what we may
-//! use.
-//!
-//! Limits of both control group versions are read, from our own group up to the visible root. A group
-//! without a readable limit counts as unlimited.
+//! The memory limits of our control groups, which in a container are lower than the host's totals. Reads both
+//! versions, from our own group up to the visible root. A group without a readable limit counts as unlimited.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +9,16 @@ use crate::files::{number_field, read_number};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CgroupAllowance {
     pub(crate) limit: u64,
-    /// Smallest number of bytes left under any of the limits. File pages that the kernel would reclaim count
-    /// as left.
+    /// Smallest number of bytes left under any limit; file pages that the kernel would reclaim count as left.
     pub(crate) left: u64,
 }
 
-/// Names of files and fields in one version of control groups.
+/// Names of the files and fields of one control group version.
 pub(crate) struct CgroupNames {
     limit: &'static str,
     used: &'static str,
-    /// Fields for file pages, which the kernel reclaims before an allocation fails. Includes recently used
-    /// pages, as `MemAvailable` does: a mapped model consists of file pages.
+    /// Fields for file pages, which the kernel reclaims before an allocation fails. Recently used pages
+    /// count, too, as in `MemAvailable`: a mapped model consists of file pages.
     files: [&'static str; 2],
     /// File with the line `oom_kill 3`.
     pub(crate) kills: &'static str,
@@ -42,8 +38,7 @@ const V2: CgroupNames = CgroupNames {
     kills: "memory.events",
 };
 
-/// Returns the memory that our groups permit; `None` if there is no limit. A limit of `total` or more is
-/// ignored.
+/// Returns the memory that our groups permit; `None` if no limit is below `total`.
 pub(crate) fn cgroup_allowance(total: u64) -> Option<CgroupAllowance> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     tightest_allowance(&groups, Path::new("/sys/fs/cgroup"), total)
@@ -61,8 +56,7 @@ fn tightest_allowance(groups: &str, root: &Path, total: u64) -> Option<CgroupAll
     limits.reduce(|a, b| CgroupAllowance { limit: a.limit.min(b.limit), left: a.left.min(b.left) })
 }
 
-/// Returns the directories of a group and the groups above it, up to the root, for one line of
-/// `/proc/PID/cgroup` (`hierarchy:controllers:path`).
+/// Returns the directories of a group and of all groups above it, from a line of `/proc/PID/cgroup`.
 pub(crate) fn group_levels(line: &str, root: &Path) -> Vec<(PathBuf, &'static CgroupNames)> {
     let mut fields = line.splitn(3, ':');
     let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {

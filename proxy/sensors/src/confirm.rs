@@ -1,8 +1,6 @@
-//! The exact host memory of a backend, from `smaps_rollup`. Reading it is slow, because the kernel walks
-//! page tables, so it is used only to confirm a verdict.
-//!
-//! The counters in `/proc/<pid>/status`, which [`crate::host`] reads, are kept per CPU and may be off by
-//! some MiB.
+//! The exact host memory of a backend, from `smaps_rollup`. The kernel walks page tables for it, so it is
+//! read only to confirm a verdict. The faster counters that [`crate::host`] reads are kept per CPU and may be
+//! off by some MiB.
 
 use std::path::Path;
 
@@ -35,9 +33,8 @@ impl HostConfirmed {
     }
 }
 
-/// Reads the exact host memory of the group that `leader` leads. Takes some milliseconds per GiB of
-/// resident memory and slows the process down meanwhile: call it at most once a minute. Members that end
-/// during the read are left out.
+/// Reads the exact host memory of the group that `leader` leads, without members that end meanwhile. Call
+/// this at most once a minute: it takes milliseconds per GiB of resident memory and slows the process down.
 ///
 /// # Errors
 ///
@@ -74,10 +71,10 @@ fn read_rollup(pid: i32) -> Result<HostConfirmed, SensorError> {
     let fields = rollup.memory_map_rollup.0.first().map(|all| &all.extension.map);
     let field = |name: &str| fields.and_then(|fields| fields.get(name).copied());
     Ok(HostConfirmed {
-        // The field is missing because the file of an ending process is empty.
+        // A missing field means an empty file: the process is ending.
         private_dirty: field("Private_Dirty").ok_or(SensorError::Ended { pid: pid.unsigned_abs() })?,
         anon: field("Pss_Anon"),
-        // The field is missing only if the kernel was built without swap.
+        // Only a kernel built without swap omits the field.
         swap: field("Swap").unwrap_or(0),
     })
 }

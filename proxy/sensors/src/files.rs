@@ -6,12 +6,10 @@ pub(crate) fn read_number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Returns the rest of the line that begins with a name and a separator.
 pub(crate) fn field<'a>(text: &'a str, name: &str, separator: char) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(separator)).map(str::trim)
 }
 
-/// Returns the number in the line that begins with a name and a blank.
 pub(crate) fn number_field(text: &str, name: &str) -> Option<u64> {
     field(text, name, ' ')?.parse().ok()
 }

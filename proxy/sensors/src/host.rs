@@ -1,9 +1,8 @@
-//! Host memory of a backend: `RssAnon`, `VmSwap` and `VmRSS` of `/proc/<pid>/status`, summed over its
-//! process group.
+//! Host memory of a process group: `RssAnon`, `VmSwap` and `VmRSS` of `/proc/PID/status`, summed.
 //!
-//! The members are found from the leader downwards (`/proc/<pid>/task/<tid>/children`), which costs one
-//! small file per thread. Only on a kernel without those files all processes are scanned. A member whose
-//! parent has ended is not found from the leader; llama-server creates none.
+//! Finds the members from the leader downwards (`/proc/PID/task/TID/children`), at the cost of one small file
+//! per thread. On a kernel without those files, scans all processes. Misses a member whose parent has ended;
+//! llama-server creates none.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,9 +16,7 @@ use crate::SensorError;
 const KIB: u64 = 1024;
 pub(crate) const PROC: &str = "/proc";
 
-/// Reads the host memory of the process group that `leader` leads.
-///
-/// Members that end during the read are left out.
+/// Reads the host memory of the process group that `leader` leads, without members that end meanwhile.
 ///
 /// # Errors
 ///
@@ -63,18 +60,18 @@ pub fn host_memory_of(pids: impl IntoIterator<Item = u32>) -> Option<HostMemory>
     pids.into_iter().filter_map(memory).reduce(HostMemory::plus)
 }
 
-/// Returns the memory in a status; `None` for a zombie, which has none.
+/// Returns `None` for a zombie, which has no memory.
 fn memory_from_status(status: &Status) -> Option<HostMemory> {
     let kib = |field: Option<u64>| field.map(|n| n.saturating_mul(KIB));
     Some(HostMemory {
         anon: kib(status.rssanon)?,
-        // The field is missing only if the kernel was built without swap.
+        // Only a kernel built without swap omits the field.
         swap: kib(status.vmswap).unwrap_or(0),
         rss: kib(status.vmrss)?,
     })
 }
 
-/// Returns the processes of the group that `leader` leads, including the leader; none without a leader.
+/// Lists the process group of `leader`, including the leader; empty if the leader is gone.
 pub(crate) fn group_members(proc: &Path, leader: u32) -> Vec<i32> {
     let Some(process) = i32::try_from(leader).ok().and_then(|pid| open_process(proc, pid).ok()) else {
         return Vec::new();
@@ -93,8 +90,7 @@ fn members(proc: &Path, leader: &Process) -> BTreeSet<i32> {
     descendants(proc, leader).unwrap_or_else(|_| scan_group(proc, group))
 }
 
-/// Returns the descendants in the leader's group. A child that is in another group is left out, together
-/// with its own children.
+/// Returns the descendants in the leader's group. A child in another group ends the search there.
 fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
     let mut found = BTreeSet::new();
     let mut unread = children(leader)?;
@@ -111,8 +107,7 @@ fn descendants(proc: &Path, leader: &Process) -> ProcResult<BTreeSet<i32>> {
 pub(crate) fn children(process: &Process) -> ProcResult<Vec<i32>> {
     let pids = |children: Vec<u32>| children.into_iter().filter_map(|pid| i32::try_from(pid).ok());
     let leader = process.task_main_thread()?;
-    // An error here means that the kernel lacks the file. Below, errors are ignored: a thread may have
-    // ended meanwhile, and its children then belong to another thread.
+    // If this fails, the kernel lacks the file. Later errors are ignored: a thread may have ended.
     let mut all: Vec<i32> = pids(leader.children()?).collect();
     for task in process.tasks()?.filter_map(Result::ok).filter(|task| task.tid != leader.tid) {
         all.extend(task.children().map(pids).into_iter().flatten());
@@ -137,7 +132,6 @@ mod tests {
 
     use super::*;
 
-    /// Starts a shell in its own group that runs `script`; returns it with its first line of output.
     fn shell(script: &str) -> (Child, String) {
         let mut child = Command::new("/bin/sh")
             .args(["-c", script])

@@ -1,6 +1,5 @@
-//! Reads numbers about backends, the host and its GPUs: from `/proc`, `/sys`, drivers, and a backend's own
-//! reports. This crate does not judge and does not invent values: an unreadable value is an error or
-//! absent, never zero.
+//! Reads numbers about backends, the host and its GPUs: from `/proc`, `/sys`, drivers, and backends' reports.
+//! An unreadable value is an error or absent, never zero.
 //!
 //! | module | reads |
 //! |---|---|
@@ -45,7 +44,7 @@ pub use relatives::{
 pub use report::CudaReport;
 pub use totals::{HostTotals, host_totals};
 
-/// Error of reading a value.
+/// Error of a reading.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum SensorError {

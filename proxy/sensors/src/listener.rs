@@ -1,6 +1,5 @@
-//! Identifies which process listens on a TCP port of this machine: one of a process group, or another
-//! program. An answer from the port does not prove that the backend listens there: another program may have
-//! taken the port first. Never connects to anything.
+//! Identifies the process that listens on a TCP port of this machine. An answer from the port does not prove
+//! that the backend listens there: another program may have taken the port first. Never connects to anything.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -26,10 +25,9 @@ pub enum PortListener {
     Nobody,
 }
 
-/// Returns whether processes of the group that `leader` leads, or others, listen on `address`. `None` if
-/// that cannot be determined, for example because the files of a member of the group are hidden from us.
-/// `outside` returns further processes that count as members of the group; it is called only if the group
-/// does not own all sockets itself.
+/// Returns whether processes of the group that `leader` leads, or others, listen on `address`. `None` if that
+/// is unknown, for example because `/proc` hides a member's files from us. `outside` returns further members;
+/// it is called only if the group does not own all sockets itself.
 ///
 /// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for
 /// `/proc/PID/fd`.
@@ -67,8 +65,7 @@ pub fn port_listener(
     if hidden {
         return None;
     }
-    // Each socket must belong to one of these processes: a program that shares the port by SO_REUSEPORT
-    // gets a part of the connections.
+    // A program that shares the port by SO_REUSEPORT gets some connections, so check each socket.
     for pid in outside() {
         for inode in sockets_of(pid) {
             left.remove(&inode);
@@ -77,16 +74,14 @@ pub fn port_listener(
     Some(if left.is_empty() { PortListener::Group } else { PortListener::Other })
 }
 
-/// Returns which of these processes listens on `address`; `None` if none of them does, or its files are
-/// hidden from us.
+/// Returns the process that listens on `address`; `None` also if its files are hidden from us.
 pub fn port_owner(pids: impl IntoIterator<Item = u32>, address: SocketAddr) -> Option<u32> {
     let sockets = listening_sockets(&listening_entries().ok()?, address);
     pids.into_iter().find(|pid| sockets_of(*pid).any(|inode| sockets.contains(&inode)))
 }
 
-/// Returns whether a process has a listening Unix socket whose path ends in this name. Does not use the pid
-/// that the kernel stores for the caller of `listen`, because that pid may belong to another process by
-/// now.
+/// Returns whether a process has a listening Unix socket whose path ends in this name. The pid that the
+/// kernel stores with the socket is not used, because another process may have that pid by now.
 ///
 /// Source: `proc(5)` for `/proc/PID/net/unix`, which shows the process's own network namespace.
 pub fn has_unix_listener(pid: u32, name: &OsStr) -> bool {
@@ -96,14 +91,14 @@ pub fn has_unix_listener(pid: u32, name: &OsStr) -> bool {
     let all = process.unix().unwrap_or_default().into_iter();
     let named = all.filter(|one| {
         let is_named = one.path.as_deref().and_then(Path::file_name) == Some(name);
-        // Leave out accepted connections, which have the same path.
+        // Accepted connections have the same path.
         is_named && one.state == UnixState::UNCONNECTED
     });
     let named: HashSet<u64> = named.map(|one| one.inode).collect();
     !named.is_empty() && sockets_of(pid).any(|inode| named.contains(&inode))
 }
 
-/// Returns the sockets that a process has open; none if its files are hidden from us.
+/// Lists the sockets that a process has open; empty if its files are hidden from us.
 fn sockets_of(pid: u32) -> impl Iterator<Item = u64> {
     let files = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).and_then(|one| one.fd()).ok());
     files.into_iter().flatten().filter_map(|file| match file.map(|file| file.target) {
@@ -112,7 +107,7 @@ fn sockets_of(pid: u32) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Returns whether a process hides its files from us, as opposed to having just ended or closed a file.
+/// A process that has just ended, or has closed the file, does not count as hidden.
 fn is_hidden(pid: i32, error: &ProcError) -> bool {
     let lives = || Process::new(pid).and_then(|process| process.stat()).is_ok_and(|stat| stat.state != 'Z');
     matches!(error, ProcError::PermissionDenied(_)) && lives()
@@ -120,13 +115,12 @@ fn is_hidden(pid: i32, error: &ProcError) -> bool {
 
 fn listening_entries() -> ProcResult<Vec<TcpNetEntry>> {
     let mut all = read_table(Path::new("/proc/net/tcp"))?;
-    // A kernel without IPv6 has no such table.
+    // A kernel without IPv6 lacks this table.
     all.extend(read_table(Path::new("/proc/net/tcp6")).unwrap_or_default());
     Ok(all)
 }
 
-/// Returns the listening sockets of a table. They come first in the table, so reading stops after them: a
-/// busy machine has tens of thousands of connections in the rest.
+/// Reads only the listening sockets, which come first; thousands of connections may follow.
 fn read_table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
     let mut listening = String::new();
     for (number, line) in BufReader::new(File::open(path)?).lines().enumerate() {
@@ -144,8 +138,7 @@ fn read_table(path: &Path) -> ProcResult<Vec<TcpNetEntry>> {
 /// `TCP_LISTEN` of the kernel's `tcp_states.h`, as written in the table.
 const TCP_LISTEN_STATE: &str = "0A";
 
-/// Returns the sockets that accept connections to `address`: sockets bound to it, or, if there are none,
-/// sockets bound to all addresses.
+/// Returns the sockets bound to `address`, or else those bound to all addresses.
 fn listening_sockets(all: &[TcpNetEntry], address: SocketAddr) -> HashSet<u64> {
     let ip = address.ip().to_canonical();
     let of = |wanted: &dyn Fn(std::net::IpAddr) -> bool| -> HashSet<u64> {
@@ -172,7 +165,6 @@ mod tests {
 
     use super::*;
 
-    /// Starts a process in its own group, with the socket as its standard input, if one is given.
     fn sleeper(socket: Option<&TcpListener>) -> Child {
         let input = socket.map_or_else(Stdio::null, |socket| {
             Stdio::from(std::os::fd::OwnedFd::from(socket.try_clone().unwrap()))
@@ -190,13 +182,13 @@ mod tests {
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = socket.local_addr().unwrap();
         let (owner, stranger) = (sleeper(Some(&socket)), sleeper(None));
-        // Both this process and the owner have the socket. The result depends on the given group only.
+        // This process and the owner both have the socket, so the result depends on the given group only.
         assert_eq!(port_listener(owner.id(), Vec::new, address), Some(PortListener::Group));
         assert_eq!(port_listener(stranger.id(), Vec::new, address), Some(PortListener::Other));
         drop(socket);
         assert_eq!(port_listener(owner.id(), Vec::new, address), Some(PortListener::Group));
         end(owner);
-        // A child that another test forks at that moment has the socket, too, until its exec.
+        // A child forked by another test also has the socket until its exec.
         let is_free = || {
             std::thread::yield_now();
             port_listener(stranger.id(), Vec::new, address) == Some(PortListener::Nobody)
@@ -246,7 +238,7 @@ mod tests {
         let socket = UnixListener::bind(&path).unwrap();
         let stranger = sleeper(None);
         let (own, name) = (std::process::id(), OsStr::new("m-1.sock"));
-        // A child that another test forks at that moment has the socket, too, until its exec.
+        // A child forked by another test also has the socket until its exec.
         let is_free = || {
             std::thread::yield_now();
             !has_unix_listener(stranger.id(), name)

@@ -1,9 +1,8 @@
-//! Detects whether the kernel killed processes for lack of memory, by comparing its counters from before and
-//! after a process's end.
+//! Detects kills for lack of memory, from the kernel's counters before and after a process's end.
 //!
-//! A control group counts the kills in itself and in groups below it (`memory.events` of version 2,
-//! `memory.oom_control` of version 1). A limit of a group further up kills, too, so all groups up to the
-//! root are read. `/proc/vmstat` counts all kills of the machine, and is used if no group has a counter.
+//! A control group counts the kills in itself and below (`memory.events` of version 2, `memory.oom_control`
+//! of version 1). A limit of a higher group kills, too, so all groups up to the root are read. If no group
+//! has a counter, the whole machine's counter in `/proc/vmstat` is used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,29 +10,28 @@ use std::path::{Path, PathBuf};
 use crate::cgroup::group_levels;
 use crate::files::number_field;
 
-/// Values of the counters at one moment.
+/// Counters of out-of-memory kills at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OomKills {
-    /// Counter files of the groups and their values, from the process's own group upwards.
+    /// Counter files and their values, from the process's own group upwards.
     groups: Vec<(PathBuf, u64)>,
     vmstat: PathBuf,
     machine: Option<u64>,
 }
 
-/// Which counters have increased.
+/// Counters that have increased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OomChange {
     /// No counter has increased.
     Nowhere,
-    /// The counter of the process's group has increased, or that of a group above it.
+    /// The counter of the process's group, or of a group above it, has increased.
     InGroup,
     /// The counter of the machine has increased.
     OnMachine,
 }
 
 impl OomKills {
-    /// Reads the counters that concern a process; call it while the process lives. Empty if nothing can be
-    /// read.
+    /// Reads the counters for a live process; empty if none is readable.
     pub fn read(pid: u32) -> Self {
         Self::read_from(Path::new("/proc"), Path::new("/sys/fs/cgroup"), pid)
     }
@@ -49,7 +47,7 @@ impl OomKills {
         Self { groups, machine: read_count(&vmstat), vmstat }
     }
 
-    /// Returns which counters have increased since these values were read; `None` if nothing can be read.
+    /// Returns the counters that have increased since `self` was read; `None` if none is readable now.
     pub fn compare(&self) -> Option<OomChange> {
         let more = |file: &Path, before: u64| read_count(file).map(|now| now > before);
         let groups: Vec<bool> = self.groups.iter().filter_map(|(file, before)| more(file, *before)).collect();
@@ -64,7 +62,7 @@ impl OomKills {
     }
 }
 
-/// Reads the number in the line `oom_kill 3`, which all counter files have.
+/// Reads the number from a line such as `oom_kill 3`, which all counter files have.
 fn read_count(file: &Path) -> Option<u64> {
     number_field(&fs::read_to_string(file).ok()?, "oom_kill")
 }

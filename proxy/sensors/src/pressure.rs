@@ -1,8 +1,8 @@
 //! Reads the control group (version 2) of a backend: memory in use, out-of-memory events, pressure stalls.
 //!
-//! `memory.current` includes the page cache of a mapped model, so it is shown but not used for decisions.
-//! If a group has no memory controller, its memory is charged to the next group above that has one, and
-//! that group is read. [`CgroupMemory::own`] says whether the backend shares that group with llama-warden.
+//! `memory.current` includes the page cache of a mapped model, so it is shown but not used for decisions. The
+//! kernel charges the memory of a group without a memory controller to the next group above that has one;
+//! this module reads that group.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +12,12 @@ use serde::{Deserialize, Serialize};
 use crate::SensorError;
 use crate::files::{field, number_field};
 
-/// Memory of a backend's control group. A value is `None` if the kernel has no such file for the group, or
-/// denies access.
+/// Memory of a backend's control group. A value is `None` if the group has no such file or access is denied.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CgroupMemory {
     /// Path of the group to which memory is charged, as in `/proc/<pid>/cgroup`.
     pub path: String,
-    /// True if llama-warden is outside that group, so the backend does not share it with us.
+    /// True if llama-warden itself is outside that group.
     pub own: bool,
     /// `memory.current`: bytes charged to the group, including file pages.
     pub current: Option<u64>,
@@ -41,7 +40,7 @@ pub struct MemoryEvents {
     pub oom_kill: u64,
 }
 
-/// Pressure stalls: shares of time, in percent, in which tasks waited for memory.
+/// Pressure stalls: percent of time during which tasks waited for memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryPressure {
     /// Percent of the last 10 seconds in which at least one task waited.
@@ -54,8 +53,7 @@ pub struct MemoryPressure {
     pub full_avg60: f64,
 }
 
-/// Reads the control group of process `pid`. On a machine without control groups of version 2, the path is
-/// empty and every value is `None`.
+/// Reads the control group of process `pid`. Without version 2, path and values are empty.
 ///
 /// # Errors
 ///
@@ -100,7 +98,7 @@ fn parse_events(text: &str) -> Option<MemoryEvents> {
     })
 }
 
-/// Parses a line `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`, and another that begins with `full`.
+/// Parses the lines `some avg10=0.00 avg60=0.00 avg300=0.00 total=0` and `full …`.
 fn parse_pressure(text: &str) -> Option<MemoryPressure> {
     let share = |who: &str, over: &str| -> Option<f64> {
         let mut parts = field(text, who, ' ')?.split_ascii_whitespace();

@@ -1,10 +1,8 @@
-//! Finds all processes that belong to a child of ours: its descendants, and the processes that its wrapper
-//! left behind.
+//! Finds all processes of a child of ours: its descendants, and those that an ended wrapper left behind.
 //!
-//! The process group is not enough: `setsid`, container tools and daemons leave it. When a wrapper ends,
-//! its remaining children are reparented to the subreaper. An environment variable identifies these children:
-//! the wrapper was started with it, and its children inherit it. All functions block for some milliseconds at
-//! most.
+//! Processes started by `setsid`, container tools and daemons leave the process group. The children of an
+//! ended wrapper become children of the subreaper. An environment variable identifies them: they inherited it
+//! from the wrapper. All functions block for some milliseconds at most.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -15,16 +13,15 @@ use procfs::process::{Process, Stat};
 
 use crate::host::{self, PROC};
 
-/// Maximum number of rounds of reading the reaper's children until no new one appears.
+/// Maximum number of times that the subreaper's children are read until no new one appears.
 const HANDED_ON_LOOKS: usize = 5;
 
-/// Maximum number of attempts to read an environment that is empty or incomplete.
+/// Maximum number of attempts to read an environment that is still empty or incomplete.
 const EXEC_LOOKS: usize = 20;
 
 const EXEC_PAUSE: Duration = Duration::from_millis(1);
 
-/// A process, identified by pid and start time, so that a later process with the same pid is not mistaken
-/// for it.
+/// A process, identified by pid and start time, because the kernel reuses pids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StartedProcess {
     /// Process id in our pid namespace.
@@ -34,8 +31,7 @@ pub struct StartedProcess {
 }
 
 impl StartedProcess {
-    /// Returns the process that has this pid now, which may be a zombie; `None` if there is none or `/proc`
-    /// hides it.
+    /// Returns the process that has this pid now, possibly a zombie; `None` if `/proc` shows no such process.
     pub fn with_pid(pid: u32) -> Option<Self> {
         Some(RelatedProcess::from_stat(&read_stat(pid)?)?.process)
     }
@@ -46,7 +42,7 @@ impl StartedProcess {
     }
 }
 
-/// Facts from `/proc` about a process that belongs to a child of ours.
+/// Facts from `/proc` about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RelatedProcess {
     /// Pid and start time.
@@ -62,7 +58,7 @@ pub struct RelatedProcess {
 }
 
 impl RelatedProcess {
-    /// Reads the facts about the process that has this pid now.
+    /// Reads the process that has this pid now.
     pub fn with_pid(pid: u32) -> Option<Self> {
         Self::from_stat(&read_stat(pid)?)
     }
@@ -79,7 +75,7 @@ impl RelatedProcess {
     }
 }
 
-/// Identifies a child of ours, whose relatives are searched.
+/// The child whose relatives are searched.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildAncestry<'a> {
     /// Pid of the child, which leads its own process group.
@@ -90,9 +86,9 @@ pub struct ChildAncestry<'a> {
     pub mark: &'a str,
 }
 
-/// Returns the processes of a child, without the child itself: its descendants, and orphans (children of
-/// the subreaper) that are in its group or carry its mark, with their descendants. A zombie is included
-/// only if its parent lives.
+/// Returns the processes of a child, without the child itself: its descendants; orphans (children of the
+/// subreaper) that are in its group or carry its mark; and the descendants of these orphans. Includes a
+/// zombie only if its parent lives.
 ///
 /// Source: `proc(5)` for `children`, `environ` and `stat`; `PR_SET_CHILD_SUBREAPER(2const)` for the new
 /// parent of orphans.
@@ -102,8 +98,7 @@ pub fn relatives(of: ChildAncestry<'_>) -> Vec<RelatedProcess> {
     for _ in 0..HANDED_ON_LOOKS {
         found = relatives_among(&children, of);
         let now = ChildTable::default().direct(of.reaper);
-        // A parent may end after the reaper's children were read, and hand its own children to the reaper. So
-        // read again until no new child appears.
+        // A parent may end after this reading and leave its children to the subreaper.
         if now.iter().all(|pid| children.contains(pid)) {
             break;
         }
@@ -124,7 +119,7 @@ fn relatives_among(children: &[u32], of: ChildAncestry<'_>) -> Vec<RelatedProces
     table.descendants(unread)
 }
 
-/// Returns a process and its descendants; nothing if the process is gone.
+/// Returns a process and its descendants; empty if the process is gone.
 pub fn process_tree(top: StartedProcess) -> Vec<RelatedProcess> {
     if StartedProcess::with_pid(top.pid) != Some(top) {
         return Vec::new();
@@ -132,8 +127,7 @@ pub fn process_tree(top: StartedProcess) -> Vec<RelatedProcess> {
     ChildTable::default().descendants(vec![top.pid])
 }
 
-/// Returns the children of `reaper` with a variable of this name in their environment, and all their
-/// descendants.
+/// Returns the children of `reaper` whose environment has a variable `name`, and all their descendants.
 pub fn marked_below(reaper: u32, name: &str) -> Vec<RelatedProcess> {
     let mut table = ChildTable::default();
     let prefix = format!("{name}=");
@@ -157,8 +151,7 @@ fn read_stat(pid: u32) -> Option<Stat> {
     Process::new(i32::try_from(pid).ok()?).and_then(|process| process.stat()).ok()
 }
 
-/// Returns whether the environment with which a process was started has a matching entry. False for
-/// processes of other users, whose files are not readable.
+/// False for processes of other users, whose environment we cannot read.
 #[expect(clippy::disallowed_methods, reason = "worker threads look here: the pause holds up no request")]
 fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     let path: PathBuf = Path::new(PROC).join(pid.to_string()).join("environ");
@@ -170,8 +163,7 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
             // Reading fails while an exec replaces the process's memory.
             Err(_) => Vec::new(),
         };
-        // Stop when the text is complete. The text is empty or truncated during an exec, and empty for a
-        // zombie.
+        // The text is empty or truncated during an exec, and empty for a zombie.
         if environment.ends_with(&[0]) || RelatedProcess::with_pid(pid).is_none_or(|one| one.is_zombie) {
             break;
         }
@@ -180,7 +172,7 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     environment.split(|byte| *byte == 0).any(|one| std::str::from_utf8(one).is_ok_and(&wanted))
 }
 
-/// Children of each process. On a kernel without the files `children`, all processes are scanned once.
+/// Children of each process. On a kernel without the `children` files, scans all processes once.
 #[derive(Default)]
 struct ChildTable {
     all: Option<BTreeMap<u32, Vec<u32>>>,
@@ -194,7 +186,6 @@ impl ChildTable {
         if self.all.is_none() {
             match host::children(&process) {
                 Ok(children) => return children.into_iter().filter_map(|pid| pid.try_into().ok()).collect(),
-                // The process has ended.
                 Err(_) if !process.is_alive() => return Vec::new(),
                 Err(_) => {}
             }
@@ -279,7 +270,7 @@ mod tests {
         let found = relatives(of);
         assert!(found.iter().any(|relative| relative.process.pid == left && relative.group != one.id()));
         assert!(!found.iter().any(|relative| [one.id(), other.id(), others].contains(&relative.process.pid)));
-        // With another leader, only the mark identifies it.
+        // With another leader, only the mark identifies the process.
         let of = ChildAncestry { leader: other.id(), ..of };
         let found: Vec<u32> = relatives(of).iter().map(|relative| relative.process.pid).collect();
         assert!(found.contains(&left) && found.contains(&one.id()) && found.contains(&others), "{found:?}");

@@ -1,24 +1,21 @@
-//! The host's memory: its total, which a budget in percent refers to, and the memory available for a second
-//! process.
+//! The host's memory: its total, and the memory available for a second process.
 //!
-//! `/proc/meminfo` describes the whole host. If our control groups have lower limits, as they usually do in a
-//! container, these limits are used instead.
+//! `/proc/meminfo` describes the whole host. In a container, lower limits replace its values.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{SensorError, cgroup};
 
-/// Memory that we may use, in bytes: the host's, or less in a container.
+/// Memory that we may use, in bytes: the host's, or the container's share of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostTotals {
     /// `MemTotal`, or the limit of the container.
     pub total: u64,
-    /// Memory available for new allocations without swapping: `MemAvailable`, as estimated by the kernel,
-    /// or what is left under the container's limit.
+    /// Memory available without swapping: the kernel's `MemAvailable`, or the rest of the container's limit.
     pub available: u64,
 }
 
-/// Reads [`HostTotals`].
+/// Reads the host's memory, or the container's limits.
 ///
 /// # Errors
 ///

@@ -1,9 +1,8 @@
-//! CORS (Fetch standard): decides which web pages may send requests, and sets the response headers that their
-//! browsers check.
+//! CORS (Fetch standard): which web pages may send requests, and the headers that browsers check.
 //!
-//! A backend's own CORS headers are replaced, so that all answers have the same ones. With `mirror` and
-//! without keys, the headers are exactly llama-server's. Otherwise a browser learns the methods that the
-//! gateway serves, and never sends cookies or passwords automatically: the page itself has to know the key.
+//! The gateway replaces a backend's own CORS headers, so that all answers have the same ones. With `mirror`
+//! and without keys, the headers are exactly llama-server's. Otherwise a browser learns the methods that the
+//! gateway serves, and never sends cookies or passwords by itself: the page has to know the key.
 
 use std::time::Duration;
 
@@ -33,11 +32,11 @@ static CORS_HEADERS: [HeaderName; 7] = [
 const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static(
     "x-request-id, retry-after, retry-after-ms, x-warden-executed, x-warden-continued, x-warden-conversation",
 );
-/// Allowed methods as llama-server lists them, used as long as the answers equal llama-server's.
+/// Allowed methods as llama-server lists them, used while the headers equal llama-server's.
 const PLAIN_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 /// Methods for which llama-server has routes.
 const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, DELETE");
-/// Request headers of usual clients, for a preflight that does not list the headers it wants.
+/// Allowed request headers for a preflight that lists none: those of usual clients.
 const DEFAULT_ALLOWED_HEADERS: HeaderValue =
     HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
 
@@ -70,13 +69,12 @@ impl CorsConfig {
         }
     }
 
-    /// Adds the CORS headers to an answer of the gateway, or to a backend's answer after
-    /// [`strip_cors_headers`].
+    /// Adds the CORS headers to an answer. A backend's answer must go through [`strip_cors_headers`] first.
     pub(crate) fn add_headers(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
         if self.origins == AllowedOrigins::Off {
             return;
         }
-        // A cache must not reuse the answer to one origin for another.
+        // Caches must not reuse the answer to one origin for another.
         headers.append(VARY, HeaderValue::from_static("Origin"));
         if let Some(origin) = origin.filter(|origin| self.allows(origin)) {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
@@ -84,8 +82,7 @@ impl CorsConfig {
         }
     }
 
-    /// Returns the headers of the answer to a preflight, before [`Self::add_headers`]. They reveal nothing
-    /// to a page that is not allowed.
+    /// Returns the headers of the answer to a preflight. A page that is not allowed learns nothing.
     pub(crate) fn preflight_headers(&self, asked: &HeaderMap) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if self.is_like_llama_server() {
@@ -94,7 +91,7 @@ impl CorsConfig {
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
         } else if asked.get(ORIGIN).is_some_and(|origin| self.allows(origin)) {
             headers.insert(ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
-            // `*` does not cover Authorization, so the headers are listed.
+            // `*` does not cover Authorization, so list the headers.
             let wanted =
                 asked.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(DEFAULT_ALLOWED_HEADERS);
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted);

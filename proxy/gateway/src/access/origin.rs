@@ -1,7 +1,7 @@
-//! CSRF protection. A browser sends form-like requests of a page of another origin without a preflight, and
-//! only hides the answers from the page. llama-server accepts a body of any content type, so such requests
-//! would be executed. If `cors` lists the allowed pages, requests of other pages are refused by the headers
-//! that the browser itself sets. With `"mirror"` every page is allowed.
+//! CSRF protection. A browser sends form-like requests of any page without a preflight, and only hides the
+//! answers from the page. llama-server accepts a body of any content type, so it would execute them. If
+//! `cors` lists pages, the gateway refuses requests of other pages, by headers that browsers set and pages
+//! cannot. With `"mirror"` every page is allowed.
 //!
 //! ```text
 //!   POST and the like --Sec-Fetch-Site: same-origin, none--> pass
@@ -21,7 +21,6 @@ use crate::refusal::RequestRefusal;
 /// Header set by browsers; a page cannot change it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses state-changing requests of pages that `cors` does not allow.
 pub(crate) fn check_origin(origins: &AllowedOrigins, parts: &Parts) -> Result<(), RequestRefusal> {
     if *origins == AllowedOrigins::Mirror || parts.method.is_safe() {
         return Ok(());
@@ -42,8 +41,8 @@ fn is_same_host(origin: &HeaderValue, parts: &Parts) -> bool {
     page.zip(host).is_some_and(|(page, host)| page.eq_ignore_ascii_case(host))
 }
 
-/// Returns the host of a request as its client wrote it. An absolute target takes precedence over `Host`
-/// (RFC 9112 section 3.2.2); an earlier check has refused requests in which the two differ.
+/// Returns the requested host as the client wrote it. An absolute target takes precedence over `Host` (RFC
+/// 9112 section 3.2.2); requests in which the two differ were refused before.
 pub(crate) fn requested_host(parts: &Parts) -> Option<&[u8]> {
     match parts.uri.authority() {
         Some(authority) => Some(authority.as_str().as_bytes()),
@@ -51,7 +50,7 @@ pub(crate) fn requested_host(parts: &Parts) -> Option<&[u8]> {
     }
 }
 
-/// Refuses a request for another host. A request without a host cannot come from a browser and passes.
+/// Refuses a request for an unlisted host. A request without a host cannot come from a browser and passes.
 pub(crate) fn check_host(names: &HostNames, parts: &Parts) -> Result<(), RequestRefusal> {
     if *names == HostNames::Any {
         return Ok(());
@@ -97,7 +96,7 @@ mod tests {
                 (&[evil, site("cross-site")], false),
                 (&[evil, site("same-site")], false),
                 (&[site("cross-site")], false),
-                // Behind a proxy that sends another host than the browser's.
+                // A proxy sends another host than the browser's.
                 (&[("origin", "https://llm.example"), site("same-origin")], true),
                 (&[site("none")], true),
             ] {

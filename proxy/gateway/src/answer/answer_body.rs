@@ -1,5 +1,5 @@
-//! The body of a response to a client: a fixed text of the gateway, the operators' page, a relayed
-//! backend response ([`AnswerRelay`]), or the body sent while a model is still loading ([`InterimBody`]).
+//! The body of a response to a client: a fixed text, the operators' page, a relayed backend response
+//! ([`AnswerRelay`]), or the body sent while a model is loading ([`InterimBody`]).
 
 use std::convert::Infallible;
 use std::io;
@@ -16,9 +16,8 @@ use crate::body::HeldPieces;
 use crate::observe::RequestOutcome;
 use crate::protocol::{AnswerReadAhead, ConnBusy, ConnState};
 
-/// Frame size of the gateway's own bodies. An exchange ends when its last frame is handed to hyper, and the
-/// idle timeout of the connection starts then. Sent as one frame, a large body would leave a slow client
-/// too little time.
+/// Frame size of the gateway's own bodies. An exchange ends when hyper gets its last frame, and the idle
+/// timeout of the connection starts then. One large frame would leave a slow client too little time.
 const FRAME_BYTES: usize = 64 * 1024;
 
 pub(crate) type PolledFrame = Poll<Option<Result<Frame<Bytes>, io::Error>>>;
@@ -58,8 +57,7 @@ impl AnswerBody {
         Self { kind: AnswerBodyKind::Page { body, flight }, busy: Some(busy) }
     }
 
-    /// Relays a backend response. Reads at most `ahead` bytes before the client reads them, and charges
-    /// these bytes to `held`. With `ahead` 0 nothing is read in advance.
+    /// Relays a backend response. Reads `ahead` bytes at most before the client, charged to `held`.
     pub(crate) fn relay(relay: Box<AnswerRelay>, held: HeldPieces, ahead: u64, busy: ConnBusy) -> Self {
         let answer = Arc::new(UnreadAnswer::new(relay, held, ahead));
         if ahead > 0 {
@@ -69,8 +67,7 @@ impl AnswerBody {
         Self { kind: AnswerBodyKind::Relay(answer), busy: Some(busy) }
     }
 
-    /// Creates the body of a response that starts while the model loads. The final response inside `interim`
-    /// marks the connection as busy itself.
+    /// The final response in `interim` marks the connection as busy itself.
     pub(crate) fn interim(interim: InterimBody, conn: Arc<ConnState>) -> Self {
         let interim = Arc::new(Mutex::new(interim));
         let waits: Arc<dyn AnswerReadAhead> = interim.clone();
@@ -91,8 +88,7 @@ impl Body for AnswerBody {
         let Self { kind, busy } = &mut *self;
         match kind {
             AnswerBodyKind::Fixed { bytes, flight, .. } => {
-                // The answer is complete and the client reads it. Take a pending cancel request now, so that
-                // it does not cut the body.
+                // The answer is complete. Take a pending cancel request now, so that it cannot cut the body.
                 let _too_late = busy.as_ref().is_some_and(ConnBusy::takes_cancel);
                 let portion = bytes.as_mut().map(|left| left.split_to(left.len().min(FRAME_BYTES)));
                 if bytes.as_ref().is_some_and(Bytes::is_empty) {
@@ -151,8 +147,7 @@ impl Body for AnswerBody {
 impl Drop for AnswerBody {
     fn drop(&mut self) {
         if let AnswerBodyKind::Fixed { flight: Some(flight), outcome, bytes } = &mut self.kind {
-            // A client that leaves before the last bytes does not change the outcome; only an operator's
-            // cancel request does.
+            // A client that leaves before the last bytes does not change the outcome; a cancel does.
             let is_cut = bytes.is_some() && flight.progress.is_cancelled();
             flight.finish(if is_cut { RequestOutcome::Cancelled } else { *outcome });
         }
@@ -162,8 +157,7 @@ impl Drop for AnswerBody {
     }
 }
 
-/// Reads a backend's answer in advance for a client that does not read, so that the backend's slot is free
-/// after the last byte.
+/// Reads a backend's answer ahead of a slow client, so that the backend's slot is free after the last byte.
 ///
 /// ```text
 ///   client reads ──────── pieces pass as they come, nothing is held
@@ -178,10 +172,9 @@ struct ReadAheadState {
     relay: Box<AnswerRelay>,
     held: HeldPieces,
     limit: u64,
-    /// The budget had no room after the last held piece: nothing is read until the client has taken all held
-    /// pieces.
+    /// True if the budget has no room: the relay reads on when the client has taken all held pieces.
     is_full: bool,
-    /// Error with which the answer breaks off after the held pieces.
+    /// Error that ends the answer after the held pieces.
     failure: Option<io::Error>,
 }
 
@@ -198,7 +191,6 @@ impl UnreadAnswer {
         self.lock().poll(context)
     }
 
-    /// Ends the answer at an operator's request: see [`AnswerRelay::cancel`].
     fn cancel(&self, context: &Context<'_>) -> Option<PolledFrame> {
         self.lock().relay.cancel(context)
     }

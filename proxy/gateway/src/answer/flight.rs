@@ -1,4 +1,4 @@
-//! The record of a request in flight, reported to the observer exactly once, however the request ends.
+//! The record of a request in flight. The observer gets it exactly once, however the request ends.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::access::ConcurrencyPass;
 use crate::observe::{GatewayGauges, GatewayObserver, RequestOutcome, RequestRecord};
 use crate::requests::{ProgressHandle, ShardTicket};
 
-/// A request in flight. Dropping this value without [`InFlightRequest::finish`] records that the client left.
+/// A request in flight. Dropping it without [`InFlightRequest::finish`] records that the client left.
 pub(crate) struct InFlightRequest {
     pub(crate) record: RequestRecord,
     pub(crate) pass: Option<ConcurrencyPass>,
-    /// Bytes of prompt and answer for which no token count was reported.
+    /// Bytes of prompt and answer without a reported token count.
     pub(crate) uncounted_bytes: u64,
     /// Bytes of prompt text sent to a backend, until the backend reports the number of prompt tokens.
     pub(crate) prompt_bytes: u64,
@@ -30,8 +30,7 @@ pub(crate) struct InFlightRequest {
 }
 
 impl InFlightRequest {
-    /// Creates the record on the heap: it is passed on from the request's head to the last byte of the
-    /// answer, and each move would copy it.
+    /// Creates the record on the heap, because it is moved often until the last byte of the answer.
     pub(crate) fn begin(
         observer: Arc<dyn GatewayObserver>,
         gauges: Arc<GatewayGauges>,
@@ -104,7 +103,7 @@ impl InFlightRequest {
         }
     }
 
-    /// Records the first event with generated content. Only the first call has an effect.
+    /// Records the first generated content. Only the first call has an effect.
     pub(crate) fn note_first_token(&mut self, now: Instant) {
         let since = now.saturating_duration_since(self.started);
         self.record.first_token.get_or_insert(since);
@@ -117,8 +116,7 @@ impl InFlightRequest {
     pub(crate) fn finish(&mut self, outcome: RequestOutcome) {
         if !std::mem::replace(&mut self.is_reported, true) {
             self.record.outcome = match outcome {
-                // If a cancelled request's client could not be informed, the body was dropped as if the
-                // client had left.
+                // The body was dropped because the gateway could not inform the client of the cancellation.
                 RequestOutcome::ClientGone if self.progress.is_cancelled() => RequestOutcome::Cancelled,
                 outcome => outcome,
             };
@@ -130,8 +128,7 @@ impl InFlightRequest {
             }
             self.gauges.in_flight.fetch_sub(1, Ordering::Relaxed);
             if let Some(pass) = self.pass.take() {
-                // If the client leaves before the backend has counted the prompt, charge the prompt all the
-                // same: the backend evaluated it.
+                // Charge the prompt even if the backend has not counted it yet: the backend evaluated it.
                 let uncounted =
                     if self.record.outcome == RequestOutcome::ClientGone { self.prompt_bytes } else { 0 };
                 pass.charge_request(self.record.work, self.uncounted_bytes.saturating_add(uncounted));

@@ -1,4 +1,4 @@
-//! The body of an answer that began before its model was loaded: keep-alives and progress messages first,
+//! The body of an answer that begins before its model is loaded: first keep-alives and progress messages,
 //! then the model's own answer.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!     └ keep-alive comments meanwhile
 //! ```
 //!
-//! A client that does not read does not delay its request: the request proceeds ([`AnswerReadAhead`]) once
-//! its model is loaded.
+//! A client that does not read does not delay its request: once its model is loaded, the request proceeds
+//! ([`AnswerReadAhead`]).
 
 use std::fmt::Write as _;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ use crate::backend::{BoxFuture, LeaseProvider};
 use crate::protocol::AnswerReadAhead;
 use crate::refusal::{ErrorDialect, answer_error_event};
 
-/// Most bytes read of an error body. If the body is longer, the client gets only the status.
+/// Maximum number of bytes read of an error body. If it is longer, the client gets only the status.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 
 pub(crate) struct InterimBody {
@@ -51,7 +51,7 @@ enum InterimState {
 }
 
 impl InterimBody {
-    /// Creates the body. The first keep-alive is sent with the head, further ones at the given interval.
+    /// Creates the body, whose first keep-alive is sent with the head.
     pub(crate) fn new(
         answer: BoxFuture<'static, Response<AnswerBody>>,
         teller: LoadingNotifier,
@@ -116,7 +116,7 @@ impl InterimBody {
 impl AnswerReadAhead for Mutex<InterimBody> {
     fn read_ahead(&self, context: &mut Context<'_>) {
         let mut interim = self.lock().unwrap_or_else(PoisonError::into_inner);
-        // Once the model's own answer has arrived, that answer reads ahead itself.
+        // The model's own answer reads ahead itself.
         if let InterimState::Waiting(answer) = &mut interim.state
             && let Poll::Ready(answer) = answer.as_mut().poll(context)
         {
@@ -127,7 +127,7 @@ impl AnswerReadAhead for Mutex<InterimBody> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadingNoticeForm {
-    /// Comments and events that clients skip.
+    /// Comments, and events that clients skip.
     Comments,
     /// Reasoning text, in chat chunks.
     Reasoning,
@@ -140,7 +140,7 @@ pub(crate) struct LoadingNotifier {
     manner: LoadingNoticeForm,
     dialect: ErrorDialect,
     began: Instant,
-    /// Last message sent; an equal message is not sent again.
+    /// Last message, which is not sent twice in a row.
     last_notice: Option<String>,
 }
 
@@ -180,7 +180,7 @@ impl LoadingNotifier {
         }
     }
 
-    /// Returns the text that closes the messages when the model answers; `None` if no message was sent.
+    /// Returns the text that ends the messages when the model answers; `None` if no message was sent.
     pub(crate) fn end_notice(&self) -> Option<Bytes> {
         self.last_notice.as_ref().map(|_| self.chunk("\n\n"))
     }
@@ -198,7 +198,7 @@ impl LoadingNotifier {
     }
 }
 
-/// Describes the state of the load, and the remaining time if known.
+/// Describes the progress of the load, and the remaining time if known.
 fn describe_stage(coming: &NextProcess, now: Instant) -> String {
     let mut words = stage_verb(coming).to_owned();
     if let Some(left) =
@@ -210,7 +210,7 @@ fn describe_stage(coming: &NextProcess, now: Instant) -> String {
     words
 }
 
-/// Describes the state of the load in words that stay the same until it changes.
+/// Describes the progress of the load in words that change only with its stage.
 fn describe_first_stage(coming: &NextProcess) -> String {
     let mut words = stage_verb(coming).to_owned();
     if let Some(took) = coming.took.filter(|took| *took >= Duration::from_secs(1) && coming.since.is_some()) {
@@ -227,17 +227,16 @@ fn stage_verb(coming: &NextProcess) -> &'static str {
     }
 }
 
-/// Returns a comment, followed by an event if clients of this dialect need one. `comment` is a single line of
-/// text. `has_begun`: the client already has events of the answer.
+/// Returns a comment of one line, and an event if clients of this dialect need one.
 ///
-/// A comment satisfies HTTP proxies. Clients such as Codex and Claude Code reset their timeout on events
+/// Proxies are content with a comment. Clients such as Codex and Claude Code reset their timeout on events
 /// only, so the streams of `/v1/messages` and `/v1/responses` also get a harmless event.
 pub(super) fn keep_alive(dialect: ErrorDialect, has_begun: bool, comment: &str) -> Bytes {
     let event = match dialect {
         ErrorDialect::Anthropic => "event: ping\ndata: {\"type\":\"ping\"}\n\n",
-        // OpenAI's own streams have this event. OpenAI's Python client (3.54) fails if the first event is
-        // not `response.created`, or if a second `response.created` has another id. So no event is harmless
-        // before the answer begins.
+        // OpenAI's own streams have this event. OpenAI's Python client (3.54) fails if the first event is not
+        // `response.created`, or if a second one has another id. So no event is harmless before the answer
+        // begins.
         ErrorDialect::Responses if has_begun => "event: keepalive\ndata: {\"type\":\"keepalive\"}\n\n",
         ErrorDialect::Responses | ErrorDialect::OpenAi => "",
     };

@@ -1,9 +1,9 @@
 //! Reads counters and errors from an answer while it is passed on: the objects `usage`, `timings`,
-//! `prompt_progress` and `error`, in a JSON body as well as in the events of a stream. The meter skips an
-//! object larger than its limit, and never delays or changes a byte.
+//! `prompt_progress` and `error`, in a JSON body or in the events of a stream. Skips an object larger than
+//! its limit. Never delays or changes a byte.
 //!
-//! If a field is repeated, the last value is used, because a stream repeats its counters as they grow. The
-//! answer to an array of prompts repeats the counters per prompt, and is therefore undercounted.
+//! The last value of a repeated field counts, because a stream repeats its counters as they grow. So the
+//! answer to an array of prompts, which repeats them per prompt, is undercounted.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -20,15 +20,15 @@ use crate::trace::GatewayTrace;
 
 const OBJECT_NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
 
-/// Finds all of [`OBJECT_NAMES`] in one pass, sixteen bytes at a time where the CPU supports it.
+/// Finds all [`OBJECT_NAMES`] in one pass, sixteen bytes at a time where the CPU supports that.
 static NAME_SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
     let plain = || Config::new().only_rabin_karp(true).builder().extend(OBJECT_NAMES).build();
     Searcher::new(OBJECT_NAMES).or_else(plain).unwrap_or_else(|| unreachable!("four short words"))
 });
 
-/// llama-server's messages for its own failures to compute, in lower case: results of `llama_decode`, and
-/// failures with an image or a recording. Any other answer with status 500 may be due to a mistake of the
-/// client. Only the beginning of a message is compared, because the rest may quote the request.
+/// Beginnings of llama-server's messages about its own failures to compute, in lower case: results of
+/// `llama_decode`, and failures with an image or a recording. Any other answer with status 500 may be due to
+/// the client's mistake. The rest of a message may quote the request.
 const COMPUTE_ERRORS: [&str; 4] =
     ["compute error", "invalid input batch", "failed to decode", "failed to process mtmd chunk"];
 
@@ -43,7 +43,7 @@ pub(crate) struct AnswerMeter {
     before: Option<u8>,
     usage: ReportedUsage,
     timings: ReportedTimings,
-    /// Prompt tokens processed at the last progress report, and how many of these were cached.
+    /// Prompt tokens processed at the last progress report, and the cached ones among them.
     evaluated: Option<(u64, u64)>,
     compute_error: bool,
 }
@@ -76,7 +76,7 @@ struct ReportedTimings {
     predicted_ms: Option<f64>,
 }
 
-/// Prompt progress, which a client may ask for (`return_progress`).
+/// Prompt progress, which a client can request with `return_progress`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct PromptProgress {
@@ -119,8 +119,8 @@ impl AnswerMeter {
         self.carry = carry;
     }
 
-    /// Reads `bytes` and returns the offset from which they must be kept for the next piece: the beginning
-    /// of an incomplete object, or else of bytes that may be part of a name.
+    /// Reads `bytes` and returns the offset from which to keep them for the next piece: the beginning of an
+    /// incomplete object, or of bytes that may be part of a name.
     fn keep_from(&mut self, bytes: &[u8]) -> usize {
         let seam = bytes.len().saturating_sub(NAME_SEAM_BYTES);
         let from = match self.read_objects(bytes) {
@@ -133,9 +133,8 @@ impl AnswerMeter {
         from
     }
 
-    /// Returns the work that the answer reports. `events` is the number of events of a stream. If the
-    /// stream was cut before its counters came, each event counts as one token: llama-server sends an event
-    /// per token.
+    /// Returns the work that the answer reports. `events` is the number of events of a stream. Without
+    /// counters, each event counts as one token, because llama-server sends an event per token.
     pub(crate) fn work(&self, events: Option<u64>) -> WorkDone {
         let cached =
             |details: &Option<TokenDetails>| details.as_ref().map_or(0, |details| details.cached_tokens);
@@ -156,7 +155,7 @@ impl AnswerMeter {
         }
     }
 
-    /// Returns whether the answer reports any work. A client can leave out the counters (`response_fields`).
+    /// Returns whether the answer reports any work. A client can exclude the counters (`response_fields`).
     pub(crate) fn has_counters(&self) -> bool {
         let usage = &self.usage;
         let timings = &self.timings;
@@ -186,8 +185,7 @@ impl AnswerMeter {
         }
     }
 
-    /// Adds the prompt size to a trace. With `whole`, also adds the server's times for prompt and output
-    /// tokens.
+    /// Adds the prompt size to a trace and, with `whole`, the server's times for prompt and output tokens.
     pub(crate) fn add_to_trace(&self, trace: &mut GatewayTrace, whole: bool) {
         let ended = self.outcome(200);
         trace.prompt = ended.prompt.or(trace.prompt);
@@ -197,13 +195,13 @@ impl AnswerMeter {
         }
     }
 
-    /// Reads all complete objects in `bytes`; returns the offset of an incomplete one, if any.
+    /// Reads all complete objects in `bytes`; returns the offset of an incomplete one.
     fn read_objects(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut start = 0;
         while let Some(found) = NAME_SEARCHER.find_in(bytes, Span { start, end: bytes.len() }) {
             let at = found.start();
-            // In anything but JSON, the closing quote of a name may open another name. The search restarts
-            // at that quote, so that the result does not depend on where pieces are cut.
+            // In text that is no JSON, the closing quote of a name may open another name. Restarting at that
+            // quote makes the result independent of where pieces are cut.
             start = found.end() - 1;
             // A quote in generated text is escaped, so a name after a backslash is no name.
             let before = if at == 0 { self.before } else { Some(bytes[at - 1]) };
@@ -226,7 +224,7 @@ impl AnswerMeter {
         None
     }
 
-    /// Reads the object after a name; false if it is incomplete.
+    /// Reads the object after a name; returns false if it is incomplete.
     fn read_object<T: DeserializeOwned>(&mut self, bytes: &[u8], note: impl FnOnce(&mut Self, &T)) -> bool {
         match parse_object(bytes) {
             ParsedObject::Whole(object) => note(self, &object),
@@ -265,11 +263,11 @@ impl AnswerMeter {
 enum ParsedObject<T> {
     Whole(T),
     Incomplete,
-    /// The name is not followed by an object, or the object is invalid.
+    /// No valid object follows the name.
     None,
 }
 
-/// Reads the object after a name: `: {...}`.
+/// Reads the object after a name, in the form `: {...}`.
 fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> ParsedObject<T> {
     let rest = bytes.trim_ascii_start();
     let rest = match rest.split_first() {
@@ -290,7 +288,7 @@ fn parse_object<T: DeserializeOwned>(bytes: &[u8]) -> ParsedObject<T> {
     }
 }
 
-/// Returns whether the bytes include the end of the object that begins with them.
+/// Returns whether the bytes include the end of the object that they begin with.
 fn is_whole(bytes: &[u8]) -> bool {
     let mut depth = 0_u32;
     let mut text = false;

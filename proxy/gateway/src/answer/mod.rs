@@ -1,5 +1,4 @@
-//! The response path: relays whole events, counts work, assembles answers from streams, and keeps the record
-//! of the request.
+//! The response path: relays whole events, counts work, assembles answers, and keeps the request's record.
 
 pub(crate) mod answer_body;
 pub(crate) mod assemble;

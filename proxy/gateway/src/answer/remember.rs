@@ -1,6 +1,6 @@
-//! Keeps a generating request and its answer until the answer is complete. The supervisor then knows the
-//! conversation and can give it to the next process. The bytes count against the budget for all request
-//! bodies, and are dropped when other requests need the room.
+//! Keeps a generating request and its answer until the answer is complete, so that the supervisor can give
+//! the conversation to the next process. The bytes count in the budget for request bodies, and are dropped
+//! when other requests need the room.
 
 use warden_supervisor::{AnswerText, ConversationTurn, ExchangeOutcome};
 
@@ -10,17 +10,16 @@ use crate::body::HeldPieces;
 
 pub(crate) struct TurnRecorder {
     path: String,
-    /// Body as it was sent to the backend; `None` if it cannot be kept.
+    /// Body as the backend got it; `None` if it cannot be kept.
     body: Option<HeldPieces>,
     has_media: bool,
-    /// Non-streaming answer so far; `None` if it is longer than `limit`.
+    /// Non-streaming answer so far; `None` if it exceeds `limit`.
     answer: Option<Vec<u8>>,
     limit: usize,
 }
 
 impl TurnRecorder {
-    /// Starts to record a request to `path`. `understood`: the supervisor can derive another request from
-    /// the body. At most `limit` bytes of the answer are held.
+    /// Starts a record of at most `limit` answer bytes. `understood`: the supervisor can use the body.
     pub(crate) fn from_request(
         message: &UpstreamRequest,
         path: &str,
@@ -45,8 +44,7 @@ impl TurnRecorder {
         }
     }
 
-    /// Hands the exchange to the lease once the answer is complete. `heard`: the text of a streamed answer,
-    /// if known.
+    /// Gives the complete exchange to the lease. `heard` is the text of a streamed answer, if known.
     pub(super) fn note_turn(
         self,
         lease: &dyn BackendLease,

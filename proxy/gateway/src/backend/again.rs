@@ -9,7 +9,7 @@ use crate::backend::{BackendAttempts, BackendSearch, RelayedAnswer, SharedLease,
 use crate::observe::RequestRecord;
 use crate::refusal::RequestRefusal;
 
-/// State needed to execute a request again. Kept until the client has any part of the answer's body.
+/// State for executing a request again, kept until the client has any part of the answer's body.
 pub(crate) struct RepeatableRequest {
     pub(crate) search: BackendSearch,
     pub(crate) message: Box<UpstreamRequest>,
@@ -19,16 +19,14 @@ pub(crate) struct RepeatableRequest {
 
 impl RepeatableRequest {
     pub(crate) fn new(search: BackendSearch, message: Box<UpstreamRequest>, deadline: Instant) -> Self {
-        // The request was admitted before, and the model's process is restarted in any case.
+        // The request was admitted before, and the supervisor restarts the model's process in any case.
         let search = BackendSearch { may_load: true, patience: Duration::ZERO, ..search };
         Self { search, message, deadline }
     }
 
-    /// Searches for a server other than the dead one and sends the request to it. `died` is the error for the
-    /// client if no server is found.
+    /// Sends the request to a server other than the dead one. `died` is the client's error if none is found.
     ///
-    /// If the dead server was a canary, the request may be moved once more after the death of the next
-    /// server. For this case the answer keeps the request (`kept`) and a copy of the search.
+    /// If a canary's request has to be moved once more, the answer has it in `kept`.
     pub(crate) async fn run(
         self,
         record: &mut RequestRecord,
@@ -36,7 +34,7 @@ impl RepeatableRequest {
         died: RequestRefusal,
     ) -> Result<RelayedAnswer, RequestRefusal> {
         let mut attempts = BackendAttempts::new(&self.search, record);
-        // The death of a canary does not count against a repetition on the next server.
+        // The death of a canary does not count: the request may be repeated once more.
         attempts.died = (!dead.is_canary()).then_some(died);
         attempts.run_again(dead, self.message, self.deadline).await
     }

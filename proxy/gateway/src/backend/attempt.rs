@@ -20,14 +20,14 @@ use crate::body::SentBody;
 /// A backend's answer whose head has arrived.
 pub(crate) struct RelayedAnswer {
     pub(crate) response: Response<Incoming>,
-    /// Pieces of the answer's body that were read already.
+    /// Pieces of the answer's body that were already read.
     pub(crate) read_ahead: VecDeque<Bytes>,
     pub(crate) backend: Box<AnsweringBackend>,
-    /// The request, if it asked for a stream and may be executed again.
+    /// The request, if it asks for a stream and may be executed again.
     pub(crate) message: Option<Box<UpstreamRequest>>,
 }
 
-/// Resources that serve an answer and are released with it.
+/// Lease and connection of an answer, released with it.
 pub(crate) struct AnsweringBackend {
     pub(crate) lease: SharedLease,
     /// Resolves when `lease` is revoked.
@@ -37,12 +37,10 @@ pub(crate) struct AnsweringBackend {
     pub(crate) sent: Arc<SentBody>,
     /// Deadline of the whole exchange.
     pub(crate) deadline: Instant,
-    /// Deadline by which a canary must begin its answer; then the request moves to the model's normal build.
-    /// `None` if the backend is no canary.
+    /// Deadline for a canary's answer to begin; then the request moves to the model's normal build.
     pub(crate) first_event_deadline: Option<Instant>,
 }
 
-/// Result of a successful attempt.
 pub(crate) struct AttemptAnswer {
     pub(crate) response: Response<Incoming>,
     pub(crate) conn: UpstreamConn,
@@ -50,7 +48,6 @@ pub(crate) struct AttemptAnswer {
 }
 
 impl AttemptAnswer {
-    /// Joins the answer with the lease under which it was given.
     pub(crate) fn with_lease(
         self,
         lease: SharedLease,
@@ -65,8 +62,7 @@ impl AttemptAnswer {
     }
 }
 
-/// Makes one attempt on one generation. If an idle connection turns out to be closed, a second connection is
-/// made within the same attempt.
+/// Makes one attempt on one generation, on a new connection if the backend has closed an idle one.
 #[inline]
 pub(crate) async fn attempt_once(
     upstream: &UpstreamContext,
@@ -108,7 +104,7 @@ pub(crate) async fn attempt_once(
     }
 }
 
-/// Builds the request for one attempt. A body that is still arriving gets a checkpoint at its end.
+/// A body that is still arriving gets a checkpoint at its end.
 fn build_request(
     upstream: &UpstreamContext,
     message: &mut UpstreamRequest,
@@ -118,7 +114,7 @@ fn build_request(
     if let LeaseAddress::Remote(origin) = lease.address()
         && let Err(error) = origin.address_request(&mut request)
     {
-        // Cannot happen: address and key were checked at configuration, and the path was parsed.
+        // This cannot happen: the configuration checked address and key, and the path was parsed.
         tracing::error!(%error, "cannot address a request to its endpoint");
     }
     close_after_unread_body(&mut request, lease.server_facts());
@@ -126,13 +122,13 @@ fn build_request(
     request
 }
 
-/// Connects to a generation, and checks that no other process listens at its address.
+/// Connects to a generation and checks that its own process listens at the address.
 pub(crate) async fn connect_to_generation(
     lease: &dyn BackendLease,
     pool: &ConnectionPool,
 ) -> io::Result<UpstreamConn> {
     let conn = pool.connect(lease.address()).await?;
-    // If the generation's process has ended, another process may own its port, and would get the request.
+    // After the process has ended, another process may own its port and would get the request.
     let is_its_own =
         !matches!(lease.address(), LeaseAddress::Process(ListenAddress::Tcp(_))) || lease.is_running();
     is_its_own.then_some(conn).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
@@ -140,23 +136,22 @@ pub(crate) async fn connect_to_generation(
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttemptFailure {
-    /// No connection.
+    /// No connection was made.
     Refused,
-    /// No connection, because this process is out of file descriptors; temporary, and no fault of the
-    /// backend.
+    /// This process is out of file descriptors, which is temporary and no fault of the backend.
     NoDescriptors,
     /// The connection was closed before a byte was sent.
     Unsent,
-    /// The connection ended after the request was sent, at least in part, and before any byte of an answer.
+    /// The connection ended after at least a part of the request was sent, and before any byte of an answer.
     Sent,
-    /// An answer began, and the connection ended within its head.
+    /// The connection ended within the head of the answer.
     Begun,
-    /// An answer began that cannot be parsed.
+    /// The answer cannot be parsed.
     Garbled,
 }
 
 impl AttemptFailure {
-    /// Label for traces, one of a bounded set.
+    /// Label for traces, from a bounded set.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Refused => "refused",

@@ -7,16 +7,14 @@
 //!   builds and forks send the head with the first token, so a missing head proves nothing); or
 //! - the request is a `GET` or `HEAD`, which executes nothing.
 //!
-//! A request is also sent again if its server died or was stopped before any byte of the answer came: the
-//! result of the first execution was lost with its server. The request must only compute an answer, and the
-//! operator must allow a second execution (`on_death`). If the second server dies, too, the client gets the
-//! error of the first death.
+//! If the server dies or is stopped before any byte of the answer, its result is lost. The gateway then sends
+//! the request again, if the request only computes an answer and the operator allows a second execution
+//! (`on_death`). If the second server dies, too, the client gets the error of the first death.
 //!
-//! If a canary fails in any way, the model's normal build takes over. A canary gets only requests that can be
-//! repeated, and its attempt is not counted.
+//! If a canary fails in any way, the model's normal build takes over. The canary's attempt does not count.
 //!
-//! Each attempt takes a new lease, because the generation that failed is dead or dying. If it died, the
-//! request becomes a suspect: at its next attempt, no other request runs on the same generation (see
+//! Each attempt takes a new lease, because the failed generation is dead or dying. If it died, the request
+//! becomes a suspect: at its next attempt, no other request runs on the same generation (see
 //! [`warden_policies::quarantine`]).
 
 use std::pin::pin;
@@ -39,25 +37,22 @@ use crate::refusal::{BodyError, RequestRefusal};
 use crate::requests::ProgressHandle;
 use crate::trace::TracePeer;
 
-/// Number of times that a lease is requested within the connect timeout, while the supervisor still offers a
-/// generation that is gone.
+/// Number of lease requests within the connect timeout while the offered generation is gone.
 const LEASE_RETRIES: u32 = 50;
 
-/// Facts about a request that decide which backends may answer it.
+/// Facts that decide which backends may answer a request.
 #[derive(Clone)]
 pub(crate) struct BackendSearch {
     pub(crate) upstream: Arc<UpstreamContext>,
-    /// Progress of the request, as shown to operators.
     pub(crate) progress: ProgressHandle,
     pub(crate) model: ModelName,
     pub(crate) kind: LeaseKind,
-    /// Prompt tokens; set if admission depends on their number.
+    /// Number of prompt tokens; set if admission depends on it.
     pub(crate) tokens: Option<u64>,
-    /// The request may cause its model to be loaded.
+    /// True if the request may load its model.
     pub(crate) may_load: bool,
-    /// Limits of the request's body.
     pub(crate) limits: BodyLimits,
-    /// Time within which a canary must begin its answer.
+    /// Time limit for a canary to begin its answer.
     pub(crate) patience: Duration,
 }
 
@@ -73,7 +68,7 @@ impl BackendSearch {
         Self { upstream, progress, model, kind, tokens: None, may_load, limits, patience: Duration::ZERO }
     }
 
-    /// Waits for the first lease of the request; `None` if it must not load its unloaded model.
+    /// Waits for the first lease; `None` if the model is not loaded and the request must not load it.
     pub(crate) async fn first_lease(&self) -> Result<Option<SharedLease>, LeaseDenied> {
         self.lease(if self.may_load { LeaseMode::First } else { LeaseMode::IfLoaded }).await
     }
@@ -83,7 +78,6 @@ impl BackendSearch {
         self.upstream.backends.lease(&self.model, demand).await
     }
 
-    /// Refuses a request that is known to kill its server.
     pub(crate) fn quarantine_refusal(&self, print: RequestFingerprint, executed: bool) -> RequestRefusal {
         let backends = &self.upstream.backends;
         let left = match backends.request_standing(&self.model, print) {
@@ -95,20 +89,17 @@ impl BackendSearch {
     }
 }
 
-/// All attempts of one request to get an answer from a backend.
 pub(crate) struct BackendAttempts<'a> {
     pub(crate) search: &'a BackendSearch,
     pub(crate) record: &'a mut RequestRecord,
-    /// Error for the client if no answer follows; set once a server has died that may have executed the
-    /// request.
+    /// The client's error if no answer follows; set when a server may have executed the request and died.
     pub(crate) died: Option<RequestRefusal>,
 }
 
-/// Cost of the attempt that follows a failed one.
 enum NextAttempt {
-    /// Counts as an attempt: nothing was executed, or nothing that matters.
+    /// Counts as an attempt: the failed one executed nothing that matters.
     Counted,
-    /// Executes the request once more, because its server died or was stopped.
+    /// Executes the request again, because its server died or was stopped.
     OnceMore,
 }
 
@@ -117,7 +108,7 @@ impl<'a> BackendAttempts<'a> {
         Self { search, record, died: None }
     }
 
-    /// Waits for a lease. Meanwhile reads the body, because a client's leaving is noticed only by reading.
+    /// Waits for a lease, and meanwhile reads the body: only reading shows that the client has left.
     #[inline]
     pub(crate) async fn lease(&mut self, intake: &mut BodyIntake) -> Result<SharedLease, RequestRefusal> {
         self.note_waiting();
@@ -151,7 +142,6 @@ impl<'a> BackendAttempts<'a> {
         }
     }
 
-    /// Records that the request is sent to a backend, and makes the backend's span a child of the trace.
     pub(crate) fn note_sent(&mut self, lease: &SharedLease, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
             let peer = || TracePeer::from_address(lease.generation(), lease.is_canary(), lease.address());
@@ -159,8 +149,7 @@ impl<'a> BackendAttempts<'a> {
         }
     }
 
-    /// Makes a question of the gateway a child of the current span. The question gets no span itself, which
-    /// would be of no use.
+    /// Makes the gateway's own request to the backend a child of the current span, without a span of its own.
     pub(crate) fn note_side_question(&mut self, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
             message.set_parent_span(trace.side_traceparent());
@@ -173,8 +162,7 @@ impl<'a> BackendAttempts<'a> {
         }
     }
 
-    /// Tries until a backend answers. Inlined like the functions it calls: the future is large, and would
-    /// be copied if another function created it.
+    /// Tries until a backend answers. Inlined, because another function would copy the large future.
     #[inline]
     pub(crate) async fn run(
         &mut self,
@@ -202,8 +190,7 @@ impl<'a> BackendAttempts<'a> {
         }
     }
 
-    /// Chooses the error for the client: the death of the first server takes precedence over the failed
-    /// search for a second.
+    /// Chooses the error for the client: the death of the first server, not the failed search for a second.
     pub(crate) fn choose_refusal(&mut self, refusal: RequestRefusal) -> RequestRefusal {
         match self.died.take() {
             Some(died) if !refusal.may_have_executed() => died.merge_with(refusal),
@@ -222,7 +209,7 @@ impl<'a> BackendAttempts<'a> {
         let config = &upstream.config.upstream;
         let mut attempt = 1;
         if lease.is_canary() {
-            // Boxed because canaries are rare, and the future of every request would grow.
+            // Boxed, because canaries are rare and would enlarge the future of every request.
             match Box::pin(self.try_canary(lease, message, deadline)).await? {
                 CanaryAttempt::Answers(relayed) => return Ok(*relayed),
                 CanaryAttempt::Failed(other, back) => (lease, message) = (other, back),
@@ -238,7 +225,7 @@ impl<'a> BackendAttempts<'a> {
             self.note_sent(&lease, &mut message);
             let mut revoked = lease.clone().revoked();
             let result = {
-                // Pin the attempt first; otherwise the timeout would move a copy of it.
+                // Pin the attempt first, so that the timeout does not move a copy of it.
                 let once = pin!(attempt_once(upstream, &lease, &mut message));
                 let mut once = pin!(timeout_at(deadline, once));
                 tokio::select! {
@@ -247,13 +234,13 @@ impl<'a> BackendAttempts<'a> {
                     () = &mut revoked => if lease.is_running() {
                         None
                     } else {
-                        // The end of the process is noticed before the end of its connection. Only the latter
-                        // shows how far the request got, so wait for it.
+                        // The end of the process is noticed before the end of its connection. Only the
+                        // connection shows how far the request got, so wait for its end.
                         timeout_at(Instant::now() + config.connect_timeout, once).await.ok()
                     },
                 }
             };
-            // Boxed because failures are rare, and the future of every request would grow.
+            // Boxed, because failures are rare and would enlarge the future of every request.
             let next = match result {
                 Some(Ok(Ok(answer))) => {
                     let kept = message.streams && self.may_repeat(&message);
@@ -267,7 +254,7 @@ impl<'a> BackendAttempts<'a> {
                     Box::pin(self.handle_failure(failed, &lease, &mut message, deadline, attempt)).await?
                 }
             };
-            // Drop `revoked` first: it keeps the old lease, whose slot the next attempt may be waiting for.
+            // `revoked` keeps the old lease, for whose slot the next attempt may wait.
             drop(revoked);
             lease = match next {
                 NextAttempt::OnceMore => Box::pin(self.lease_once_more(lease)).await?,
@@ -280,7 +267,6 @@ impl<'a> BackendAttempts<'a> {
         }
     }
 
-    /// Decides what follows an attempt whose lease was revoked before the answer began.
     async fn handle_revoked(
         &mut self,
         lease: &SharedLease,
@@ -291,7 +277,7 @@ impl<'a> BackendAttempts<'a> {
         if let Some(print) = message.sent().sent_fingerprint() {
             lease.report_lost(print);
             if lease.is_alone() {
-                // Wait for the end of the process: only then is known whether this request killed it.
+                // Only the end of the process shows whether this request killed it.
                 drop(timeout_at(deadline, lease.settled()).await);
             }
             if let RequestStanding::Refused { .. } = lease.request_standing(print) {
@@ -301,7 +287,6 @@ impl<'a> BackendAttempts<'a> {
         self.once_more_or(message, lease.revoked_refusal(&self.search.model))
     }
 
-    /// Decides what follows a failed attempt.
     async fn handle_failure(
         &mut self,
         failed: AttemptFailure,
@@ -325,9 +310,9 @@ impl<'a> BackendAttempts<'a> {
         if let Some(print) = print
             && lease.is_alone()
         {
-            // No other request was running, so this request may have killed its server. Wait for the
-            // end of the process, however long it takes (the GPU frees memory slowly): only this client
-            // waits, and another server would die as well.
+            // No other request was running, so this request may have killed its server. Wait for the end of
+            // the process, even if the GPU frees its memory slowly: only this client waits, and the request
+            // could kill another server.
             drop(timeout_at(deadline, lease.settled()).await);
             if let RequestStanding::Refused { .. } = lease.request_standing(print) {
                 return Err(self.search.quarantine_refusal(print, !nothing_ran));
@@ -350,8 +335,8 @@ impl<'a> BackendAttempts<'a> {
         })
     }
 
-    /// Reports a failed attempt to its lease, unless the body is the cause: then returns the refusal of the
-    /// body. Returns the fingerprint of a request that may have been executed.
+    /// Reports a failed attempt to its lease and returns the fingerprint of a request that may have been
+    /// executed. If the body caused the failure, returns the body's refusal as an error.
     pub(super) fn report_failure(
         &self,
         failed: AttemptFailure,
@@ -370,7 +355,7 @@ impl<'a> BackendAttempts<'a> {
             (Some(fault), _) => return Err(self.search.limits.refusal(fault)),
             (None, _) => {}
         }
-        // A request that was not sent completely cannot have been executed.
+        // A backend does not execute a request before it has all of it.
         let print = if failed.was_sent() { sent.sent_fingerprint() } else { None };
         if let Some(print) = print {
             lease.report_broken(print);
@@ -381,8 +366,7 @@ impl<'a> BackendAttempts<'a> {
         Ok(print)
     }
 
-    /// Allows the second execution of a request whose server died or was stopped, if there may be one.
-    /// `died` is the error for the client otherwise.
+    /// Allows a second execution after the server died or was stopped, or else returns `died`.
     fn once_more_or(
         &mut self,
         message: &UpstreamRequest,
@@ -395,7 +379,7 @@ impl<'a> BackendAttempts<'a> {
         Ok(NextAttempt::OnceMore)
     }
 
-    /// Returns whether the request may be sent again although it may have been executed.
+    /// Returns whether the request may be repeated although a server may have executed it.
     pub(super) fn may_repeat(&self, message: &UpstreamRequest) -> bool {
         self.died.is_none() && message.may_repeat()
     }
@@ -412,8 +396,7 @@ impl<'a> BackendAttempts<'a> {
         self.lease_elsewhere(dead, self.search.upstream.config.upstream.connect_timeout).await
     }
 
-    /// Waits until no other request runs on the generation that is to serve a suspect. If the generation ends
-    /// meanwhile, no attempt is counted, because nothing was sent.
+    /// Waits until a suspect is alone on its generation. Nothing is sent yet, so no attempt counts.
     async fn wait_until_alone(
         &mut self,
         mut lease: SharedLease,
@@ -426,7 +409,7 @@ impl<'a> BackendAttempts<'a> {
                 RequestStanding::Refused { .. } => return Err(self.search.quarantine_refusal(print, false)),
                 RequestStanding::Suspect => {}
             }
-            // Boxed because suspects are rare, and the future of every request would grow.
+            // Boxed, because suspects are rare and would enlarge the future of every request.
             let alone = timeout_at(deadline, lease.clone().alone(print)).await;
             let model = &self.search.model;
             match alone.map_err(|_| RequestRefusal::Unreachable { model: model.clone(), attempts: 0 })? {
@@ -444,9 +427,9 @@ impl<'a> BackendAttempts<'a> {
         }
     }
 
-    /// Takes a lease on a generation other than the failed one. The supervisor may offer the failed
-    /// generation again until it notices the failure. The wait for that is limited, because the failed
-    /// generation may still be alive and misbehaving.
+    /// Takes a lease on a generation other than the failed one. The supervisor may offer the failed one until
+    /// it notices the failure. The wait is limited, because the failed generation may be alive and
+    /// misbehaving.
     pub(super) async fn lease_elsewhere(
         &mut self,
         failed: SharedLease,
@@ -456,7 +439,7 @@ impl<'a> BackendAttempts<'a> {
         let may_load = self.search.may_load;
         let mode = if may_load { LeaseMode::Again } else { LeaseMode::IfLoaded };
         if failed.is_canary() {
-            // The failed lease belongs to another model: do not wait for the end of its process.
+            // A canary's lease belongs to another model, so do not wait for the end of its process.
             drop(failed);
             self.note_waiting();
             let granted = self.search.lease(mode).await;
@@ -465,14 +448,14 @@ impl<'a> BackendAttempts<'a> {
         let generation = failed.generation();
         let settled = failed.settled();
         drop(failed);
-        // The end of the failed generation decides whether the request may run next to others.
+        // The end of the failed process decides whether the request may run next to others.
         drop(timeout_at(Instant::now() + patience, settled).await);
         let until = Instant::now() + patience;
         loop {
             self.note_waiting();
             let granted = self.search.lease(mode).await;
             let lease = self.note_granted(granted)?;
-            // A remote endpoint may be used again: the supervisor probes it before it grants leases again.
+            // The supervisor probes a remote endpoint before it grants a lease on it again.
             let is_remote = matches!(lease.address(), LeaseAddress::Remote(_));
             let is_other = lease.generation() != generation || is_remote;
             if is_other || !may_load || Instant::now() >= until {

@@ -1,5 +1,4 @@
-//! The interface between gateway and supervisor, defined as traits so that tests can supply their own
-//! backends. In the product, only [`Fleet`] and [`Lease`] implement these traits.
+//! The traits between gateway and supervisor, which tests implement with their own backends.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,18 +23,16 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 pub(crate) type SharedLease = Arc<dyn BackendLease>;
 
-/// Way in which a request gets a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseMode {
-    /// Waits in the queue of the model, unless the queue is full.
+    /// Waits in the model's queue, unless the queue is full.
     First,
     /// Waits even if the queue is full, because the request's generation has died.
     Again,
-    /// Never causes a model to be loaded, but waits for a process that is starting or being replaced.
+    /// Loads no model, but waits for a process that is starting or being replaced.
     IfLoaded,
 }
 
-/// Kind of a lease, and the size of the prompt, if it was counted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseDemand {
     pub(crate) kind: LeaseKind,
@@ -43,107 +40,97 @@ pub(crate) struct LeaseDemand {
     pub(crate) mode: LeaseMode,
 }
 
-/// Resolves models and grants leases.
 pub(crate) trait LeaseProvider: Send + Sync + 'static {
     fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError>;
-    /// Returns whether every name resolves to the only configured model.
+    /// Returns whether every name resolves to the only model.
     fn takes_any_name(&self) -> bool;
-    /// Waits for a lease, the right to send one request. `None` only with [`LeaseMode::IfLoaded`], if the
-    /// model is not loaded.
+    /// Waits for a lease. `None` only with [`LeaseMode::IfLoaded`], if the model is not loaded.
     fn lease<'a>(
         &'a self,
         model: &'a ModelName,
         demand: LeaseDemand,
     ) -> BoxFuture<'a, Result<Option<SharedLease>, LeaseDenied>>;
-    /// Unloads a model: lets its requests finish, then ends its processes. `by` names the requester.
+    /// Unloads a model after its requests have ended. `by` names the requester.
     fn unload(&self, model: &ModelName, by: &str) -> Result<(), ControlError>;
     fn canary(&self, model: &ModelName) -> Option<CanaryRoute>;
-    /// Takes a lease that is available at once, without waiting.
+    /// Takes a lease only if one is available at once.
     fn lease_now(&self, model: &ModelName, kind: LeaseKind, tokens: Option<u64>) -> Option<SharedLease>;
     fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit;
-    /// Describes the process that a model without a serving process will get; `None` if a process serves
-    /// the model.
+    /// Describes the next process of a model; `None` while a process serves the model.
     fn next_process(&self, model: &ModelName) -> Option<NextProcess>;
     fn refuses_requests(&self, model: &ModelName) -> bool;
-    /// Returns whether a model is loaded, or could be loaded without unloading another, as far as memory
-    /// sizes are known.
+    /// Returns whether a model is loaded, or fits without unloading another, as far as sizes are known.
     fn has_room(&self, model: &ModelName) -> bool;
     fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
     fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
     fn view(&self) -> Arc<FleetView>;
 }
 
-/// A lease: the right to send one request to a generation. Ends when its last handle is dropped.
+/// The right to send one request to a generation. Ends when the last handle is dropped.
 pub(crate) trait BackendLease: Send + Sync + 'static {
     fn generation(&self) -> GenerationId;
-    /// Returns whether the generation is a canary. If a canary fails, the model's normal build answers.
+    /// Returns whether the generation is a canary, for which the model's normal build can step in.
     fn is_canary(&self) -> bool;
     fn address(&self) -> &LeaseAddress;
     /// Asks the kernel whether the generation's process still runs. If not, another process may own its port.
     fn is_running(&self) -> bool;
-    /// Returns whether llama-warden stopped the generation's process. A lease is also revoked when the
-    /// process died by itself.
+    /// Returns whether llama-warden stopped the process. A lease is also revoked when its process dies.
     fn was_stopped(&self) -> bool;
     fn queued_for(&self) -> Duration;
     /// Identity of the generation: equal for the same command, binary and files. `None` if unknown.
     fn kin(&self) -> Option<AnswerIdentity>;
     fn add_work(&self, work: WorkDone);
     fn note_outcome(&self, outcome: &ExchangeOutcome);
-    /// Records that `bytes` bytes of an answer arrived (0: its head), so the backend is alive.
+    /// Records that `bytes` bytes of an answer arrived (0 for its head), so the backend is alive.
     fn note_progress(&self, bytes: usize);
-    /// Records that the request is sent. `streams`: the request asks for a stream.
+    /// Records that a request is sent. `streams`: it asks for a stream.
     fn note_sent(&self, asked: Arc<SentBody>, streams: bool);
-    /// Records the head of the answer. `streams`: an event stream follows; `succeeds`: the status is a
-    /// success.
+    /// Records the answer's head. `streams`: an event stream follows; `succeeds`: the status is a success.
     fn note_answered(&self, streams: bool, succeeds: bool);
-    /// Records that the client has had everything since this moment and waits for more.
+    /// Records that the client has read everything since `since` and waits for more.
     fn note_waiting(&self, since: Instant);
-    /// Records that events with data arrived, so the backend is computing.
+    /// Records that events with data arrived: the backend is computing.
     fn note_events(&self, events: u64);
     fn note_setting(&self, path: &str, body: Bytes);
-    /// Records that the backend computes nothing while this request runs.
+    /// Records that this request needs no computation at the moment.
     fn note_pause(&self);
-    /// Returns whether conversations are kept for the next process.
+    /// Returns whether conversations are kept for the model's next process.
     fn keeps_turns(&self) -> bool;
-    /// Records a request that was answered completely.
+    /// Records a completely answered request.
     fn note_turn(&self, turn: ConversationTurn);
-    /// Returns whether saving slots is reserved for the supervisor and refused to clients.
+    /// Returns whether saving slots is reserved for the supervisor.
     fn saves_for_us(&self) -> bool;
-    /// Returns the connection pool of this generation, created with `init` on first use.
+    /// Returns the generation's connection pool, created with `init` on first use.
     fn pool(&self, init: &dyn Fn() -> ConnectionPool) -> Arc<ConnectionPool>;
-    /// Reports that the backend broke a connection: the backend gets no request until it has answered a
-    /// probe. Otherwise the next request in the queue would be sent to a dying process.
+    /// Reports a broken connection. A dying process must get no request, so a probe comes first.
     fn doubt(&self);
     fn server_facts(&self) -> ServerFacts;
     fn request_standing(&self, request: RequestFingerprint) -> RequestStanding;
-    /// Reports that the connection broke after this request was sent completely.
+    /// Reports a connection that broke after the whole request was sent.
     fn report_broken(&self, request: RequestFingerprint);
-    /// Reports that the lease was revoked after this request was sent completely.
+    /// Reports a lease that was revoked after the whole request was sent.
     fn report_lost(&self, request: RequestFingerprint);
-    /// Resolves when it is known, after such a report, if the generation's process has died. The future
-    /// holds no lease.
+    /// Resolves when the fate of the process is known after such a report. Holds no lease.
     fn settled(&self) -> BoxFuture<'static, ()>;
-    /// Waits until no other request occupies a slot of the generation, so that a suspect can run there.
+    /// Waits until no other request occupies a slot of the generation, so that a suspect can run alone.
     fn alone(self: Arc<Self>, request: RequestFingerprint) -> BoxFuture<'static, SolitudeResult>;
-    /// Returns whether no other request is admitted now.
+    /// Returns whether the generation admits no other request now.
     fn is_alone(&self) -> bool;
-    /// Returns how long other requests are kept out for this request.
+    /// Returns how long other requests wait while this suspect runs alone.
     fn solitude_limit(&self, request: RequestFingerprint) -> Duration;
     fn end_solitude(&self);
     fn note_survival(&self, request: RequestFingerprint);
-    /// Reports that the complete answer has arrived and the server no longer works on it. If a lease is
-    /// dropped without this call and without a broken connection, the client counts as having left.
+    /// Reports that the answer is complete. Otherwise, dropping the lease means that the client left.
     fn done(&self);
-    /// Reports that the request only reads state. Such a request may run next to a suspect.
+    /// Reports that the request only reads state, so that it may run next to a suspect.
     fn mark_read_only(&self);
     fn mark_endless(&self);
-    /// Resolves when the generation has to end although this lease is still held.
+    /// Resolves when the generation has to end although requests still hold leases.
     fn revoked(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
 
 impl dyn BackendLease {
-    /// Reports a complete answer: the backend has finished, and the request with fingerprint `print` is no
-    /// longer a suspect.
+    /// Reports a complete answer: the request with fingerprint `print` is no longer a suspect.
     pub(crate) fn note_whole_answer(&self, print: Option<RequestFingerprint>) {
         self.done();
         if let Some(print) = print.filter(|print| self.request_standing(*print) == RequestStanding::Suspect) {
@@ -151,14 +138,14 @@ impl dyn BackendLease {
         }
     }
 
-    /// Returns the error for a request that is not sent again after its lease was revoked.
+    /// Returns the refusal of a request that is not sent again after its lease was revoked.
     pub(crate) fn revoked_refusal(&self, model: &ModelName) -> RequestRefusal {
         let model = model.clone();
         if self.was_stopped() { RequestRefusal::Revoked { model } } else { RequestRefusal::Died { model } }
     }
 }
 
-/// Implements trait methods by the supervisor's inherent methods of the same names.
+/// Implements trait methods by the inherent methods of the same names.
 macro_rules! its_own {
     ($type:ident: $(fn $name:ident(&self $(, $arg:ident: $of:ty)*) $(-> $gives:ty)?;)*) => {
         $(fn $name(&self $(, $arg: $of)*) $(-> $gives)? {

@@ -1,7 +1,7 @@
-//! The waker of a connection to a backend. The connection has no task of its own: the task that waits for
-//! an answer polls it. The waker records whether polling can make progress ("due"), and does not wake a
-//! task that is already polling. The waker also records that bytes arrived, because hyper reports the same
-//! error for a head that broke off and for a missing head.
+//! The waker of a connection to a backend. The connection has no task: the task that waits for an answer
+//! polls it. The waker records whether polling can make progress ("due"), and wakes no task that is already
+//! polling. It also records received bytes, because hyper reports the same error for a broken and for a
+//! missing head.
 //!
 //! ```text
 //!   idle in a pool   wake --> due                         (no task is woken: the next user looks)
@@ -15,8 +15,7 @@ use std::task::{Wake, Waker};
 
 use std::sync::Arc;
 
-/// Waker of one connection. A connection is used by one thread; calls from other threads are correct, but
-/// slower.
+/// Waker of one connection, which one thread uses. Calls from other threads are correct, but slower.
 #[derive(Debug)]
 pub(crate) struct ConnWaker {
     due: AtomicBool,
@@ -26,7 +25,7 @@ pub(crate) struct ConnWaker {
 }
 
 impl ConnWaker {
-    /// Creates the waker of a new connection, which is due for its first poll.
+    /// A new connection is due for its first poll.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             due: AtomicBool::new(true),
@@ -48,7 +47,7 @@ impl ConnWaker {
         self.heard.load(Ordering::Relaxed)
     }
 
-    /// Marks the connection as being polled by this task, which is woken for later progress.
+    /// Marks the connection as being polled by `task`; later progress wakes the task.
     pub(crate) fn start_driving(&self, task: &Waker) {
         let mut known = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         match known.as_mut() {
@@ -59,15 +58,14 @@ impl ConnWaker {
         self.driven.store(true, Ordering::SeqCst);
     }
 
-    /// Marks the connection as being polled; no task is woken for later progress.
+    /// Marks the connection as being polled; later progress wakes no task.
     pub(crate) fn start_driving_alone(&self) {
         let known = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(known);
         self.driven.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the polling. Returns true if the connection has become due meanwhile: then the caller has to poll
-    /// again, because nothing wakes its task.
+    /// Ends the polling. If true, the caller has to poll again, because nothing wakes its task.
     pub(crate) fn stop_driving(&self) -> bool {
         self.driven.store(false, Ordering::SeqCst);
         self.is_due()
@@ -77,7 +75,7 @@ impl ConnWaker {
         self.due.load(Ordering::SeqCst)
     }
 
-    /// Like [`Self::is_due`], and clears the mark until the next wake.
+    /// Returns whether the connection is due, and clears the mark.
     pub(crate) fn take_due(&self) -> bool {
         self.due.swap(false, Ordering::SeqCst)
     }

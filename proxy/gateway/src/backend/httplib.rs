@@ -1,9 +1,9 @@
-//! Protection against two faults of cpp-httplib, the HTTP library of llama-server, by which a backend reads
-//! parts of one request as another: as another client's request, or as one that bypasses keys and rules.
+//! Protection against two faults of cpp-httplib, llama-server's HTTP library. By either fault, a backend
+//! reads parts of one request as another: another client's, or one that bypasses keys and rules.
 //!
-//! cpp-httplib (0.30 to 0.53) answers a head that it cannot read with 400 and no body. It then reads the rest
-//! of the head and the whole body as further requests. So such a head is sent to no backend. [`crate::route`]
-//! treats the heads that llama-server can read, including those with unknown methods.
+//! cpp-httplib 0.30 to 0.53 answers a head that it cannot read with 400, then reads the rest of the head and
+//! the body as further requests. The gateway sends such a head to no backend. [`crate::route`] handles the
+//! heads that llama-server can read, including those with unknown methods.
 //!
 //! Before 0.40, cpp-httplib reads a request body that llama-server has left unread as the next request:
 //!
@@ -21,19 +21,18 @@ use warden_policies::ServerFacts;
 
 use crate::refusal::RequestRefusal;
 
-/// Most bytes of a request target that llama-server accepts (`CPPHTTPLIB_REQUEST_URI_MAX_LENGTH`).
+/// Maximum number of bytes of a request target (`CPPHTTPLIB_REQUEST_URI_MAX_LENGTH`).
 const TARGET_BYTES: usize = 8192;
-/// Most bytes of a header line, including its line end (`CPPHTTPLIB_HEADER_MAX_LENGTH`).
+/// Maximum number of bytes of a header line with its line end (`CPPHTTPLIB_HEADER_MAX_LENGTH`).
 const LINE_BYTES: usize = 8192;
-/// Most header fields of a request (`CPPHTTPLIB_HEADER_MAX_COUNT`).
+/// Maximum number of header fields of a request (`CPPHTTPLIB_HEADER_MAX_COUNT`).
 const MAX_FIELDS: usize = 100;
-/// Most fields that the gateway adds later: the body length, `Connection`, the trace context, an endpoint's
-/// key.
+/// Maximum number of fields added later: body length, `Connection`, trace context, endpoint key.
 const ADDED_FIELDS: usize = 4;
 
-/// Checks that llama-server accepts a request line with this target.
+/// Checks that llama-server accepts this request target.
 pub(crate) fn check_request_line(parts: &Parts) -> Result<(), RequestRefusal> {
-    // If a target begins with its query, a slash is added in front.
+    // A target that begins with its query gets a slash in front.
     let target = parts.uri.path_and_query().map_or(1, |target| {
         let text = target.as_str();
         text.len() + usize::from(!text.starts_with('/'))
@@ -44,10 +43,10 @@ pub(crate) fn check_request_line(parts: &Parts) -> Result<(), RequestRefusal> {
     Ok(())
 }
 
-/// Checks all lines of a head as it is sent to the backend.
+/// Checks the lines of the head that the backend gets.
 pub(crate) fn check_lines(parts: &Parts) -> Result<(), RequestRefusal> {
     check_request_line(parts)?;
-    // The line is `name: value` and the line end: 4 bytes more than name and value.
+    // A line has 4 bytes more than name and value: `: ` and the line end.
     let longest = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).max();
     if longest.is_some_and(|longest| longest > LINE_BYTES) {
         return Err(RequestRefusal::LineTooLong { limit: LINE_BYTES });
@@ -62,7 +61,7 @@ pub(crate) fn is_sent_without_body(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
-/// Makes a request the last on its connection, if its backend may read an unread body as another request.
+/// Makes a request the last on its connection, if the backend may read its unread body as another request.
 pub(crate) fn close_after_unread_body<B: Body>(request: &mut Request<B>, facts: ServerFacts) {
     if facts.may_read_body_as_request() && !request.body().is_end_stream() {
         request.headers_mut().insert(CONNECTION, CONNECTION_CLOSE);
@@ -73,7 +72,7 @@ pub(crate) fn ends_connection(headers: &HeaderMap) -> bool {
     headers.get(CONNECTION).is_some_and(|value| *value == CONNECTION_CLOSE)
 }
 
-/// Value of `Connection` in the only spelling that cpp-httplib recognises.
+/// The only spelling of the value that cpp-httplib recognises.
 const CONNECTION_CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 #[cfg(test)]

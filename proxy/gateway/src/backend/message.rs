@@ -18,41 +18,36 @@ pub(crate) struct UpstreamRequest {
     head: Request<()>,
     body: OutgoingBody,
     pub(crate) streams: bool,
-    /// The answer is a generated stream. If its head is missing, execution may not have begun.
+    /// The answer is a generated stream, whose head shows that execution has begun.
     pub(super) generates_stream: bool,
-    /// The request may be executed again if its server dies.
     repeats: bool,
 }
 
-/// Properties of a request that decide whether it may be sent again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RepeatPolicy {
     pub(crate) generates: bool,
     pub(crate) repeats: bool,
     pub(crate) remembers: bool,
-    /// Largest body that is kept to be sent again, in bytes.
+    /// Largest body kept for sending it again, in bytes.
     pub(crate) max_bytes: usize,
 }
 
 enum OutgoingBody {
-    /// The body may be sent again, even after a backend received it: each attempt gets a copy that shares
-    /// the bytes.
+    /// The body may be sent again, even after a backend has received it.
     Repeatable(Box<BodyIntake>),
-    /// The body is sent once, unless a connection hands it back unsent.
+    /// The body is sent once, unless a connection returns it unsent.
     Once(Option<RequestBody>, Arc<SentBody>),
-    /// The body of a request by the gateway on behalf of a client's request. If such a request kills the
-    /// server, the client's request is blamed.
+    /// Body of a gateway's own request. If it kills the server, the client's request is blamed.
     Side(HeldPieces, Arc<SentBody>),
 }
 
-/// Returns whether a method is safe (RFC 9110 section 9.2.1). The gateway answers the other safe methods
-/// itself.
+/// Safe methods (RFC 9110 section 9.2.1) that are forwarded; the gateway answers the others itself.
 fn is_safe_method(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
 
 impl UpstreamRequest {
-    /// Creates a request with the part of its body that was read. Boxed, because requests are moved often.
+    /// Boxed, because requests are moved often.
     pub(crate) fn new(
         parts: Box<Parts>,
         intake: Box<BodyIntake>,
@@ -63,8 +58,7 @@ impl UpstreamRequest {
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| RequestRefusal::Host)?;
         let is_safe = is_safe_method(&parts.method);
-        // A missing head is not interpreted here: its meaning depends on the build, and each attempt may use
-        // another.
+        // The meaning of a missing head depends on the build, and each attempt may use another build.
         let streams = intake.is_stream();
         let generates_stream = generates && streams;
         let kept = is_safe || repeats || generates_stream || remembers;
@@ -83,12 +77,11 @@ impl UpstreamRequest {
         Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
     }
 
-    /// Makes the spans of the following attempts children of this span.
     pub(super) fn set_parent_span(&mut self, parent: Option<HeaderValue>) {
         trace::set_traceparent(self.head.headers_mut(), parent);
     }
 
-    /// Returns the request to send. A request that can be sent only once is complete in the first call only.
+    /// Returns the request. The body of a request that is sent once is only in the first result.
     pub(super) fn request(&mut self) -> Request<RequestBody> {
         let (headers, body) = match &mut self.body {
             OutgoingBody::Repeatable(intake) => {
@@ -123,7 +116,6 @@ impl UpstreamRequest {
         is_safe_method(self.head.method())
     }
 
-    /// Returns whether the whole body is held, so that the request can be sent again.
     pub(super) fn is_held(&self) -> bool {
         matches!(self.body, OutgoingBody::Repeatable(_))
     }
@@ -139,7 +131,7 @@ impl UpstreamRequest {
         }
     }
 
-    /// Returns the body of the client's request, if all of it is held.
+    /// Returns the client's body, if all of it is held.
     pub(crate) fn held_body(&self) -> Option<&BodyIntake> {
         match &self.body {
             OutgoingBody::Repeatable(intake) => Some(intake),
@@ -151,13 +143,12 @@ impl UpstreamRequest {
         self.held_body()?.json()
     }
 
-    /// Counts images and recordings in the body, before it is sent.
+    /// Counts images and recordings in the body before it is sent.
     pub(crate) fn media(&self) -> (u64, u64) {
         self.held_body().map_or_else(|| self.sent().media(), BodyIntake::media)
     }
 
-    /// Builds another request with the same head, to `path` if given. `None` if the budget has no room for
-    /// its body.
+    /// Builds a request with the same head, and `path` if given. `None` if the budget has no room.
     pub(crate) fn side_request(
         &self,
         path: Option<&'static str>,
@@ -169,7 +160,7 @@ impl UpstreamRequest {
         *head.method_mut() = self.head.method().clone();
         *head.uri_mut() = path.map_or_else(|| self.head.uri().clone(), Uri::from_static);
         *head.headers_mut() = self.head.headers().clone();
-        // Remove the conversation id: llama-server records the events of the client's own request under it.
+        // llama-server records the events of the client's own request under this id.
         head.headers_mut().remove(CONVERSATION_ID);
         let sent = Arc::new(SentBody::for_resend(&intake.sent));
         let body = OutgoingBody::Side(intake.hold_other(body)?, sent);

@@ -1,6 +1,4 @@
-//! The path to a backend: leases, connections, attempts. A request is sent again if it is certain that
-//! nothing was executed. After the death of its server, a request is also sent again if it only computes an
-//! answer and the client has no part of that answer.
+//! The path to a backend: leases, connections, attempts.
 
 pub(crate) mod again;
 pub(crate) mod attempt;

@@ -1,5 +1,4 @@
-//! The connections to one generation: opened when needed, kept while idle, and closed at once when an
-//! exchange is abandoned.
+//! Connections to one generation: opened when needed, kept while idle, closed when an exchange is abandoned.
 //!
 //! ```text
 //!   checkout --> [ an idle connection, recent and open? ] --yes--> UpstreamConn
@@ -8,9 +7,9 @@
 //!                   connect --> refused: proof that nothing was sent
 //! ```
 //!
-//! A connection is bound to the thread whose runtime registered its socket, so each thread has its own shelf.
-//! Idle connections are not polled. A connection closed by the backend is noticed when it is taken from its
-//! shelf, or by the sweeper: a task that runs while there are idle connections.
+//! The runtime that registered a socket binds it to one thread, so each thread has its own shelf. Idle
+//! connections are not polled. If a backend closes one, the next checkout or the sweeper notices. The sweeper
+//! is a task that runs while there are idle connections.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,11 +26,9 @@ use crate::config::GatewayConfig;
 use crate::protocol::LEAST_BUFFER;
 use crate::workers;
 
-/// State that all requests to backends share.
 pub(crate) struct UpstreamContext {
     pub(crate) backends: Arc<dyn LeaseProvider>,
     pub(crate) config: Arc<GatewayConfig>,
-    /// Tracks detached connections and delayed tasks.
     pub(crate) tasks: TaskTracker,
     threads: usize,
 }
@@ -60,27 +57,26 @@ pub(crate) struct ConnectionPool {
     shelves: Box<[Mutex<PoolShelf>]>,
     kept: AtomicUsize,
     limits: PoolLimits,
-    /// Tracker for the tasks of detached connections.
     pub(crate) tracker: TaskTracker,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLimits {
     pub(crate) connect: Duration,
-    /// Longest time that a connection may have been idle to be used again.
+    /// Maximum idle time of a connection that is used again.
     pub(crate) idle: Duration,
-    /// Most idle connections kept, over all threads, if the backend can serve as many at a time.
+    /// Maximum number of idle connections over all threads, if the backend can serve as many at a time.
     pub(crate) kept: usize,
-    /// Most idle connections kept if the number that the backend can serve is unknown.
+    /// Maximum number of idle connections if the backend's capacity is unknown.
     pub(crate) kept_unknown: usize,
-    /// Largest response head, in bytes.
+    /// Maximum size of a response head, in bytes.
     pub(crate) head: usize,
 }
 
 impl PoolLimits {
-    /// Returns how many idle connections may be kept. An idle connection occupies a thread of a
-    /// llama-server with a fixed number of connection threads. Half of the threads are left for new
-    /// connections, such as the supervisor's probes.
+    /// Returns the maximum number of idle connections. An idle connection occupies a thread of a llama-server
+    /// with a fixed number of threads. Half of them are left for new connections, such as the supervisor's
+    /// probes.
     fn max_idle(&self, facts: ServerFacts) -> usize {
         match facts.http_threads {
             Some(threads) if threads < ServerFacts::THREADS_ON_DEMAND => self.kept.min(threads as usize / 2),
@@ -160,7 +156,7 @@ impl ConnectionPool {
         }
     }
 
-    /// Closes connections that are too old or were closed by the backend. Returns false if none is left.
+    /// Closes connections that are too old or that the backend has closed. Returns false if none is left.
     fn prune(&self) -> bool {
         let (gone, left) = self.with_shelf(|shelf| {
             let gone: Vec<IdleConnection> = shelf
@@ -174,7 +170,7 @@ impl ConnectionPool {
     }
 }
 
-/// Prunes one thread's shelf until it is empty, or the pool is dropped.
+/// Prunes one thread's shelf until the shelf is empty or the pool is dropped.
 async fn sweep_shelf(pool: Weak<ConnectionPool>, every: Duration) {
     loop {
         sleep(every).await;

@@ -1,6 +1,5 @@
-//! The body of a request to a backend: the held pieces, then the rest as it arrives. This type counts
-//! bytes, enforces limits, and records the reason for a failure, because the connection that sends the body
-//! reports only *that* it failed.
+//! The body of a request to a backend: the held pieces, then the rest as it arrives. Counts bytes, enforces
+//! limits, and records why the body failed, which the connection does not report.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -32,10 +31,10 @@ enum BodySource {
 
 struct LiveBody {
     intake: Box<BodyIntake>,
-    /// Start of the current wait for the client's next piece, and its time limit.
+    /// Start and time limit of the current wait for the client's next piece.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     checkpoint: Option<BodyCheckpoint>,
-    /// The last piece, held back until the checkpoint decides.
+    /// The last piece, held back until the checkpoint permits it.
     last: Option<Bytes>,
 }
 
@@ -44,7 +43,7 @@ impl RequestBody {
         Self::new(BodySource::Nothing, sent)
     }
 
-    /// Creates a body from pieces that the caller keeps as well.
+    /// Creates a body from pieces that the caller keeps, too.
     pub(crate) fn from_held(pieces: VecDeque<Bytes>, sent: Arc<SentBody>) -> Self {
         Self::new(BodySource::Again(pieces), sent)
     }
@@ -58,7 +57,7 @@ impl RequestBody {
         Self::new(BodySource::Live(Box::new(live)), sent)
     }
 
-    /// Sets a checkpoint for the end of the body; does nothing if the end has already arrived.
+    /// Sets a checkpoint at the end of the body, unless the end has already arrived.
     pub(crate) fn set_checkpoint(&mut self, checkpoint: impl FnOnce() -> BodyCheckpoint) {
         if let BodySource::Live(live) = &mut self.from
             && live.intake.rest.is_some()
@@ -70,7 +69,7 @@ impl RequestBody {
     fn new(from: BodySource, sent: Arc<SentBody>) -> Self {
         let body = Self { from, sent };
         if body.ended() {
-            // A connection never polls an empty body, so record its end here.
+            // The connection never polls an empty body, so record its end here.
             body.sent.note_end(true);
         }
         body
@@ -159,8 +158,7 @@ impl Body for RequestBody {
     }
 }
 
-/// Returns whether no more bytes can come. Over HTTP/2 the end of a stream may be a separate frame after
-/// the last declared byte.
+/// Over HTTP/2 the end of a stream may be a separate frame after the last declared byte.
 fn is_body_done(rest: &RequestStream) -> bool {
     rest.is_end_stream() || rest.size_hint().exact() == Some(0)
 }
@@ -214,7 +212,7 @@ impl LiveBody {
         }
     }
 
-    /// Returns the last piece once the checkpoint lets it pass; an empty piece only marks the end.
+    /// Returns the last piece once the checkpoint permits it. An empty piece only marks the end.
     fn poll_last(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         let print = self.intake.seal();
         if let Some(checkpoint) = &mut self.checkpoint
@@ -227,9 +225,8 @@ impl LiveBody {
     }
 }
 
-/// The quarantine check for a streamed body, whose fingerprint is known only with its last piece. The last
-/// piece is held back until the check permits it, because llama-server starts nothing before it has the
-/// whole body.
+/// Quarantine check for a streamed body, whose fingerprint is known only with its last piece. Holds back the
+/// last piece until the check permits it: llama-server starts nothing before it has the whole body.
 ///
 /// ```text
 ///   pieces ... last piece --> [ not suspected? ] -- yes ----------------------> sent
@@ -237,7 +234,7 @@ impl LiveBody {
 ///                                | refused, or the process ends --------------> the body fails, incomplete
 /// ```
 pub(crate) struct BodyCheckpoint {
-    /// Weak reference: the body must not keep the lease after its exchange has ended.
+    /// Weak, because the body must not keep the lease after its exchange has ended.
     lease: Weak<dyn BackendLease>,
     tracker: TaskTracker,
     waiting: Option<BoxFuture<'static, SolitudeResult>>,
@@ -248,7 +245,7 @@ impl BodyCheckpoint {
         Self { lease: Arc::downgrade(lease), tracker, waiting: None }
     }
 
-    /// Returns whether the last piece of the body may be sent.
+    /// Resolves when the last piece may be sent.
     pub(crate) fn poll(
         &mut self,
         print: RequestFingerprint,

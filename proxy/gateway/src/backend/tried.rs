@@ -80,7 +80,7 @@ impl BackendAttempts<'_> {
         Ok(CanaryAttempt::Failed(other, message))
     }
 
-    /// Takes a lease of the model's normal build in place of the canary's lease.
+    /// Replaces the canary's lease by one of the model's normal build.
     async fn lease_own_build(
         &mut self,
         lease: SharedLease,
@@ -105,13 +105,13 @@ impl BackendAttempts<'_> {
 
 pub(super) enum CanaryAttempt {
     Answers(Box<RelayedAnswer>),
-    /// The canary failed: a lease of the model's normal build, and the request to send there.
+    /// The canary failed. Holds a lease of the model's normal build, and the request to send there.
     Failed(SharedLease, Box<UpstreamRequest>),
 }
 
 pub(super) const CANARY_BROKE: &str = "its process ended, or its connection broke";
 pub(super) const CANARY_STOPPED: &str = "it was stopped";
-/// The answer exceeds the bytes that may be held to check it first; no fault of the canary.
+/// The answer is too large to be held and checked, which is no fault of the canary.
 const ANSWER_TOO_LARGE: &str = "its answer exceeds the size limit";
 const ANSWER_GARBLED: &str = "its answer cannot be read";
 const TOO_LATE: &str = "it did not answer in time";
@@ -120,16 +120,15 @@ fn why_revoked(lease: &SharedLease) -> &'static str {
     if lease.was_stopped() { CANARY_STOPPED } else { CANARY_BROKE }
 }
 
-/// Checks whether a canary's answer can be passed on. A non-streaming answer is read, up to `most` bytes,
-/// before its head is passed on: afterwards another build could not replace the answer.
+/// Checks whether a canary's answer can be passed on. Reads a non-streaming answer, up to `most` bytes,
+/// before its head is passed on: afterwards no other build could replace the answer.
 async fn check_canary_answer(
     relayed: &mut RelayedAnswer,
     most: usize,
     until: Instant,
 ) -> Result<(), &'static str> {
     let RelayedAnswer { response, read_ahead, backend, .. } = relayed;
-    // The model's normal build may accept a request that the canary refuses: the canary may lack a route or
-    // a field.
+    // The model's normal build may accept this request: the canary may lack a route or a field.
     if !response.status().is_success() {
         return Err("it answered with an error");
     }

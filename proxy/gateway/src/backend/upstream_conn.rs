@@ -1,6 +1,5 @@
-//! A connection to a backend. The connection has no task of its own and makes progress only while the task
-//! that waits for its answer polls it. So an answer needs no task switch, and all data that has arrived
-//! between two polls is passed on in one piece.
+//! A connection to a backend. It has no task: the task that waits for its answer polls it. So an answer needs
+//! no task switch, and all data that arrived between two polls is passed on in one piece.
 //!
 //! ```text
 //!   send  --polls--> request out, head in
@@ -33,18 +32,16 @@ use warden_supervisor::{EndpointStream, LeaseAddress, ListenAddress, private_dir
 
 use crate::backend::{ConnWaker, RequestBody, ends_connection};
 
-/// Retry interval while the server's listen backlog is full. A server accepts within microseconds, unless the
-/// machine is busy.
+/// Retry interval while the server's listen backlog is full. An idle machine accepts within microseconds.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
-/// Size up to which frames of an answer that have arrived are joined into one piece.
+/// Size up to which arrived frames of an answer are joined into one piece.
 const JOINED_FRAME_BYTES: usize = 64 * 1024;
 
-/// Frames of at least this size are passed on unjoined: copying costs more than passing on another piece.
+/// Frames of this size are not joined: copying would cost more than passing on another piece.
 const LARGE_FRAME_BYTES: usize = 8 * 1024;
 
-/// Number of times that a connection is polled in a row while it stays due without an answer. Then other
-/// tasks get their turn.
+/// Maximum number of polls in a row while the connection stays due without an answer; then other tasks run.
 const DRIVES_PER_TURN: usize = 3;
 
 pub(crate) enum IncompleteAnswer {
@@ -54,14 +51,14 @@ pub(crate) enum IncompleteAnswer {
 
 pub(crate) struct UpstreamConn {
     sender: SendRequest<RequestBody>,
-    /// `None` once the connection has ended, or has a task of its own.
+    /// `None` after the connection has ended or got its own task.
     connection: Option<Box<Connection<TokioIo<UpstreamSocket>, RequestBody>>>,
     task: Option<AbortOnDropHandle<()>>,
     conn_waker: Arc<ConnWaker>,
     waker: Waker,
-    /// Error of the connection, reported after the pieces received before.
+    /// Error of the connection, reported after the pieces received before it.
     failure: Option<hyper::Error>,
-    /// The last request sent `Connection: close`.
+    /// True if the last request had `Connection: close`.
     is_closing: bool,
 }
 
@@ -72,16 +69,16 @@ impl std::fmt::Debug for UpstreamConn {
 }
 
 pub(crate) enum UpstreamSendError {
-    /// The request was handed back: no byte of it was sent.
+    /// The connection returned the request: no byte was sent.
     Unsent(Box<Request<RequestBody>>),
-    /// The backend may have received the request, and sent no byte of an answer.
+    /// The backend may have got the request, and sent no byte of an answer.
     Sent(hyper::Error),
-    /// An answer began and broke off within its head.
+    /// The answer broke off within its head.
     Begun(hyper::Error),
 }
 
 impl UpstreamConn {
-    /// Connects. `head`: largest response head, in bytes.
+    /// Connects. `head` is the largest response head, in bytes.
     pub(crate) async fn connect(address: &LeaseAddress, head: usize) -> io::Result<Self> {
         let stream = open_stream(address).await?;
         let conn_waker = ConnWaker::new();
@@ -96,8 +93,7 @@ impl UpstreamConn {
         Ok(Self { sender, connection, task: None, conn_waker, waker, failure: None, is_closing: false })
     }
 
-    /// Sends a request and waits for the head of its answer. Dropping the future and then this value closes
-    /// the connection.
+    /// Sends a request and waits for the head of its answer. Dropping future and value closes the connection.
     pub(crate) async fn send(
         &mut self,
         request: Request<RequestBody>,
@@ -110,8 +106,7 @@ impl UpstreamConn {
             let mut result = Poll::Pending;
             for _ in 0..DRIVES_PER_TURN {
                 let moved = self.drive();
-                // Only the connection produces the answer. The waker is needed if the runtime makes this
-                // task yield.
+                // Only the connection produces the answer. The waker serves if the runtime forces a yield.
                 result = answer.as_mut().poll(&mut Context::from_waker(&self.waker));
                 if result.is_ready() || !(moved && self.conn_waker.is_due()) {
                     break;
@@ -129,7 +124,7 @@ impl UpstreamConn {
         })
     }
 
-    /// Returns the part of the answer's body that has arrived, in one piece; `None` at the end of the body.
+    /// Returns the arrived part of the answer's body in one piece; `None` at the end of the body.
     pub(crate) fn poll_piece(
         &mut self,
         body: &mut Incoming,
@@ -213,7 +208,7 @@ impl UpstreamConn {
         }
     }
 
-    /// Polls the connection until it can make no more progress. Returns false if it was not due.
+    /// Polls the connection until it stops making progress. Returns false if it was not due.
     fn drive(&mut self) -> bool {
         let Some(connection) = &mut self.connection else { return false };
         if !self.conn_waker.take_due() {
@@ -223,14 +218,13 @@ impl UpstreamConn {
             if let Err(error) = result {
                 tracing::debug!(%error, "a connection to a backend ended");
             }
-            // Dropping the connection hands back a request that was not yet taken from its queue.
+            // Dropping the connection returns a request that it has not yet taken from its queue.
             self.connection = None;
         }
         true
     }
 
-    /// Returns whether the connection can take another request: its last answer was read to its end, and it
-    /// is open as far as known. From now on, the connection wakes no task.
+    /// Returns whether the connection can be used again. From now on, it wakes no task.
     pub(crate) fn settle(&mut self) -> bool {
         self.conn_waker.start_driving_alone();
         for _ in 0..DRIVES_PER_TURN {
@@ -242,7 +236,7 @@ impl UpstreamConn {
         self.connection.is_some() && self.sender.is_ready() && !self.is_closing
     }
 
-    /// Gives the connection a task of its own. No further request can be sent on it.
+    /// Gives the connection its own task. It can send no further request.
     pub(crate) fn detach(&mut self, tracker: &TaskTracker) {
         let Some(connection) = self.connection.take() else { return };
         let task = tracker.spawn(async move {
@@ -254,7 +248,7 @@ impl UpstreamConn {
     }
 }
 
-/// Polls the next data of a body. Trailers are dropped, as no client of llama-server expects any.
+/// Drops trailers, because no client of llama-server expects any.
 fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, hyper::Error>>> {
     loop {
         match std::task::ready!(Pin::new(&mut *body).poll_frame(context)) {
@@ -269,8 +263,8 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Resu
     }
 }
 
-/// Opens a socket to the address. A Unix socket with a full backlog (llama-server's holds 128 connections)
-/// fails at once instead of waiting; this error is retried and does not count as a refusal.
+/// Opens a socket. A Unix socket with a full backlog (llama-server's holds 128 connections) fails at once
+/// instead of waiting, so that error is retried and is no refusal.
 async fn open_stream(address: &LeaseAddress) -> io::Result<UpstreamStream> {
     match address {
         LeaseAddress::Process(ListenAddress::Unix(path)) => loop {
@@ -294,7 +288,7 @@ async fn open_stream(address: &LeaseAddress) -> io::Result<UpstreamStream> {
             stream.set_nodelay(true)?;
             Ok(Either::Left(Either::Right(stream)))
         }
-        // Boxed because remote endpoints are rare, and the future of every request would grow.
+        // Boxed, because remote endpoints are rare and would enlarge the future of every request.
         LeaseAddress::Remote(origin) => Box::pin(origin.connect()).await.map(Either::Right),
     }
 }

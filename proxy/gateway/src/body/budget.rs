@@ -1,9 +1,8 @@
-//! The memory budget for request bodies, common to all requests. A request reserves bytes before it holds
-//! them, and gives them back when it releases them or is dropped.
+//! The memory budget for request bodies, common to all requests. Holding bytes needs a reservation.
 //!
-//! A client is identified by its address, and by its key if keys are used. No client may hold more than
-//! twice the bytes left in the budget: a single client gets at most two thirds, two clients two fifths
-//! each. However many clients hold their maximum, something is left for the next client.
+//! A client is identified by its address, and by its key if keys are used. No client may hold more than twice
+//! the bytes left in the budget: a single client gets at most two thirds, two clients two fifths each. So the
+//! next client always finds some bytes left.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -15,20 +14,20 @@ use bytes::Bytes;
 use crate::body::{ByteEdit, splice};
 use crate::observe::GatewayGauges;
 
-/// Memory for a held piece apart from its bytes: its handle and a share of the buffer it is cut from. If
-/// this were not counted, a body in pieces of one byte would take many times its budget.
+/// Bytes that a held piece needs apart from its content: its handle, and a share of its buffer. Without them,
+/// a body in pieces of one byte would take many times its budget.
 const PIECE_OVERHEAD: usize = 64;
 
-/// Largest ratio between the bytes one client holds and the bytes left.
+/// Maximum ratio between the bytes that one client holds and the bytes left.
 const MAX_SHARE_RATIO: usize = 2;
 
-/// Returns the most bytes of a budget of `all` that one client can hold, if no other client holds any.
+/// Returns the maximum number of bytes of a budget of `all` that one client can hold.
 pub fn max_client_bytes(all: u64) -> u64 {
     let times = MAX_SHARE_RATIO as u64;
     all / (times + 1) * times
 }
 
-/// Bytes held for one client: an address or a key.
+/// Bytes held for one address or one key.
 #[derive(Debug, Default)]
 pub(crate) struct ClientShare(AtomicUsize);
 
@@ -39,7 +38,7 @@ pub(crate) struct ClientPeer {
     pub(crate) held: Arc<ClientShare>,
 }
 
-/// The common budget, with the shares of the client whose bodies are charged to it.
+/// The common budget and the shares of one client.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyBudget {
     gauges: Arc<GatewayGauges>,
@@ -61,8 +60,7 @@ impl BodyBudget {
         self.take_below(self.limit, MAX_SHARE_RATIO, bytes)
     }
 
-    /// Reserves bytes if the total stays within `limit`, and this client's share within `times` the bytes
-    /// left.
+    /// Reserves bytes within `limit` in total, and for this client within `times` the bytes left.
     fn take_below(&self, limit: usize, times: usize, bytes: usize) -> bool {
         let used = &self.gauges.held_bytes;
         let Some(before) = add_within_limit(used, bytes, limit) else { return false };
@@ -89,7 +87,7 @@ impl BodyBudget {
     }
 }
 
-/// Pieces of one body, in order, counted in the budget. They are never joined into one buffer.
+/// Pieces of one body in order, counted in the budget and never joined into one buffer.
 #[derive(Debug)]
 pub(crate) struct HeldPieces {
     pieces: VecDeque<Bytes>,
@@ -103,7 +101,7 @@ impl HeldPieces {
         Self { pieces: VecDeque::new(), bytes: 0, reserved: 0, budget }
     }
 
-    /// Reserves memory for a use other than pieces; `None` if the budget is used up.
+    /// Reserves memory for another use than pieces; `None` if the budget is used up.
     pub(crate) fn reserved(budget: BodyBudget, bytes: usize) -> Option<Self> {
         budget.take(bytes).then(|| {
             let mut held = Self::new(budget);
@@ -112,7 +110,6 @@ impl HeldPieces {
         })
     }
 
-    /// Creates an empty list of pieces under the same budget.
     pub(crate) fn new_empty(&self) -> Self {
         Self::new(self.budget.clone())
     }
@@ -121,25 +118,24 @@ impl HeldPieces {
         self.bytes
     }
 
-    /// Returns whether any piece is held, including an empty one.
+    /// Returns whether any piece is held, even an empty one.
     pub(crate) fn has_pieces(&self) -> bool {
         !self.pieces.is_empty()
     }
 
-    /// Returns whether at most half of the budget is used. If more is used, dispensable bytes are released
-    /// first.
+    /// Returns whether at most half of the budget is used. If not, dispensable bytes are released.
     pub(crate) fn is_ample(&self) -> bool {
         self.budget.gauges.held_bytes.load(Ordering::Relaxed) <= self.budget.limit / 2
     }
 
-    /// Holds a piece. Returns the piece as an error if the budget is used up.
+    /// Holds a piece, or returns it as an error if the budget is used up.
     pub(crate) fn push(&mut self, piece: Bytes) -> Result<(), Bytes> {
         self.push_below(self.budget.limit, MAX_SHARE_RATIO, piece)
     }
 
-    /// Holds a piece that could as well stay in the socket. Returns the piece as an error if half of the
-    /// budget is used up, or if the client would hold more than is left. The other half is reserved for
-    /// requests that cannot proceed without it.
+    /// Holds a piece that could stay in the socket as well. Returns it as an error if half of the budget is
+    /// used, or if the client would hold more than is left. The other half is for requests that cannot
+    /// proceed without it.
     pub(crate) fn push_ahead(&mut self, piece: Bytes) -> Result<(), Bytes> {
         self.push_below(self.budget.limit / 2, MAX_SHARE_RATIO / 2, piece)
     }
@@ -154,13 +150,12 @@ impl HeldPieces {
         Ok(())
     }
 
-    /// Holds a last piece without reserving its bytes, because it is in memory anyway.
+    /// Holds a last piece without reserving its bytes: the piece is in memory anyway.
     pub(crate) fn push_unreserved(&mut self, piece: Bytes) {
         self.bytes += piece.len() as u64;
         self.pieces.push_back(piece);
     }
 
-    /// Releases the first piece and returns it.
     pub(crate) fn pop(&mut self) -> Option<Bytes> {
         let piece = self.pieces.pop_front()?;
         self.bytes -= piece.len() as u64;
@@ -174,8 +169,7 @@ impl HeldPieces {
         self.pieces.iter()
     }
 
-    /// Applies edits to the held bytes. Returns false and changes nothing if the budget has no room for the
-    /// added bytes.
+    /// Applies edits. Returns false, without any change, if the budget has no room for them.
     pub(crate) fn edit(&mut self, edits: Vec<ByteEdit>) -> bool {
         let added: usize = edits.iter().map(|edit| edit.text.len() + 2 * PIECE_OVERHEAD).sum();
         if !self.budget.take(added) {
@@ -187,7 +181,7 @@ impl HeldPieces {
         true
     }
 
-    /// Returns all pieces in one buffer. A single piece is not copied.
+    /// Returns all pieces in one buffer, without a copy if there is only one.
     pub(crate) fn joined(&self) -> Bytes {
         match self.pieces.len() {
             1 => self.pieces[0].clone(),
@@ -195,8 +189,7 @@ impl HeldPieces {
         }
     }
 
-    /// Returns the same pieces, which share their bytes with `self` and are not counted in the budget. The
-    /// caller must keep `self` as long as these pieces.
+    /// Returns the same pieces, not counted again. The caller must keep `self` as long as they live.
     pub(crate) fn shared_pieces(&self) -> VecDeque<Bytes> {
         self.pieces.clone()
     }
@@ -208,7 +201,7 @@ impl Drop for HeldPieces {
     }
 }
 
-/// Adds to a sum and returns its previous value; `None` if the sum would exceed `limit`.
+/// Adds to a sum and returns its old value; `None` if the sum would exceed `limit`.
 pub(crate) fn add_within_limit(sum: &AtomicUsize, more: usize, limit: usize) -> Option<usize> {
     let mut before = sum.load(Ordering::Relaxed);
     loop {

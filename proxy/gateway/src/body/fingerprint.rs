@@ -1,15 +1,12 @@
-//! Fingerprints of requests: a keyed hash, computed while the body is passed on, so that no body is held
-//! for it. Each instance draws its own random key. Without the key a fingerprint reveals nothing about its
-//! request.
+//! Fingerprints of requests: a keyed hash, computed while the body is passed on, so that no body is held for
+//! it. The key is random for each process, so a fingerprint reveals nothing about its request.
 //!
-//! Two requests are the same if method, path and all bytes of the body are equal. They are compared after
-//! decoding, and before the gateway changes them.
+//! Two requests are the same if method, path and decoded body, as sent by the client, are equal.
 //!
-//! `HighwayHash` computes the fingerprint from the first 64 KiB of the body, and from a 128-bit XXH3 hash
-//! of the rest. XXH3 is five times as fast: hashing everything with `HighwayHash` took a fifth of the time
-//! of passing on a body of some MB. XXH3 is keyed with another secret, and its result is never shown. So
-//! fingerprints do not reveal the secret, and without the secret no client can construct two bodies with the
-//! same fingerprint.
+//! `HighwayHash` reads the first 64 KiB of the body, and a 128-bit XXH3 hash of the rest. XXH3 is five times
+//! as fast: `HighwayHash` alone took a fifth of the time of passing on a body of some MB. XXH3 is keyed with
+//! another secret and its result is never shown, so no client can construct two bodies with the same
+//! fingerprint.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,21 +16,20 @@ use http::Method;
 use twox_hash::xxhash3_128::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
 use warden_policies::quarantine::RequestFingerprint;
 
-/// Bytes of a body that go to `HighwayHash` directly.
+/// Number of bytes of a body that `HighwayHash` reads directly.
 const DIRECT_BYTES: usize = 64 * 1024;
 
 type XxhSecret = [u8; DEFAULT_SECRET_LENGTH];
 
 type XxhHasher = RawHasher<XxhSecret>;
 
-/// Bytes that XXH3 reads before the body, because it ignores its secret for inputs of fewer than 241 bytes.
+/// Bytes that XXH3 reads before the body: it ignores its secret for inputs of fewer than 241 bytes.
 type XxhLead = [u8; 256];
 
 #[derive(Clone)]
 pub(crate) struct FingerprintKey {
     key: [u64; 4],
-    /// XXH3 state after its lead. Always `Some`: XXH3 refuses a secret of the wrong length, but the length
-    /// is fixed.
+    /// XXH3 state after its lead. `None` only if XXH3 refuses the length of its secret, which is fixed.
     xxh3: Option<Arc<XxhHasher>>,
 }
 
@@ -65,27 +61,25 @@ impl FingerprintKey {
     }
 }
 
-/// Size of a part that stays in the CPU cache while it is read twice.
+/// Size of a part that stays in the CPU cache between two readings.
 const CACHE_BYTES: usize = 16 * 1024;
 
-/// Cuts a piece into parts that the scanner and then the fingerprint hasher read. A whole piece may be
-/// larger than the cache.
+/// Cuts a piece into parts that stay in the cache between the scanner and the fingerprint hasher.
 pub(crate) fn cache_sized_parts(piece: &[u8]) -> impl Iterator<Item = &[u8]> {
     piece.chunks(CACHE_BYTES)
 }
 
 pub(crate) struct FingerprintHasher {
     highway: HighwayHasher,
-    /// Bytes of the body that `highway` has read: at most `DIRECT_BYTES`, unless XXH3 is unavailable.
+    /// Number of bytes that `highway` has read: at most `DIRECT_BYTES`, unless XXH3 is unavailable.
     read: usize,
     rest: RestHasher,
 }
 
 /// Hash of the bytes after the first `DIRECT_BYTES`.
 enum RestHasher {
-    /// The body has no such bytes so far.
     None(Arc<XxhHasher>),
-    /// XXH3. Boxed, because few bodies are that long.
+    /// XXH3, boxed because few bodies are that long.
     Long(Box<XxhHasher>),
     /// XXH3 is unavailable: `HighwayHash` reads everything.
     Unavailable,
@@ -115,7 +109,6 @@ impl FingerprintHasher {
         }
     }
 
-    /// Returns the fingerprint of everything added so far.
     pub(crate) fn finish(&self) -> RequestFingerprint {
         // Finish a copy, because more pieces may follow.
         let mut highway = self.highway.clone();

@@ -1,12 +1,11 @@
-//! Summary of a JSON value, for rules about requests. Parsing builds only the summary: a list of ten
-//! million numbers becomes "a non-empty list" and takes no memory.
+//! Summary of a JSON value, for rules: a list of ten million numbers becomes "a non-empty list".
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Longest text that is kept; all keywords of the API are shorter.
+/// Maximum length of a text that is kept; all keywords of the API are shorter.
 const MAX_WORD_BYTES: usize = 32;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +13,7 @@ pub(crate) enum ValueGist {
     Null,
     Bool(bool),
     Number(f64),
-    /// A text; `None` if it is longer than [`MAX_WORD_BYTES`].
+    /// A text; `None` if it exceeds [`MAX_WORD_BYTES`].
     Text(Option<Box<str>>),
     List {
         is_empty: bool,
@@ -27,7 +26,7 @@ pub(crate) enum ValueGist {
 }
 
 impl ValueGist {
-    /// Returns whether the value switches something on: not `false`, null, zero or empty.
+    /// Returns whether the value switches a feature on: it is not `false`, null, zero or empty.
     pub(crate) fn is_on(&self) -> bool {
         match self {
             Self::Null | Self::Bool(false) => false,
@@ -103,7 +102,7 @@ impl<'de> Visitor<'de> for GistVisitor {
         let mut format = None;
         while let Some(name) = members.next_key::<ShortText>()? {
             match name.0.as_deref() {
-                // If a member is repeated, the last is used, as in llama-server's parser.
+                // llama-server's parser uses the last of repeated members, too.
                 Some("type") => kind = Some(Box::new(members.next_value()?)),
                 Some("format") => format = Some(Box::new(members.next_value()?)),
                 _ => drop(members.next_value::<IgnoredAny>()?),
@@ -130,8 +129,7 @@ impl<'de> Deserialize<'de> for ShortText {
     }
 }
 
-/// Role of the last message of a list; `None` if that message has no role, or the value is not a list. The
-/// other messages are not kept.
+/// Role of the last message of a list; `None` if the message has no role, or the value is no list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LastRole(pub(crate) Option<Box<str>>);
 

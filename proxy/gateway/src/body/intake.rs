@@ -1,7 +1,7 @@
-//! Reads as much of a request body as is needed before a backend is requested. Small bodies are read
-//! completely, because llama-server starts only with the whole body, and a held body can be sent again.
-//! Large bodies are read until their model is known. If the request needs a slot, a large body is also read
-//! to its end, as far as the budget has room: a slot must not wait for a client.
+//! Reads as much of a request body as is needed before a backend is chosen. Small bodies are read completely:
+//! llama-server starts only with the whole body, and a held body can be sent again. Large bodies are read
+//! until their model is known. If the request needs a slot, a large body is read to its end while the budget
+//! has room: a slot must not wait for a client.
 //!
 //! ```text
 //!   head -> [ large, and its model is in the query or any name will do? ] --yes--> streamed from the start
@@ -39,11 +39,9 @@ pub(crate) struct BodyIntake {
     pub(crate) rest: Option<RequestStream>,
     finder: ModelFinder,
     pub(crate) limits: BodyLimits,
-    /// The model name was replaced; a second name in the rest, which the backend would use, fails the
-    /// request.
+    /// The model name was replaced. The backend would use a second name, which fails the request.
     one_model: bool,
     pub(crate) sent: Arc<SentBody>,
-    /// Copy of the bytes for the recorder, if the request is recorded.
     pub(crate) copy: Option<RequestCopy>,
     pub(crate) printer: FingerprintHasher,
 }
@@ -51,24 +49,22 @@ pub(crate) struct BodyIntake {
 enum ModelFinder {
     Json(BodyScanner),
     Form(MultipartScanner),
-    /// The rest of a form is passed on unread.
+    /// A form whose rest is passed on unread.
     PassedForm,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum BodyModel {
     Model(String),
-    /// The body is valid or absent, and has no name.
+    /// The body is empty or valid, and names no model.
     Nothing,
-    /// The body is no JSON object, so it has no name.
     NotJson,
     NotText,
 }
 
 impl BodyIntake {
-    /// Prepares a request's body; fails if it declares more bytes than allowed. Reads nothing yet, so
-    /// that a client which waits for `100 Continue` sends nothing before the limits were checked. Boxed,
-    /// because each move of the value would copy it.
+    /// Prepares a body; fails if it declares too many bytes. Reads nothing: a client that waits for `100
+    /// Continue` must send nothing before this check. Boxed, because each move would copy the value.
     pub(crate) fn begin(
         headers: &mut HeaderMap,
         body: Incoming,
@@ -100,7 +96,7 @@ impl BodyIntake {
         Ok(Box::new(intake))
     }
 
-    /// Reads as much as needed before a backend is chosen. With `search`, reads until the model is known.
+    /// Reads what is needed before a backend is chosen. With `search`, reads until the model is known.
     pub(crate) async fn take_needed(
         &mut self,
         search: bool,
@@ -129,9 +125,9 @@ impl BodyIntake {
         }
     }
 
-    /// Reads the rest before a slot is requested: llama-server computes nothing before it has the last
-    /// byte. Stops when half of the budget is used. The rest is then sent as it arrives, under the limits
-    /// of [`Self::tighten_limits`].
+    /// Reads the rest before a slot is requested: llama-server computes nothing before the last byte. Stops
+    /// when half of the budget is used. The rest is then sent as it arrives, under the limits of
+    /// [`Self::tighten_limits`].
     pub(crate) async fn take_rest(&mut self) -> Result<(), RequestRefusal> {
         while self.rest.is_some() {
             let Some(piece) = self.next_in_time().await? else { break };
@@ -150,9 +146,9 @@ impl BodyIntake {
         }
     }
 
-    /// Reads further pieces while the request waits for a backend, because a client's leaving is noticed
-    /// only after all its bytes were read. Resolves only if the body fails. Pauses when nothing is left or
-    /// half of the budget is used, so that waiting requests leave room for new ones.
+    /// Reads on while the request waits for a backend: the client's leaving is noticed only after all its
+    /// bytes were read. Resolves only if the body fails. Stops at half of the budget, so that new requests
+    /// have room.
     pub(crate) async fn read_ahead(&mut self) -> RequestRefusal {
         while self.rest.is_some() {
             match self.next().await {
@@ -169,7 +165,7 @@ impl BodyIntake {
         std::future::pending().await
     }
 
-    /// Reads the whole body while the common budget has room. Returns whether the whole body has arrived.
+    /// Reads the whole body while the budget has room. Returns whether the whole body has arrived.
     pub(crate) async fn take_all(&mut self) -> Result<bool, RequestRefusal> {
         while self.rest.is_some() {
             let Some(piece) = self.next_in_time().await? else { break };
@@ -181,7 +177,7 @@ impl BodyIntake {
         Ok(true)
     }
 
-    /// Reads the whole body and drops it; the backend gets an empty body.
+    /// Reads the whole body and drops it, so that the backend gets an empty one.
     pub(crate) async fn discard(&mut self) -> Result<(), RequestRefusal> {
         self.held = self.held.new_empty();
         while self.next_in_time().await?.is_some() {}
@@ -190,7 +186,6 @@ impl BodyIntake {
         Ok(())
     }
 
-    /// Returns the next piece, or an error if it does not arrive in time.
     async fn next_in_time(&mut self) -> Result<Option<Bytes>, RequestRefusal> {
         let since = Instant::now();
         let piece = timeout(self.limits.rate.left(), self.next()).await;
@@ -200,21 +195,21 @@ impl BodyIntake {
         Ok(piece)
     }
 
-    /// Returns whether the length of the body is known, because it was declared or read to its end.
+    /// Returns whether the body's length is known: it was declared, or the body was read to its end.
     pub(crate) fn is_measured(&self) -> bool {
         self.rest.as_ref().is_none_or(|rest| rest.size_hint().exact().is_some())
     }
 
-    /// Returns an upper bound for the bytes of text in the body; `None` for a form.
+    /// Returns an upper bound of the bytes of text; `None` for a form.
     pub(crate) fn text_bytes(&self) -> Option<u64> {
         let ModelFinder::Json(scanner) = &self.finder else { return None };
         let rest = self.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact());
-        // If the length is unknown, only the part read so far is counted.
+        // Of a body of unknown length, only the part read so far counts.
         let all = self.held.len().saturating_add(rest.unwrap_or(0));
         Some(all.saturating_sub(scanner.media_bytes()))
     }
 
-    /// Returns the prompt's texts, if the whole body has arrived and can be parsed.
+    /// Returns the prompt's texts, if the whole body has arrived and is valid.
     pub(crate) fn texts(&self) -> Option<PromptTexts> {
         let ModelFinder::Json(scanner) = &self.finder else { return None };
         if self.rest.is_some() || !scanner.is_complete_object() {
@@ -223,7 +218,7 @@ impl BodyIntake {
         PromptTexts::from_body(&self.held.joined())
     }
 
-    /// Returns the next piece; `None` at the end. Dropping the future loses nothing.
+    /// Returns the next piece; `None` at the end. Cancel safe.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
         while let Some(rest) = &mut self.rest {
             let Some(frame) = rest.frame().await else {
@@ -241,7 +236,7 @@ impl BodyIntake {
         Ok(None)
     }
 
-    /// Counts, scans and fingerprints a piece that has arrived.
+    /// Counts, scans and fingerprints an arrived piece.
     pub(crate) fn note_piece(&mut self, piece: &[u8]) -> Result<(), BodyError> {
         let bytes = piece.len() as u64;
         if self.sent.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > self.limits.bytes {
@@ -264,7 +259,7 @@ impl BodyIntake {
         self.seal();
     }
 
-    /// Fixes the fingerprint of the whole body.
+    /// Records the fingerprint of the whole body.
     pub(crate) fn seal(&self) -> RequestFingerprint {
         let print = self.printer.finish();
         if self.sent.bytes.load(Ordering::Relaxed) > 0 {
@@ -281,7 +276,7 @@ impl BodyIntake {
         }
     }
 
-    /// Returns the model name in the part read so far.
+    /// Returns the model named in the part read so far.
     pub(crate) fn named_model(&self) -> BodyModel {
         match &self.finder {
             ModelFinder::Form(form) => {
@@ -305,7 +300,7 @@ impl BodyIntake {
         matches!(self.finder, ModelFinder::Form(_))
     }
 
-    /// Returns whether the part read so far has exactly one `model`, and its value is a text.
+    /// Returns whether the part read so far has exactly one `model`, which is a text.
     pub(crate) fn names_model_once(&self) -> bool {
         matches!(&self.finder, ModelFinder::Json(scanner) if scanner.models() == 1 && scanner.model_value().is_some())
     }
@@ -318,8 +313,7 @@ impl BodyIntake {
         if self.held.edit(edits) { Ok(()) } else { Err(RequestRefusal::Busy) }
     }
 
-    /// Replaces the model name, if one was found. A second name in the rest of the body then fails the
-    /// request.
+    /// Replaces the model name, if one was found. A second name in the rest then fails the request.
     pub(crate) fn rename(&mut self, model: &str) -> Result<(), RequestRefusal> {
         let (range, text) = match &self.finder {
             ModelFinder::Json(scanner) => (scanner.model_value(), serde_json::Value::from(model).to_string()),
@@ -331,7 +325,6 @@ impl BodyIntake {
         self.edit(vec![ByteEdit { range, text }])
     }
 
-    /// Returns whether the client has sent the whole body.
     pub(crate) fn is_whole(&self) -> bool {
         self.rest.is_none()
     }
@@ -341,13 +334,13 @@ impl BodyIntake {
         self.is_whole() && matches!(&self.finder, ModelFinder::Json(scanner) if scanner.is_stream())
     }
 
-    /// Returns the whole JSON body, if it is complete.
+    /// Returns the JSON body, if it is complete.
     pub(crate) fn json(&self) -> Option<Bytes> {
         let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
         whole.then(|| self.held.joined())
     }
 
-    /// Replaces the body to be sent. Returns false if the common budget has no room for the new body.
+    /// Replaces the body. Returns false if the budget has no room for the new one.
     pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
         let mut scanner = BodyScanner::default();
         let mut held = self.held.new_empty();
@@ -362,7 +355,7 @@ impl BodyIntake {
         true
     }
 
-    /// Copies everything that the backend gets to the recorder.
+    /// Copies to the recorder everything that the backend gets.
     pub(crate) fn record(&mut self, mut copy: RequestCopy) {
         if !self.held.shared_pieces().iter().all(|piece| copy.add(piece)) {
             return;
@@ -378,8 +371,7 @@ impl BodyIntake {
         self.held.len()
     }
 
-    /// Returns whether the body may be held until the answer is complete: the budget has room left for other
-    /// bodies, and this body has no images or audio.
+    /// Returns whether the body may be held until the answer is complete: ample budget, no media.
     pub(crate) fn may_be_held(&self) -> bool {
         let (images, audio) = self.sent.media();
         images + audio == 0 && self.held.is_ample()
@@ -391,8 +383,7 @@ impl BodyIntake {
         self.sent.media()
     }
 
-    /// Returns another handle on a complete JSON body, counted again in the same budget; `None` for any
-    /// other body, or if the budget has no room.
+    /// Returns another handle on a complete JSON body, counted again, if the budget has room.
     pub(crate) fn held_copy(&self) -> Option<HeldPieces> {
         let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
         let mut held = self.held.new_empty();
@@ -400,7 +391,7 @@ impl BodyIntake {
         fits.then_some(held)
     }
 
-    /// Holds another body under the same budget; `None` if the budget has no room for it.
+    /// Holds another body under the same budget; `None` if it has no room.
     pub(crate) fn hold_other(&self, body: Bytes) -> Option<HeldPieces> {
         let mut held = self.held.new_empty();
         held.push(body).ok().map(|()| held)
@@ -413,7 +404,7 @@ impl BodyIntake {
         (self.held.shared_pieces(), self.sent.clone())
     }
 
-    /// Prepares to send the body once, while its rest arrives. Returns whether there is anything to send.
+    /// Prepares to send the body once, as it arrives. Returns whether there is anything to send.
     pub(crate) fn begin_passing(&mut self) -> bool {
         self.count_media();
         if self.is_form() {
@@ -422,7 +413,6 @@ impl BodyIntake {
         self.held.len() > 0 || self.rest.is_some()
     }
 
-    /// Returns whether the body names a second model after the first was replaced.
     pub(crate) fn has_second_model(&self) -> bool {
         self.one_model && matches!(&self.finder, ModelFinder::Json(scanner) if scanner.models() > 1)
     }

@@ -10,12 +10,12 @@ use crate::route::BodySize;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
-    /// Size limit of the whole body, in bytes.
+    /// Maximum size of the whole body, in bytes.
     pub(crate) bytes: u64,
-    /// Configuration key of the size limit.
+    /// Configuration key of the size limit, for the refusal.
     pub(crate) key: &'static str,
     pub(crate) rate: BodyRate,
-    /// A slot waits for the body, because the budget had no room to hold the whole body first.
+    /// True if a slot waits for the body: the budget had no room to hold it first.
     pub(crate) in_slot: bool,
 }
 
@@ -35,7 +35,7 @@ impl BodyLimits {
         Self { bytes: bytes.0, key, rate, in_slot: false }
     }
 
-    /// Returns these limits with the stricter rate that applies while a slot waits for the rest of the body.
+    /// Returns these limits with the stricter rate for a body that a slot waits for.
     pub(crate) fn while_in_slot(self, config: &Server) -> Self {
         let rate = BodyRate::new(config.slot_body_pause, config.slot_body_rate.0, config.body_deadline);
         Self { rate, in_slot: true, ..self }
@@ -44,7 +44,7 @@ impl BodyLimits {
     pub(crate) fn refusal(self, fault: BodyError) -> RequestRefusal {
         match fault {
             BodyError::TooLarge => RequestRefusal::BodyTooLarge { limit: self.bytes, key: self.key },
-            // The gateway was too full to hold the body; otherwise a slow body would have been accepted.
+            // The gateway was too full to hold the body; otherwise it would have accepted a slow body.
             BodyError::TooSlow if self.in_slot => RequestRefusal::Busy,
             BodyError::TooSlow => RequestRefusal::BodyTooSlow,
             BodyError::Undecodable => RequestRefusal::BodyUndecodable,
@@ -56,9 +56,9 @@ impl BodyLimits {
     }
 }
 
-/// The minimum rate of a request body. A client starts with a credit equal to its longest permitted silence,
-/// loses credit while the gateway waits for it, and regains credit with every byte. So a pause is permitted,
-/// but not a permanently slow client. A deadline limits the sum of all waiting. Pure: no clock.
+/// Minimum rate of a request body. A client starts with a credit equal to the longest permitted silence. It
+/// loses credit while the gateway waits, and regains credit with every byte: pauses are permitted, a
+/// permanently slow client is not. A deadline limits the total wait. Uses no clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyRate {
     credit: Duration,
@@ -70,17 +70,17 @@ pub(crate) struct BodyRate {
 }
 
 impl BodyRate {
-    /// Starts a body. `max_credit` is the longest silence, `total_left` the longest waiting time in total.
+    /// Starts a body. `max_credit` is the longest silence, `total_left` the longest total wait.
     pub(crate) fn new(max_credit: Duration, rate: u64, total_left: Duration) -> Self {
         Self { credit: max_credit, max_credit, rate, total_left }
     }
 
-    /// Returns how long the next piece may take.
+    /// Returns the time limit for the next piece.
     pub(crate) fn left(&self) -> Duration {
         self.credit.min(self.total_left)
     }
 
-    /// Accounts for a piece that came after `waited`.
+    /// Accounts for a piece that took the time `waited` to arrive.
     pub(crate) fn note_piece(&mut self, waited: Duration, bytes: usize) {
         let nanos = (bytes as u64).saturating_mul(1_000_000_000).checked_div(self.rate);
         let earned = nanos.map_or(self.max_credit, Duration::from_nanos);
@@ -118,7 +118,7 @@ mod tests {
         assert!(pace.left() > SECOND * 2);
         pace.note_piece(SECOND / 100, 100_000);
         assert_eq!(pace.left(), SECOND * 30);
-        // Never more than at the beginning, and never negative.
+        // The credit never exceeds its initial value and is never negative.
         pace.note_piece(SECOND * 100, 0);
         assert_eq!(pace.left(), Duration::ZERO);
     }

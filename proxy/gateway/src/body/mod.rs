@@ -1,5 +1,4 @@
-//! Request bodies: read as far as needed, scanned while they are passed on, edited in place, held under one
-//! budget.
+//! Request bodies: read as far as needed, scanned and edited in transit, held under one budget.
 
 pub(crate) mod budget;
 pub(crate) mod fingerprint;

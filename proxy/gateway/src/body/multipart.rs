@@ -1,5 +1,5 @@
-//! Finds the field `model` of a `multipart/form-data` body while the body is passed on in pieces of any
-//! size. The body is never changed. In a body that the scanner does not understand, no model is found.
+//! Finds the field `model` of a `multipart/form-data` body while the body is passed on unchanged, in pieces
+//! of any size. Finds no model in a body that it does not understand.
 //!
 //! ```text
 //!   Preamble --delimiter--> Head --blank line--> Value (of `model`) --delimiter--> found
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use memchr::memmem;
 
-/// Longest head of a part. Usual heads have two short lines.
+/// Maximum length of a part's head; usual heads have two short lines.
 const MAX_PART_HEAD_BYTES: usize = 8192;
 const MAX_MODEL_BYTES: usize = 4096;
 
@@ -26,18 +26,17 @@ enum MultipartState {
 
 #[derive(Debug)]
 pub(crate) struct MultipartScanner {
-    /// The text `\r\n--boundary`.
     delimiter: Vec<u8>,
     at: MultipartState,
     carry: Vec<u8>,
-    /// Number of bytes that were removed from the front of `carry`.
+    /// Number of bytes removed from the front of `carry`.
     dropped_bytes: u64,
     model: Option<String>,
     value: Option<Range<u64>>,
 }
 
 impl MultipartScanner {
-    /// Creates a scanner; `None` if the content type is not `multipart/form-data` with a boundary.
+    /// `None` if the content type is not `multipart/form-data` with a boundary.
     pub(crate) fn from_content_type(content_type: &str) -> Option<Self> {
         let (kind, parameters) = content_type.split_once(';')?;
         if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -51,7 +50,7 @@ impl MultipartScanner {
             return None;
         }
         let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
-        // The body starts with a delimiter that has no line end before it.
+        // The first delimiter of a body has no line end before it.
         Some(Self {
             delimiter,
             at: MultipartState::Preamble,
@@ -62,12 +61,11 @@ impl MultipartScanner {
         })
     }
 
-    /// Returns the model name, once the whole field was read.
+    /// Returns the model name once its field was read.
     pub(crate) fn model(&self) -> Option<&str> {
         self.model.as_deref()
     }
 
-    /// Returns the byte range of the model name in the body.
     pub(crate) fn model_value(&self) -> Option<Range<u64>> {
         self.value.clone()
     }
@@ -93,7 +91,7 @@ impl MultipartScanner {
         }
     }
 
-    /// Makes one transition over `carry[from..]`. Returns the new start, or `None` if more bytes are needed.
+    /// Makes one transition over `carry[from..]`. Returns the new start; `None` if more bytes are needed.
     fn step(&mut self, from: usize) -> Option<usize> {
         let rest = &self.carry[from..];
         match self.at {
@@ -103,7 +101,7 @@ impl MultipartScanner {
                     self.at = MultipartState::Head;
                     return Some(from + end + self.delimiter.len());
                 }
-                // Keep bytes that may be the beginning of a delimiter.
+                // The kept bytes may be the beginning of a delimiter.
                 let keep = rest.len().min(self.delimiter.len() - 1);
                 let next = from + rest.len() - keep;
                 (next > from).then_some(next)
@@ -121,7 +119,7 @@ impl MultipartScanner {
                 };
                 self.at =
                     if names_model(&rest[..end]) { MultipartState::Value } else { MultipartState::Skip };
-                // Keep the last line end of the head: the delimiter of an empty field begins with it.
+                // Keep the head's last line end: the delimiter of an empty field begins with it.
                 Some(from + end + 2)
             }
             MultipartState::Value => {
@@ -129,7 +127,7 @@ impl MultipartScanner {
                 if let Some(end) = memmem::find(rest, &self.delimiter) {
                     self.model =
                         rest.get(2..end).and_then(|name| std::str::from_utf8(name).ok()).map(str::to_owned);
-                    // Offsets in `carry` are two too large, because a line end was put before the body; the
+                    // Offsets in `carry` are two too large, because a line end precedes the body there. The
                     // value begins two bytes after `from`, after its line end. The two cancel out.
                     let start = self.dropped_bytes + from as u64;
                     self.value = self.model.as_ref().map(|name| start..start + name.len() as u64);

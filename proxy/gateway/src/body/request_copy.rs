@@ -1,6 +1,5 @@
-//! Copies a request's body for a recorder, if the operator enabled recording for the model. The copy takes
-//! pieces while they are passed on, never waits, and drops a body larger than the limit. The recorder
-//! decides what is stored.
+//! Copies a request's body for a recorder, if the operator enabled recording for the model. Copies pieces
+//! while they are passed on, never waits, and drops a body that is too large.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,14 +9,14 @@ use http::Method;
 
 /// Receives copies of one model's requests.
 pub trait BodyRecorder: Debug + Send + Sync {
-    /// Size limit of a body in bytes; a larger body is not recorded.
+    /// Maximum size of a recorded body, in bytes.
     fn limit(&self) -> usize;
-    /// Receives a whole body as it was sent to the backend; `id` is the request's `X-Request-Id`. Called on
-    /// a thread that serves clients, so it must not block.
+    /// Receives a whole body as sent to the backend; `id` is the request's `X-Request-Id`. Must not block,
+    /// because a thread that serves clients calls it.
     fn take(&self, id: &str, method: &Method, path: &str, body: Vec<Bytes>);
 }
 
-/// Memory for a held piece in bytes, apart from its content.
+/// Bytes that a held piece needs apart from its content.
 const PIECE_OVERHEAD: usize = 64;
 
 #[derive(Debug)]
@@ -27,7 +26,7 @@ pub(crate) struct RequestCopy {
     method: Method,
     path: String,
     pieces: Vec<Bytes>,
-    /// Bytes that may still be added.
+    /// Number of bytes that may still be added.
     left: usize,
 }
 
@@ -44,9 +43,9 @@ impl RequestCopy {
         }
     }
 
-    /// Adds the next piece; returns false if the body has become too large to be recorded.
+    /// Adds the next piece; returns false once the body is too large to be recorded.
     pub(crate) fn add(&mut self, piece: &Bytes) -> bool {
-        // If the overhead were not counted, pieces of one byte would take a hundred times the counted bytes.
+        // Without the overhead, pieces of one byte would take a hundred times the counted bytes.
         let cost = piece.len().saturating_add(PIECE_OVERHEAD);
         let fits = cost <= self.left;
         if fits {
@@ -56,7 +55,7 @@ impl RequestCopy {
         fits
     }
 
-    /// Hands the copy to the recorder once the whole body was sent to the backend.
+    /// Gives the copy to the recorder once the whole body was sent.
     pub(crate) fn end(self) {
         self.recorder.take(&self.id, &self.method, &self.path, self.pieces);
     }

@@ -1,9 +1,9 @@
-//! The body of a request as its client sends it, decoded if it has a `Content-Encoding`. llama-server
-//! decodes nothing, and neither a model name nor a rule can be read from compressed bytes.
+//! A request body as the client sends it, decoded if it has a `Content-Encoding`. llama-server decodes
+//! nothing, and the gateway cannot read a model name from compressed bytes.
 //!
-//! A few bytes can decode to very many. Therefore a decoded body counts against the same limits as an encoded
-//! one. It must not be more than [`MAX_DECODED_RATIO`] times as large as the bytes received. The memory of
-//! its decoder is reserved in the common budget.
+//! A few bytes can decode to very many. So a decoded body counts against the same limits as any other, and
+//! may be at most [`MAX_DECODED_RATIO`] times as large as the bytes received. The common budget includes the
+//! decoder's memory.
 
 use std::io;
 use std::pin::Pin;
@@ -25,16 +25,15 @@ use tokio_util::io::{StreamReader, poll_read_buf};
 use crate::body::{BodyBudget, HeldPieces};
 use crate::refusal::{BodyError, MAX_DECODED_RATIO, RequestRefusal};
 
-/// Size in decoded bytes up to which the ratio of decoded to received bytes is not checked.
+/// Number of decoded bytes up to which the ratio to the received bytes is not checked.
 const RATIO_FREE_BYTES: u64 = 1 << 20;
 
-/// Bytes that are decoded at a time.
 const DECODE_BYTES: usize = 16 << 10;
 
-/// Largest window of a zstd frame, as a power of two: the 8 MiB that RFC 9659 allows over HTTP.
+/// Maximum window of a zstd frame, as a power of two: the 8 MiB that RFC 9659 allows over HTTP.
 const ZSTD_WINDOW_LOG: u32 = 23;
 
-/// Memory of a decoder in bytes: its window, the block that it decodes, and its input.
+/// Memory of a decoder in bytes: its window, its current block, and its input.
 const GZIP_BYTES: usize = 96 << 10;
 const ZSTD_BYTES: usize = (1 << ZSTD_WINDOW_LOG) + (512 << 10);
 
@@ -43,19 +42,18 @@ pub(crate) enum RequestStream {
     Decoded(Box<DecodedStream>),
 }
 
-/// A body that is decoded as it arrives.
 pub(crate) struct DecodedStream {
     decoder: Pin<Box<dyn AsyncRead + Send>>,
-    /// Bytes received from the client.
+    /// Number of bytes received from the client.
     sent: Arc<AtomicU64>,
     decoded: u64,
     is_over: bool,
-    /// Reservation of the decoder's memory in the budget.
+    /// The decoder's memory, reserved in the budget.
     _memory: HeldPieces,
 }
 
 impl RequestStream {
-    /// Removes `Content-Encoding` from the head, and decodes the body while it arrives. Reads nothing yet.
+    /// Removes `Content-Encoding` from the head and decodes the body as it arrives. Reads nothing yet.
     ///
     /// # Errors
     /// The coding is none of [`ACCEPTED_CODINGS`](crate::refusal::ACCEPTED_CODINGS), or the budget has no
@@ -83,7 +81,7 @@ impl RequestStream {
             frame
         });
         let reader = StreamReader::new(counted.into_data_stream());
-        // Both codings allow several members in a row. Any other bytes after the first member are an error.
+        // Both codings allow several members in a row. Any other bytes after a member are an error.
         let decoder: Pin<Box<dyn AsyncRead + Send>> = if coding == ContentCoding::Gzip {
             let mut decoder = GzipDecoder::new(reader);
             decoder.multiple_members(true);

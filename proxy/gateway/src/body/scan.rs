@@ -1,13 +1,13 @@
-//! Scans a JSON body while it is passed on, in pieces of any size: the model it names, whether it asks for
-//! a stream, and its number of images and audio clips. The body is never changed, copied or delayed. Its
-//! syntax is not checked, because the backend does that.
+//! Scans a JSON body while it is passed on, in pieces of any size: its model, whether it asks for a stream,
+//! and its number of images and audio clips. Never changes, copies or delays the body. Checks no syntax,
+//! because the backend does.
 //!
 //! On every valid body the result agrees with a full parser:
 //! - `model` and `stream` count only as keys of the outermost object, in any spelling (`"mod\u0065l"`).
-//! - The first `model` is used. A second one cannot be misread by the backend, because only the gateway reads
-//!   this member: a backend serves a single model.
-//! - `stream` counts as true only if it occurs once and is the literal `true`, because the proof that a
-//!   request may be sent again relies on it.
+//! - The first `model` is used. A backend cannot misread a second one: it serves a single model and ignores
+//!   the name.
+//! - `stream` is true only if it occurs once, as the literal `true`: the proof that a request may be sent
+//!   again relies on it.
 //! - An image is a string value `image_url`, `input_image` or `image` of a key `type` at any depth, as in
 //!   OpenAI chat, OpenAI responses and Anthropic messages. For an audio clip the value is `input_audio`.
 
@@ -15,12 +15,11 @@ use std::ops::Range;
 
 use crate::body::StringSpelling;
 
-/// Longest raw spelling of a word that is compared: `input_image` with every letter escaped takes 66 bytes.
+/// Maximum raw length of a compared word: `input_image` with every letter escaped takes 66 bytes.
 const MAX_SPELLING_BYTES: usize = 72;
-/// Longest raw model name that is read. File systems and registries have shorter limits.
+/// Maximum raw length of a model name; file systems and registries have lower limits.
 const MAX_MODEL_BYTES: usize = 4096;
 
-/// Returns the offset of the first quote, brace or bracket, which may begin or end a value.
 /// Compares many bytes at a time without branches, so that the compiler uses vector instructions.
 fn find_structural(bytes: &[u8]) -> Option<usize> {
     const AT_A_TIME: usize = 32;
@@ -81,7 +80,7 @@ impl TypeKeyState {
     }
 }
 
-/// The scanner of one body. The pieces of the body must be fed in order.
+/// Scanner of one body, fed with the body's pieces in order.
 #[derive(Debug, Default)]
 pub(crate) struct BodyScanner {
     lex: ScanState,
@@ -95,7 +94,7 @@ pub(crate) struct BodyScanner {
     media: MediaScan,
     streams: u32,
     stream_true: bool,
-    /// Total length of the pieces before the current one.
+    /// Length of all pieces before the current one.
     before: u64,
 }
 
@@ -104,7 +103,7 @@ struct ModelScan {
     model: ScannedModel,
     /// Number of `model` keys in the outermost object.
     count: u32,
-    /// Byte range of the first model name, with its quotes.
+    /// Byte range of the first model name with its quotes.
     value: Range<u64>,
 }
 
@@ -130,18 +129,17 @@ impl BodyScanner {
         matches!(self.names.model, ScannedModel::Named(_)).then(|| self.names.value.clone())
     }
 
-    /// Returns whether the rest of the body can no longer name the model: a name was found, the object
-    /// ended, or the body is no object.
+    /// Returns whether the rest of the body can no longer name the model.
     pub(crate) fn settled(&self) -> bool {
         self.names.model != ScannedModel::Absent || self.closed || self.object == Some(false)
     }
 
-    /// Returns whether the body is an object that was read to its end.
+    /// Returns whether the body is an object and was read to its end.
     pub(crate) fn is_complete_object(&self) -> bool {
         self.closed && self.object == Some(true)
     }
 
-    /// Returns whether the body asks for a stream; false until the whole body was fed.
+    /// Returns whether the body asks for a stream; false before its end.
     pub(crate) fn is_stream(&self) -> bool {
         self.is_complete_object() && self.streams == 1 && self.stream_true
     }
@@ -154,8 +152,7 @@ impl BodyScanner {
         self.media.audio
     }
 
-    /// Returns the total length of strings that are images or recordings: `data:` URLs, and values of keys
-    /// named `data`.
+    /// Returns the total length of images and recordings: `data:` URLs, and values of keys named `data`.
     pub(crate) fn media_bytes(&self) -> u64 {
         self.media.bytes
     }
@@ -183,7 +180,7 @@ impl BodyScanner {
             && self.media.type_key == TypeKeyState::No
             && self.media.data_key == TypeKeyState::No
         {
-            // Numbers, literals and commas do not matter here, so skip them.
+            // Numbers, literals and commas do not matter here.
             match find_structural(&piece[at..]) {
                 Some(skipped) => at += skipped,
                 None => return piece.len(),
@@ -194,7 +191,7 @@ impl BodyScanner {
             return at + 1;
         }
         if self.object.is_none() {
-            // A byte order mark is skipped, as by llama-server's parser.
+            // llama-server's parser skips a byte order mark, too.
             if matches!((self.before + at as u64, byte), (0, 0xEF) | (1, 0xBB) | (2, 0xBF)) {
                 return at + 1;
             }
@@ -240,8 +237,7 @@ impl BodyScanner {
         at + 1
     }
 
-    /// Handles the beginning of a value in the outermost object that is not a string. Only its first byte is
-    /// looked at.
+    /// Handles the first byte of a value in the outermost object that is not a string.
     fn begin_value(&mut self, is_true: bool) {
         if self.depth == 1 && self.slot == ScanSlot::Value {
             match self.key {

@@ -1,5 +1,4 @@
-//! Shared state of a request body: how much was sent and why it failed. Readable while a connection owns the
-//! body.
+//! State of a request body: how much was sent, and why it failed. Readable while a connection owns the body.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -8,10 +7,9 @@ use warden_policies::quarantine::RequestFingerprint;
 
 use crate::refusal::BodyError;
 
-/// State of a request body, shared with the connection that sends it.
 #[derive(Debug, Default)]
 pub(crate) struct SentBody {
-    /// The gateway has read the whole body before a backend was requested.
+    /// True if the whole body arrived before a backend was requested.
     arrived: AtomicBool,
     whole: AtomicBool,
     fault: OnceLock<BodyError>,
@@ -41,13 +39,12 @@ impl SentBody {
         (u64::from(self.images.load(Ordering::Relaxed)), u64::from(self.audio.load(Ordering::Relaxed)))
     }
 
-    /// Sets the fingerprint, once the client's whole body has arrived.
     pub(crate) fn set_fingerprint(&self, print: RequestFingerprint) {
         // The body ends only once, so a second value cannot differ.
         let _once = self.print.set(print);
     }
 
-    /// Returns the fingerprint, once the whole body has arrived; `None` for an empty body.
+    /// Returns the fingerprint once the whole body has arrived; `None` for an empty body.
     pub(crate) fn fingerprint(&self) -> Option<RequestFingerprint> {
         self.print.get().copied()
     }
@@ -57,7 +54,6 @@ impl SentBody {
     }
 
     pub(crate) fn note_fault(&self, fault: BodyError) {
-        // A body fails only once.
         let _once = self.fault.set(fault);
     }
 
@@ -74,8 +70,7 @@ impl SentBody {
         self.whole.load(Ordering::Acquire)
     }
 
-    /// Returns the fingerprint, if the connection took the whole body: before that, the backend cannot be
-    /// working on the request.
+    /// Returns the fingerprint once the backend may work on the request: it took the whole body.
     pub(crate) fn sent_fingerprint(&self) -> Option<RequestFingerprint> {
         if self.is_whole() { self.fingerprint() } else { None }
     }

@@ -1,22 +1,22 @@
-//! Reads a string of a JSON body in its raw, still escaped spelling, in pieces of any size. Keeps only as
-//! many bytes as are compared; long strings (images, prompts) are only measured. Syntax is not checked.
+//! Reads a string of a JSON body in its raw, still escaped spelling, in pieces of any size. Keeps only bytes
+//! that may be compared and measures the rest, such as images. Checks no syntax.
 
 use memchr::memchr;
 
-/// Raw spelling of the string that is being read, or was read last.
+/// Raw spelling of the current or the last string.
 #[derive(Debug, Default)]
 pub(crate) struct StringSpelling {
     bytes: Vec<u8>,
     limit: usize,
     is_too_long: bool,
-    /// The last byte was an unescaped backslash, so the next byte is escaped.
+    /// True if the last byte was an unescaped backslash: the next byte is escaped.
     ends_in_escape: bool,
-    /// Raw length in bytes, including bytes that were not kept.
+    /// Raw length in bytes, including bytes not kept.
     pub(crate) length: u64,
 }
 
 impl StringSpelling {
-    /// Begins a string of which at most `limit` raw bytes are kept.
+    /// Begins a string; keeps at most `limit` raw bytes of it.
     pub(crate) fn begin(&mut self, limit: usize) {
         self.bytes.clear();
         (self.limit, self.length) = (limit, 0);
@@ -24,8 +24,8 @@ impl StringSpelling {
     }
 
     /// Reads from `start` to the closing quote or the end of the piece. Returns the offset after the bytes
-    /// read, and whether the string has ended. Searches only for quotes, which is faster than searching
-    /// for backslashes, too: a backslash matters only right before a quote and at the end of the piece.
+    /// read, and whether the string has ended. Searches only for quotes: a backslash matters only right
+    /// before a quote and at the end of the piece.
     pub(crate) fn read(&mut self, piece: &[u8], start: usize) -> (usize, bool) {
         let text = &piece[start..];
         let mut from = 0;
@@ -41,14 +41,12 @@ impl StringSpelling {
         (piece.len(), false)
     }
 
-    /// Returns whether the byte after `text` is escaped, because an odd number of backslashes precedes it.
-    /// `text` continues the previous piece.
+    /// Returns whether the byte after `text`, which continues the last piece, is escaped.
     fn is_next_escaped(&self, text: &[u8]) -> bool {
         let run = text.iter().rev().take_while(|byte| **byte == b'\\').count();
         (run % 2 == 1) != (run == text.len() && self.ends_in_escape)
     }
 
-    /// Appends bytes of a token that is not a string.
     pub(crate) fn append(&mut self, bytes: &[u8]) {
         self.length += bytes.len() as u64;
         let kept = bytes.len().min(self.limit.saturating_sub(self.bytes.len()));
@@ -67,8 +65,7 @@ impl StringSpelling {
         }
     }
 
-    /// Returns whether the string is a `data:` URL with base64. The prefix `data:` does not suffice,
-    /// because other text, such as an event stream, may begin with it.
+    /// Returns whether the string is a `data:` URL with base64; event streams begin with `data:`, too.
     pub(crate) fn is_media(&self) -> bool {
         self.bytes.starts_with(b"data:") && memchr::memmem::find(&self.bytes, b";base64,").is_some()
     }
@@ -136,7 +133,7 @@ mod tests {
 
     #[test]
     fn runs_of_backslashes_are_counted_over_pieces_and_quotes() {
-        // All strings of eight of these three characters, read byte by byte as the reference.
+        // Check all strings of eight of these three characters against a reader that goes byte by byte.
         for number in 0..3_usize.pow(8) {
             let letter = |at| b"a\\\""[number / 3_usize.pow(at) % 3];
             let text: Vec<u8> = (0..8).map(letter).chain(*b"a\"").collect();

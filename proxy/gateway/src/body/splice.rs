@@ -1,6 +1,5 @@
-//! Edits a JSON body by replacing byte ranges, so that the rest stays as the client wrote it (unknown
-//! fields, the form of numbers, order, white space). The body stays a list of pieces, which are never
-//! joined.
+//! Edits a JSON body by replacing byte ranges, so that the rest stays as the client wrote it: unknown fields,
+//! the form of numbers, order, white space. Never joins the pieces of the body.
 //!
 //! ```text
 //!   pieces --read once--> `json_index`: offsets of the wanted members of the outermost object
@@ -25,8 +24,7 @@ pub(crate) struct ByteEdit {
     pub(crate) text: String,
 }
 
-/// Returns the byte ranges to cut so that the elements at `places` disappear and the commas between the
-/// remaining elements stay right. `count` is the number of all elements.
+/// Returns the ranges that cut the elements at `places`, each with a comma, out of `count` elements.
 pub(crate) fn removal_ranges(places: &[&JsonPlace], count: u32) -> Vec<Range<u64>> {
     // Elements at the end are cut with the comma before them, all others with the comma after them.
     let mut tail = places.len();
@@ -42,7 +40,7 @@ pub(crate) fn removal_ranges(places: &[&JsonPlace], count: u32) -> Vec<Range<u64
     cut
 }
 
-/// Applies edits. They must not overlap.
+/// Applies edits, which must not overlap.
 pub(crate) fn apply_edits(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> VecDeque<Bytes> {
     edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
     let mut edits = edits.into_iter().peekable();
@@ -76,7 +74,7 @@ pub(crate) fn apply_edits(pieces: VecDeque<Bytes>, mut edits: Vec<ByteEdit>) -> 
     out
 }
 
-/// Converts an offset within one piece to `usize`; it always fits.
+/// Converts an offset within one piece, which always fits.
 fn piece_offset(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

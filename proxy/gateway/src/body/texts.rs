@@ -1,14 +1,13 @@
-//! Extracts the texts of a prompt from a JSON body. Images and recordings are left out, because the size of
-//! their base64 text has no relation to their number of tokens.
+//! Extracts the texts of a prompt, without media: their base64 text says nothing about their tokens.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Longest text that is counted exactly. A longer text exceeds any context, so its upper bound is enough.
+/// Maximum text that is counted exactly. A longer text exceeds any context, so its upper bound is enough.
 pub(crate) const MAX_TEXT_BYTES: usize = 8 << 20;
 
-/// Members that hold the prompt, of all routes together.
+/// Members that hold the prompt, over all routes.
 const PROMPT_MEMBERS: [&str; 12] = [
     "messages",
     "prompt",
@@ -27,13 +26,12 @@ const PROMPT_MEMBERS: [&str; 12] = [
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PromptTexts {
     pub(crate) text: String,
-    /// Number of tokens that the request gives as token ids.
+    /// Number of tokens that the request gives as ids.
     pub(crate) tokens: u64,
 }
 
 impl PromptTexts {
-    /// Reads a JSON body; `None` if it is invalid or has too much text. The parser builds no values,
-    /// because the values of a prompt of token ids would take many times its bytes.
+    /// Returns `None` if invalid or too long. Builds no values: they would take many times the body.
     pub(crate) fn from_body(body: &[u8]) -> Option<Self> {
         let mut texts = Self::default();
         let mut reader = serde_json::Deserializer::from_slice(body);
@@ -79,10 +77,10 @@ impl<'de> Visitor<'de> for PromptMembers<'_> {
     }
 }
 
-/// Visitor of a part of a prompt: adds its texts and numbers as they are read.
+/// Visitor of a part of a prompt: adds its texts and numbers.
 struct PromptPart<'t> {
     texts: &'t mut PromptTexts,
-    /// Names of members also count as text.
+    /// True if names of members count as text, too.
     keys: bool,
 }
 
@@ -139,7 +137,6 @@ impl<'de> Visitor<'de> for PromptPart<'_> {
             if self.keys {
                 self.texts.push(&name);
             }
-            // These members hold an image or a recording.
             let is_media = matches!(name.as_str(), "data" | "url" | "image_url" | "input_audio" | "source");
             if is_media && !self.keys {
                 members.next_value::<IgnoredAny>()?;

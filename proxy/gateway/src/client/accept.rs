@@ -1,4 +1,4 @@
-//! The beginning of a connection: decides whether it is admitted, uses TLS, and speaks HTTP/1.1 or HTTP/2.
+//! The beginning of a connection: admits it or not, and chooses TLS or none, HTTP/1.1 or HTTP/2.
 //!
 //! ```text
 //!   accepted --TLS configured--> handshake --ALPN h2--------------> h2
@@ -57,7 +57,7 @@ impl ConnectionAcceptor {
     }
 }
 
-/// A connection, with its place in the count if it was admitted.
+/// A connection, with its place in the count if the gateway admits it.
 pub(crate) struct AcceptedConnection {
     acceptor: Arc<ConnectionAcceptor>,
     stream: TcpStream,
@@ -83,8 +83,7 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
     if matches!(refusal, Some(Err(_))) {
         return limited.note(GatewayLimit::Refusals);
     }
-    // Limit unsent bytes. Otherwise the kernel would buffer for a stalled client as much as the connection
-    // could carry when it was fastest.
+    // For a stalled client, the kernel would buffer as much as the connection carried when fastest.
     if let Err(error) = SockRef::from(&stream).set_tcp_notsent_lowat(saturate_u32(config.server.unsent_bytes))
     {
         tracing::debug!(%error, "cannot set TCP_NOTSENT_LOWAT");
@@ -167,10 +166,10 @@ fn h2_io(shared: &GatewayShared, stream: ClientStream, before: Bytes) -> (Client
 }
 
 enum SniffedProtocol {
-    /// The connection begins with the preface. Holds the bytes read.
+    /// The client has sent the preface. Holds the bytes read.
     H2(Bytes),
     Other(Bytes),
-    /// The client sent a part of the preface and did not complete it in time.
+    /// The client sent a part of the preface, but did not complete it in time.
     Slow,
     Idle,
     Gone,
@@ -185,7 +184,7 @@ async fn sniff_preface(stream: &mut TcpStream, config: &GatewayConfig) -> Sniffe
         } else {
             (config.server.header_timeout, SniffedProtocol::Slow)
         };
-        // Read no further than the preface: the HTTP/2 library reads the rest.
+        // The HTTP/2 library reads everything after the preface.
         let mut rest = (&mut *stream).take((H2_PREFACE.len() - before.len()) as u64);
         match timeout(limit, rest.read_buf(&mut before)).await {
             Err(_) => return late,
@@ -197,13 +196,12 @@ async fn sniff_preface(stream: &mut TcpStream, config: &GatewayConfig) -> Sniffe
     }
 }
 
-/// Limits the number of connections, in total and per client address. An IPv6 network counts as one address.
+/// Limits the number of connections, in total and per client address; an IPv6 network counts as one address.
 #[derive(Debug)]
 pub(crate) struct ConnectionAdmission {
     gauges: Arc<GatewayGauges>,
     connections: usize,
     connections_per_peer: usize,
-    /// Keyed by address or IPv6 network.
     peers: Mutex<HashMap<IpAddr, KnownPeer>>,
 }
 
@@ -226,7 +224,7 @@ impl ConnectionAdmission {
         Arc::new(Self { gauges, connections, connections_per_peer, peers: Mutex::default() })
     }
 
-    /// Counts a connection; `None` if there are too many.
+    /// Counts a connection; `None` beyond a limit.
     pub(crate) fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<AdmittedConnection> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let open = &self.gauges.connections;

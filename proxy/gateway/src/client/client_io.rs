@@ -1,6 +1,6 @@
-//! A client's connection as hyper sees it. This type records since when the connection is idle or within a
-//! request head, and whether it must linger before it is closed. It also adds an error text to hyper's own
-//! answers to unreadable heads, which have no body.
+//! A client's connection as hyper sees it. Records how long the connection is idle or within a request head,
+//! and whether to linger before the close. Adds an error text to hyper's own answers to unreadable heads,
+//! which have no body.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -18,27 +18,27 @@ use crate::client::{ClientStream, announces_close, tcp_stream};
 use crate::protocol::{ConnPhase, ConnState, LEAST_BUFFER};
 use crate::refusal::{HeadLimits, unreadable_head};
 
-/// Interval for checking whether a client has left whose bytes hyper does not read at the moment.
+/// Interval for checking whether a client has left while hyper does not read.
 const LEFT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) struct ClientIo {
     stream: ClientStream,
     state: Arc<ConnState>,
     limits: HeadLimits,
-    /// Bytes that were read from the socket before hyper got the connection.
+    /// Bytes read from the socket before hyper got the connection.
     before: Bytes,
-    /// The gateway's answer that replaces hyper's own.
+    /// The gateway's answer, sent instead of hyper's own.
     own_answer: Bytes,
-    /// hyper has unprocessed bytes and does not read further, so it would not notice that the client leaves.
+    /// True if hyper has unprocessed bytes and does not read on, so that it misses the client's leaving.
     unread: bool,
-    /// Time of the next check whether the client has left.
+    /// Next check whether the client has left.
     next_check: Option<Pin<Box<Sleep>>>,
-    /// The socket did not take all bytes of the last write.
+    /// True if the socket did not take all bytes of the last write.
     blocked: bool,
 }
 
 impl ClientIo {
-    /// Wraps an HTTP/1 connection, whose heads are also read by a second, stricter reader.
+    /// HTTP/1 heads also go through a second, stricter reader.
     pub(crate) fn http1(
         stream: ClientStream,
         before: Bytes,
@@ -49,7 +49,7 @@ impl ClientIo {
         Self::http2(stream, before, state, limits)
     }
 
-    /// Wraps an HTTP/2 connection, whose framing is unambiguous and needs no second reader.
+    /// HTTP/2 framing is unambiguous and needs no second reader.
     pub(crate) fn http2(
         stream: ClientStream,
         before: Bytes,
@@ -83,7 +83,7 @@ impl ClientIo {
         }
     }
 
-    /// Closes the connection. If the client may still be sending, reads for a while before: closing with
+    /// Closes the connection. If the client may still be sending, reads for a while first: a close with
     /// unread bytes resets the connection, and the client may see the reset before the answer.
     pub(crate) async fn close(mut self, linger: Duration) {
         if self.state.lingers() {
@@ -94,7 +94,7 @@ impl ClientIo {
         }
     }
 
-    /// Checks at intervals whether the client has left, while hyper does not read.
+    /// Checks at intervals whether the client has left while hyper does not read.
     fn poll_left(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if !self.unread {
             return Ok(());
@@ -122,7 +122,7 @@ impl ClientIo {
     }
 }
 
-/// Returns whether the client has closed its side or vanished, even if bytes it sent are still unread.
+/// Returns whether the client has closed its side or vanished, even with unread bytes.
 fn has_left(stream: &TcpStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
@@ -131,8 +131,7 @@ fn has_left(stream: &TcpStream) -> bool {
     matches!(poll(&mut files, Some(&now)), Ok(1..)) && files[0].revents().intersects(gone)
 }
 
-/// Makes the kernel drop unsent bytes when the connection is closed. Otherwise it would keep them for
-/// minutes if the client does not read.
+/// Makes the kernel drop unsent bytes at the close, instead of keeping them for minutes.
 fn reset_on_close(stream: &TcpStream) {
     if let Err(error) = stream.set_zero_linger() {
         tracing::debug!(%error, "cannot reset a connection");
@@ -146,7 +145,6 @@ async fn drain(stream: &mut ClientStream, linger: Duration) {
         while stream.read(&mut sink).await? > 0 {}
         io::Result::Ok(())
     };
-    // A failure does not matter, because the connection ends anyway.
     let _over = timeout(linger, reading).await;
 }
 
@@ -155,8 +153,7 @@ fn contains_words(head: &[u8], words: &[u8]) -> bool {
     head.windows(words.len()).any(|window| window.eq_ignore_ascii_case(words))
 }
 
-/// Returns the status if `bytes` are hyper's own answer to an unreadable head. Such an answer has a length
-/// of 0 and lacks the request id that every answer of the gateway has.
+/// Returns the status of hyper's own answer to an unreadable head, which lacks a request id.
 fn bare_answer_status(state: &ConnState, bytes: &[u8]) -> Option<u16> {
     let rest = bytes.strip_prefix(b"HTTP/1.1 4")?;
     let is_ours = matches!(state.phase(), ConnPhase::Busy(_)) || contains_words(rest, b"x-request-id");
@@ -169,7 +166,7 @@ fn bare_answer_status(state: &ConnState, bytes: &[u8]) -> Option<u16> {
 }
 
 impl ClientIo {
-    /// Returns whether `bytes` are dropped because the gateway's answer is sent instead.
+    /// Returns whether the gateway's answer replaces `bytes`.
     fn replace_bare_answer(&mut self, bytes: &[u8]) -> bool {
         let answer =
             bare_answer_status(&self.state, bytes).and_then(|status| unreadable_head(status, &self.limits));

@@ -1,5 +1,4 @@
-//! A client connection from its first byte to its close. hyper reads and writes; this module enforces the
-//! time limits.
+//! A client connection: hyper reads and writes, and this module enforces the time limits.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -28,7 +27,7 @@ use crate::shared::GatewayShared;
 
 pub(crate) const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// hyper's default for the most header fields of a head.
+/// hyper's default limit for the header fields of a head.
 const HYPER_HEADER_COUNT: usize = 100;
 
 struct RequestService {
@@ -47,16 +46,14 @@ impl Service<Request<Incoming>> for RequestService {
         let state = self.state.clone();
         let peer = self.peer.clone();
         if shared.ends.retire.is_cancelled() || shared.ends.stop.is_cancelled() {
-            // Close the connection after this request. The answer announces the close, so that the client
-            // does not write into a closing connection.
+            // The answer announces the close, so that the client does not write into a closing connection.
             return Box::pin(async move {
                 let mut answer = exchange::answer(shared, state, peer, request).await?;
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 Ok(answer)
             });
         }
-        // Build the future in place on the heap. Inside another future it would take its size twice, and
-        // built on the stack it would be copied for each request.
+        // Built in place on the heap: otherwise each request would copy it, or need its size twice.
         let place = Box::new_uninit();
         let future = Box::write(place, exchange::answer(shared, state, peer, request));
         Box::into_pin(future)
@@ -66,7 +63,7 @@ impl Service<Request<Incoming>> for RequestService {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StopProgress {
     No,
-    /// No request is running; the connection is kept briefly for a request that may be in transit.
+    /// No request is running. The connection stays open briefly for a request in transit.
     Soon,
     Now,
 }
@@ -93,16 +90,14 @@ pub(crate) async fn serve_http1(
     let service = RequestService { shared: shared.clone(), state: state.clone(), peer };
     let mut builder = Builder::new();
     if config.header_count != HYPER_HEADER_COUNT {
-        // Set the number only if it is not hyper's default: with a set number, hyper allocates memory for
-        // each request.
+        // With a set number, even the default, hyper allocates memory for each request.
         builder.max_headers(config.header_count);
     }
     let mut connection = builder
         .max_buf_size(config.header_bytes.in_memory().max(LEAST_BUFFER))
-        // In drop-in mode header names are written as llama-server writes them, because some programs
-        // compare them case-sensitively.
+        // llama-server writes header names in title case, and some programs compare them case-sensitively.
         .title_case_headers(local_routes::is_drop_in(&shared))
-        // The limits for a head and for an idle connection differ, but hyper has one setting for both.
+        // hyper has one limit for both heads and idle connections; the gateway has two.
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(io), service);
     let end = watch_connection(&shared, &state, Pin::new(&mut connection)).await;
@@ -136,7 +131,7 @@ pub(crate) async fn serve_http1(
     }
 }
 
-/// Polls a connection until it ends, and enforces its time limits.
+/// Polls a connection to its end and enforces its time limits.
 async fn watch_connection(
     shared: &GatewayShared,
     state: &ConnState,
@@ -161,8 +156,7 @@ async fn watch_connection(
                 cancelling.unless_stuck(|| state.after_poll(connection.poll_without_shutdown(context), context))
             }) => return result.map_or(ConnectionEnd::Cancelled, ConnectionEnd::Done),
             () = shared.ends.stop.cancelled(), if stopping == StopProgress::No => {
-                // An immediate close would lose a request in transit. Such a request is still answered, and
-                // the connection is closed after it.
+                // An immediate close would lose a request in transit, so answer it first.
                 if let ConnPhase::Busy(_) = state.phase() {
                     stopping = StopProgress::Now;
                     connection.as_mut().graceful_shutdown();
@@ -178,7 +172,7 @@ async fn watch_connection(
                 let now = Instant::now();
                 let keep_alive = idle_timeout(&shared.ends.retire, config);
                 let due = next_limit_with(state, config, keep_alive);
-                // The interval is short enough for a head that begins between two checks.
+                // Check often enough for a head that begins between two checks.
                 watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
                 match due.filter(|due| due.at <= now).map(|due| due.limit) {
                     None => {}
@@ -189,8 +183,7 @@ async fn watch_connection(
                         watch.as_mut().reset(now + look);
                         connection.as_mut().graceful_shutdown();
                     }
-                    // The shutdown began at an earlier check and hyper is still not done: the client does not
-                    // read the rest of an answer.
+                    // The shutdown began at an earlier check: the client does not read the rest of an answer.
                     Some(GatewayLimit::KeepAlive) => return ConnectionEnd::Stuck(GatewayLimit::Overdue),
                     Some(limit) => return ConnectionEnd::Stuck(limit),
                 }
@@ -199,7 +192,7 @@ async fn watch_connection(
     }
 }
 
-/// The limit that a connection or a stream reaches next, and when.
+/// The limit that a connection or a stream reaches next, and its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DueLimit {
     pub(crate) at: Instant,

@@ -5,41 +5,34 @@ use std::net::SocketAddr;
 
 use crate::client::TlsError;
 
-/// Errors that keep the gateway from listening.
+/// Error that keeps the gateway from listening.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum GatewayError {
-    /// The host name does not resolve.
     #[error(
         "cannot listen on {host}:{port}: the host name does not resolve ({source}); use an address of \
          this machine, like 127.0.0.1, or 0.0.0.0 for all of them"
     )]
     Resolve { host: String, port: u16, source: io::Error },
-    /// Another program listens on the address.
     #[error(
         "cannot listen on {address}: another program already does; stop it (`ss -ltnp sport = :{}` shows \
          it) or choose another port with --port", address.port()
     )]
     InUse { address: SocketAddr },
-    /// The address does not belong to this machine.
     #[error(
         "cannot listen on {address}: it is not an address of this machine; choose another with --host \
          (`ip addr` lists them)"
     )]
     NotOurs { address: SocketAddr },
-    /// The port needs a privilege.
     #[error(
         "cannot listen on {address}: not permitted; ports below 1024 need CAP_NET_BIND_SERVICE, choose a \
          higher one with --port"
     )]
     NotPermitted { address: SocketAddr },
-    /// Certificate or key is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Sockets of the previous instance are unusable.
     #[error("cannot take over the predecessor's listening sockets: {0}")]
     Inherit(io::Error),
-    /// Any other error.
     #[error("cannot listen on {address}: {source}; choose another address with --host and --port")]
     Listen { address: SocketAddr, source: io::Error },
     /// A socket passed by the starting program (socket activation) is unusable.
@@ -48,7 +41,6 @@ pub enum GatewayError {
          it that it is a TCP socket that listens"
     )]
     Given(io::Error),
-    /// The worker threads cannot be started.
     #[error("cannot start {threads} threads to serve with: {source}; set fewer with `server.threads`")]
     Threads { threads: usize, source: io::Error },
 }

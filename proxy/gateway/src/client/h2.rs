@@ -1,4 +1,4 @@
-//! HTTP/2 connections: each stream gets the same service as a request over HTTP/1.1.
+//! HTTP/2 connections: each stream gets the same service as an HTTP/1.1 request.
 //!
 //! ```text
 //!   connection task: frames, pings, windows, time limits of the connection
@@ -11,7 +11,7 @@
 //!      +-- ends with the last stream
 //! ```
 //!
-//! The HTTP/2 library resets malformed streams (connection-specific fields, a body longer or shorter than
+//! The HTTP/2 library resets malformed streams (connection-specific fields, a body of another length than
 //! declared) before or during their exchange.
 
 use std::convert::Infallible;
@@ -49,7 +49,6 @@ use crate::protocol::ConnState;
 use crate::shared::GatewayShared;
 
 tokio::task_local! {
-    /// The stream that the current task serves.
     static STREAM: Arc<H2Stream>;
 }
 
@@ -60,7 +59,6 @@ struct H2Stream {
 
 struct H2Streams {
     counts: Mutex<H2StreamCounts>,
-    /// Notified when the client resets too many streams.
     too_many_resets: Notify,
 }
 
@@ -93,7 +91,7 @@ impl H2Streams {
         });
     }
 
-    /// Returns since when there is no stream; `None` while there is one.
+    /// Returns the start of the time without streams; `None` while there is a stream.
     fn idle_since(&self) -> Option<Instant> {
         self.with(|counts| (counts.open == 0).then_some(counts.idle_since))
     }
@@ -112,7 +110,6 @@ impl H2Streams {
     }
 }
 
-/// Spawns a task for each stream's future, which comes from the HTTP/2 library.
 #[derive(Clone)]
 struct H2Spawner {
     shared: Arc<GatewayShared>,
@@ -129,7 +126,7 @@ where
         let stream = Arc::new(H2Stream { conn: ConnState::new(), whole: AtomicBool::new(false) });
         let Self { shared, streams, gone, .. } = self.clone();
         streams.begin();
-        // Box the future once, so that the futures that contain it stay small.
+        // Boxed, so that the futures that contain it stay small.
         let future = Box::pin(future);
         self.tasks.spawn(async move {
             let cancelling = &stream.conn.cancelling;
@@ -140,7 +137,7 @@ where
                 served = poll_fn(|context| {
                     cancelling.unless_stuck(|| stream.conn.after_poll(serving.as_mut().poll(context), context))
                 }) => {
-                    // A stream that an operator cancelled was not abandoned by the client.
+                    // An operator cancelled this stream, so the client did not abandon it.
                     if served.is_some() && !stream.whole.load(Ordering::Relaxed) {
                         streams.count_reset(&shared.config.server);
                     }
@@ -153,7 +150,7 @@ where
     }
 }
 
-/// Resolves when a stream has exceeded a time limit because its client opens no window.
+/// Resolves when a stream exceeds a time limit because its client opens no window.
 async fn wait_until_overdue(state: &ConnState, shared: &GatewayShared) -> GatewayLimit {
     let config = &shared.config;
     let look = config.server.send_timeout.max(MIN_CHECK_INTERVAL);
@@ -196,7 +193,7 @@ impl Service<Request<Incoming>> for StreamService {
     }
 }
 
-/// Joins cookies that the client sent in several fields into one (RFC 9113 section 8.2.3).
+/// Joins the cookies of several fields into one field (RFC 9113 section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if pieces.len() > 1
@@ -206,7 +203,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// The body of an answer; also records whether the client is slow to read it.
+/// Body of an answer; also records that the client is slow to read.
 struct StreamBody {
     body: AnswerBody,
     stream: Arc<H2Stream>,
@@ -222,7 +219,7 @@ impl Body for StreamBody {
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         self.stream.conn.set_blocked(false);
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        // After a data frame, the library polls again only once the client has opened a window.
+        // After a data frame, the library polls again only when the client has opened a window.
         self.stream.conn.set_blocked(matches!(frame, Poll::Ready(Some(Ok(_)))));
         frame
     }
@@ -273,7 +270,7 @@ pub(crate) async fn serve_http2(
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     let look = config.server.keep_alive.min(config.server.send_timeout).max(MIN_CHECK_INTERVAL);
     let mut watch = pin!(sleep_until(Instant::now() + look));
-    // Set once the connection is to end, because of a stop, a timeout or a flood of resets.
+    // Set when the connection is to end: by a stop, a timeout or a flood of resets.
     let mut stopping = false;
     let mut closing = false;
     let limit = loop {

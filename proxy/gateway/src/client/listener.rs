@@ -1,4 +1,4 @@
-//! The listening sockets, one per configured host. Other modules count and serve the accepted connections.
+//! The listening sockets, one per configured host. Other modules count and serve the connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use warden_supervisor::resolve_host;
 
 use crate::client::GatewayError;
 
-/// All listening sockets, at least one.
+/// All listening sockets; at least one.
 #[derive(Debug)]
 pub(crate) struct GatewayListener {
     listeners: Vec<TcpListener>,
@@ -24,8 +24,8 @@ pub(crate) struct GatewayListener {
 const MAX_BACKLOG: usize = 1024;
 
 impl GatewayListener {
-    /// Opens a socket for each of `hosts`: names or addresses, separated by commas, usually one. With port
-    /// 0 the system chooses the port of the first host, and the other hosts use the same port.
+    /// Opens a socket for each of `hosts`: names or addresses, separated by commas. With port 0, the kernel
+    /// chooses the port of the first host, and the other hosts use the same port.
     ///
     /// # Errors
     /// A socket cannot be opened; then all sockets are closed again.
@@ -41,17 +41,11 @@ impl GatewayListener {
     }
 
     /// Duplicates the sockets for another instance of llama-warden.
-    ///
-    /// # Errors
-    /// The process has too many open files.
     pub(crate) fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         self.listeners.iter().map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Takes sockets that already listen, from another instance or from the program that started this one.
-    ///
-    /// # Errors
-    /// `sockets` is empty, or one of its sockets cannot be used.
+    /// Takes listening sockets from another instance or the starting program; fails without any.
     pub(crate) fn adopt(sockets: Vec<std::net::TcpListener>) -> io::Result<Self> {
         let mut all = Self { listeners: Vec::new(), addresses: Vec::new(), next: 0 };
         for socket in sockets {
@@ -63,8 +57,7 @@ impl GatewayListener {
         if all.listeners.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(all) }
     }
 
-    /// Accepts the next connection on any socket. Cancel safe: a connection is taken from the queue only
-    /// when it is returned.
+    /// Accepts the next connection on any socket. Cancel safe.
     pub(crate) async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
         std::future::poll_fn(|context| {
             let all = self.listeners.len();
@@ -79,7 +72,7 @@ impl GatewayListener {
         .await
     }
 
-    /// Closes the sockets and returns connections that wait to be accepted, which the kernel would reset.
+    /// Closes the sockets. Returns the connections not yet accepted, which the kernel would reset.
     pub(crate) fn close_and_drain(&mut self) -> Vec<(TcpStream, SocketAddr)> {
         let mut all = Vec::new();
         for listener in std::mem::take(&mut self.listeners).into_iter().filter_map(|one| one.into_std().ok())
@@ -98,8 +91,7 @@ async fn open_one(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Ga
     let host = host.trim().trim_start_matches('[').trim_end_matches(']');
     let unresolved = |source| GatewayError::Resolve { host: host.to_owned(), port, source };
     let mut addresses: Vec<SocketAddr> = resolve_host(host, port).await.map_err(unresolved)?;
-    // `localhost` means both ::1 and 127.0.0.1. IPv4 comes first, because clients that use a literal address
-    // mostly use 127.0.0.1.
+    // `localhost` means ::1, too, but clients with a literal address mostly use 127.0.0.1.
     addresses.sort_by_key(SocketAddr::is_ipv6);
     let mut failure = unresolved(io::Error::from(io::ErrorKind::NotFound));
     for address in addresses {
@@ -136,8 +128,7 @@ mod tests {
             ("127.0.0.1", "127.0.0.2")
         );
         assert_eq!(first.port(), second.port());
-        // Three connections wait at the first socket and one at the second. The one at the second socket must
-        // be among the first two that are accepted.
+        // Three connections wait at the first socket; the one at the second must be among the first two.
         let mut waiting = Vec::new();
         for address in [first, first, first, second] {
             waiting.push(TcpStream::connect(address).await.unwrap());
@@ -171,7 +162,7 @@ mod tests {
             matches!(error, GatewayError::InUse { address } if address == taken.local_addr().unwrap()),
             "{error}"
         );
-        // Another test may have been given the same port of this address by chance, and gives it back.
+        // Another test may hold this port by chance, and releases it soon.
         let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
         while let Err(error) = TcpListener::bind(("127.0.0.2", port)).await {
             assert!(tokio::time::Instant::now() < deadline, "{error}");

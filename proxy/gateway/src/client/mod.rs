@@ -1,5 +1,4 @@
-//! Client connections: listening, accepting, limits and timeouts. Each request is passed to
-//! [`crate::exchange`].
+//! Client connections: listening, accepting, limits and timeouts.
 
 pub(crate) mod accept;
 pub(crate) mod client_io;

@@ -1,5 +1,4 @@
-//! A client's byte stream with or without TLS, and the TLS handshake. The handshake runs in the connection's
-//! own task, so that a slow or hostile client delays no other client.
+//! A client's byte stream with or without TLS. The handshake runs in the connection's own task.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +14,6 @@ use tokio_util::either::Either;
 /// Type of the first record of every TLS connection (RFC 8446 section 5.1).
 const HANDSHAKE_RECORD_TYPE: u8 = 22;
 
-/// Byte stream of a client, without or with TLS.
 pub(crate) type ClientStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 pub(crate) fn tcp_stream(stream: &ClientStream) -> &TcpStream {
@@ -25,13 +23,11 @@ pub(crate) fn tcp_stream(stream: &ClientStream) -> &TcpStream {
     }
 }
 
-/// Returns whether the client chose HTTP/2.
 pub(crate) fn chose_h2(stream: &ClientStream) -> bool {
     matches!(stream, Either::Right(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2"))
 }
 
-/// Returns whether the end of the stream must be announced, so that the client can distinguish it from
-/// a broken connection (RFC 8446 section 6.1).
+/// A client must be able to distinguish the end from a broken connection (RFC 8446 section 6.1).
 pub(crate) fn announces_close(stream: &ClientStream) -> bool {
     matches!(stream, Either::Right(_))
 }

@@ -1,5 +1,5 @@
-//! Certificate and key: read at the start, and again when the files change. An invalid pair is reported and
-//! never used; the current pair stays in use.
+//! Certificate and key, read at the start and again when the files change. An invalid pair is reported and
+//! never replaces the current pair.
 //!
 //! ```text
 //!   load --invalid--> error with a remedy: the program does not start
@@ -8,7 +8,7 @@
 //!   in use <---- valid ---- check: files changed? ---- invalid --> reported once, the old pair stays
 //! ```
 //!
-//! The issuer of the certificate is not checked: clients decide whether they trust the certificate.
+//! Does not check the issuer of the certificate: clients decide whether they trust it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,41 +26,33 @@ use webpki::{EndEntityCert, KeyUsage};
 use crate::clock;
 use crate::config::TlsFiles;
 
-/// A time after the end of every certificate: by RFC 5280 section 4.1.2.5 no end is after the year 9999.
+/// No certificate ends after the year 9999 (RFC 5280 section 4.1.2.5).
 const BEYOND_ANY_CERTIFICATE: Duration = Duration::from_secs(253_402_300_800);
 
-/// Errors of certificate and key.
+/// Error of certificate or key.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum TlsError {
-    /// Only one of the two settings is set.
     #[error("`server.tls_cert` and `server.tls_key` belong together; set both, or none for no TLS")]
     OneOnly,
-    /// A file cannot be read.
     #[error("the TLS {what} {path} cannot be read: {source}", path = .path.display())]
     Read { what: &'static str, path: PathBuf, source: io::Error },
-    /// A file has no item of the expected kind.
     #[error("{path} holds no {what} in PEM; it should have a line `-----BEGIN {begin}-----`", path = .path.display())]
     Nothing { what: &'static str, path: PathBuf, begin: &'static str },
-    /// A file is not valid PEM.
     #[error("{path} is not valid PEM: {reason}", path = .path.display())]
     Pem { path: PathBuf, reason: String },
-    /// The key belongs to another certificate.
     #[error(
         "the key {key} does not belong to the certificate {cert}; the first certificate of the file must \
          be the server's own", key = .key.display(), cert = .cert.display()
     )]
     Mismatch { key: PathBuf, cert: PathBuf },
-    /// The key is broken or of an unsupported kind.
     #[error(
         "the key {key} or the certificate {cert} cannot be used: {reason}; ECDSA (P-256, P-384), Ed25519 \
          and RSA from 2048 bits work", key = .key.display(), cert = .cert.display()
     )]
     Unusable { key: PathBuf, cert: PathBuf, reason: String },
-    /// The certificate has expired.
     #[error("the certificate {cert} expired {ago}; renew it", cert = .cert.display(), ago = describe_age(*.since))]
     Expired { cert: PathBuf, since: u64 },
-    /// The certificate is not valid yet.
     #[error(
         "the certificate {cert} is not valid yet, for another {} s; is the clock right?",
         .seconds, cert = .cert.display()
@@ -79,12 +71,12 @@ fn describe_age(since: u64) -> String {
 /// Validity of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CertificateInfo {
-    /// End of validity in seconds since 1970; 0 if it could not be read.
+    /// End of validity in seconds since 1970; 0 if unreadable.
     pub not_after: u64,
 }
 
 impl CertificateInfo {
-    /// Returns the remaining validity; `None` if it is unknown.
+    /// Returns the remaining validity; `None` if unknown.
     pub fn left(self) -> Option<Duration> {
         let end = Some(self.not_after).filter(|end| *end > 0)?;
         Some(Duration::from_secs(end.saturating_sub(clock::unix_seconds())))
@@ -93,12 +85,12 @@ impl CertificateInfo {
 
 struct TlsPair {
     serve: Arc<ServerConfig>,
-    /// Configuration without HTTP/2, for connections that are refused with a short answer.
+    /// Without HTTP/2, for connections that get only a short refusal.
     refuse: Arc<ServerConfig>,
     certificate: CertificateInfo,
 }
 
-/// The certificate in use. Getting it is cheap; checking the files blocks for the time of two reads.
+/// The certificate in use. Checking the files for changes blocks for two reads.
 pub struct TlsState {
     files: TlsFiles,
     h2: bool,
@@ -118,17 +110,17 @@ impl TlsState {
     ///
     /// # Errors
     ///
-    /// A file cannot be read, or holds no certificate or no usable key. The two do not belong together. The
-    /// certificate is not valid at this time.
+    /// A file cannot be read or has no certificate or usable key, the two do not belong together, or the
+    /// certificate is not valid now.
     pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
-        // Take the stamps before reading: a change during the read is then noticed at the next check.
+        // Take the stamps before reading, so that the next check notices a change during the read.
         let seen = Mutex::new(TlsFileStamps::from_files(&files));
         let tickets = ring::Ticketer::new().map_err(|error| unusable_pair(&files, &error))?;
         let pair = TlsPair::read(&files, h2, &tickets)?;
         Ok(Self { files, h2, now: ArcSwap::from_pointee(pair), tickets, seen })
     }
 
-    /// Returns the paths of the files.
+    /// Returns the paths of both files.
     pub fn files(&self) -> &TlsFiles {
         &self.files
     }
@@ -138,8 +130,7 @@ impl TlsState {
         self.now.load().certificate
     }
 
-    /// Checks whether the files have changed, and uses the new pair if it is valid. `None` if nothing has
-    /// changed since the last check. Blocks.
+    /// Uses the new pair if the files have changed and are valid; `None` without a change. Blocks.
     pub fn reload_if_changed(&self) -> Option<Result<CertificateInfo, TlsError>> {
         let stamps = TlsFileStamps::from_files(&self.files);
         let before =
@@ -147,11 +138,11 @@ impl TlsState {
         (before != stamps).then(|| self.reload())
     }
 
-    /// Reads the files, changed or not, and uses the new pair if it is valid. Blocks.
+    /// Reads the files even without a change, and uses the new pair if it is valid. Blocks.
     ///
     /// # Errors
     ///
-    /// Same as [`Self::load`]. After an error the pair in use stays.
+    /// Same as [`Self::load`]; the current pair stays in use.
     pub fn reload(&self) -> Result<CertificateInfo, TlsError> {
         let pair = TlsPair::read(&self.files, self.h2, &self.tickets)?;
         let certificate = pair.certificate;
@@ -168,8 +159,7 @@ impl TlsState {
     }
 }
 
-/// File metadata that changes when certificate or key is written or replaced: a renewal renames a new file
-/// into place, or changes a symbolic link.
+/// File metadata that changes when a renewal renames a new file into place or changes a symbolic link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TlsFileStamps([Option<(SystemTime, u64, u64)>; 2]);
 
@@ -199,8 +189,7 @@ impl TlsPair {
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .map_err(|error| unusable_pair(files, &error))?;
-        // With a ticket, a returning client needs no new signature. Tickets are kept by clients, not in
-        // memory here.
+        // With a ticket, which the client keeps, a returning client needs no new signature.
         serve.ticketer = tickets.clone();
         let mut refuse = serve.clone();
         refuse.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -248,7 +237,6 @@ fn read(path: &Path, what: &'static str) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::Read { what, path: path.to_owned(), source })
 }
 
-/// Checks that the certificate is valid now, and returns the end of its validity.
 fn check_time(files: &TlsFiles, chain: &[CertificateDer<'static>]) -> Result<CertificateInfo, TlsError> {
     let at = |time| {
         let own = EndEntityCert::try_from(chain.first()?).ok()?;

@@ -1,4 +1,4 @@
-//! Identifies a conversation across its turns, and reports its identifier to clients and load balancers.
+//! Identifies a conversation across its turns, for clients and load balancers.
 //!
 //! ```text
 //!   X-Warden-Ask: conversation    --> X-Warden-Conversation: 16 digits   keyed hash of its beginning
@@ -6,8 +6,8 @@
 //!   neither                       --> nothing, and nothing is computed
 //! ```
 //!
-//! A load balancer cannot read bodies; with the identifier it sends the next turn to the instance whose
-//! prompt cache is warm. The identifier reveals no text: without the key not even a guess can be verified.
+//! A load balancer cannot read bodies. The identifier lets it send the next turn to the instance whose prompt
+//! cache is warm. The identifier reveals no text: even a guess cannot be verified without the key.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -21,13 +21,13 @@ use crate::body::{BodyIntake, FingerprintKey};
 use crate::protocol::CONVERSATION;
 use crate::refusal::RequestRefusal;
 
-/// Header that requests the identifier of a conversation.
+/// Header by which a client requests the identifier of its conversation.
 const ASK_HEADER: HeaderName = HeaderName::from_static("x-warden-ask");
 
 /// Longest identifier accepted from a client, in bytes.
 const MAX_ID_BYTES: usize = 64;
 
-/// Identifier that a client wants for its conversation.
+/// Identifier that a client requests or gives for its conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConversationHint {
     None,
@@ -35,8 +35,7 @@ pub(super) enum ConversationHint {
     Computed,
 }
 
-/// Reads and removes both headers, because no backend needs them. An identifier unfit as a routing key is
-/// ignored.
+/// Removes both headers, which no backend needs. Ignores an identifier unfit as a routing key.
 pub(super) fn conversation_hint(headers: &mut HeaderMap) -> ConversationHint {
     let given = headers.remove(CONVERSATION);
     let ask = headers.remove(ASK_HEADER);
@@ -53,8 +52,7 @@ pub(super) fn conversation_hint(headers: &mut HeaderMap) -> ConversationHint {
     }
 }
 
-/// Returns the identifier for the answer. Reads the rest of the body if the budget has room to hold it;
-/// otherwise returns no computed identifier.
+/// Returns the identifier. To compute one, reads the whole body, if the budget has room for it.
 pub(super) async fn conversation_id(
     exchange: &HttpExchange,
     wish: ConversationHint,
@@ -74,7 +72,7 @@ pub(super) async fn conversation_id(
     }
 }
 
-/// Computes 64 bits of a hash with a key that only this process has, as 16 digits.
+/// Computes 64 bits of a hash with a key that only this process has.
 fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
     // No request has the path `conversation`, so the hash never equals a request's fingerprint.
     let mut printer = key.begin(&Method::POST, "conversation");
@@ -86,16 +84,15 @@ fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(digits).ok()
 }
 
-/// Computes a hash that decides whether a canary gets the conversation. Needs no key, because it is never
-/// shown.
+/// Computes the hash that assigns a conversation to a canary. It is never shown, so it needs no key.
 pub(super) fn conversation_hash(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     visit_beginning(body, |text| text.hash(&mut hasher));
     hasher.finish()
 }
 
-/// Calls `each` with the parts that stay the same over all turns of a conversation: the system prompt, and
-/// the messages up to and including the first user message. A body without messages is one part.
+/// Calls `each` with the parts that stay the same over all turns: the system prompt, and the messages up to
+/// the first user message. A body without messages is one part.
 fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
     #[derive(Deserialize)]
     struct ConversationBody<'a> {
@@ -120,7 +117,7 @@ fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
         role.is_some_and(|role| role.get() == "\"user\"")
     };
     let Ok(parsed) = serde_json::from_slice::<ConversationBody<'_>>(body) else { return each(body) };
-    // The Responses API calls the list of messages `input`; this member may also be a single text.
+    // The Responses API names the list of messages `input`, which may also be a single text.
     let listed = parsed.input.and_then(|input| serde_json::from_str::<Vec<&RawValue>>(input.get()).ok());
     let Some(messages) = parsed.messages.or(listed) else { return each(body) };
     let first = messages.iter().position(is_users).map_or(messages.len(), |first| first + 1);

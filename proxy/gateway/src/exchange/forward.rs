@@ -1,5 +1,4 @@
-//! The stages of a forwarded request: read its body, find its model, apply the model's rules, wait for a
-//! lease, send the request.
+//! The stages of a forwarded request: body, model, rules, lease, and sending.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -31,7 +30,7 @@ use crate::route::target::ModelPath;
 use crate::route::{self, BodyShape, RouteEffect};
 use crate::rules;
 
-/// A request whose head and body have the form that the backend gets.
+/// A request in the form that the backend gets.
 pub(super) struct PreparedRequest {
     pub(super) search: BackendSearch,
     pub(super) parts: Box<Parts>,
@@ -40,7 +39,7 @@ pub(super) struct PreparedRequest {
     sets: Option<(String, Bytes)>,
 }
 
-/// A streaming request whose model is not loaded yet. Its client gets the head of the answer first.
+/// A streaming request whose model is not loaded. Its client gets the head of the answer first.
 pub(super) struct WaitingStream {
     pub(super) manner: LoadingNoticeForm,
     /// Interval of keep-alives to the client.
@@ -56,7 +55,7 @@ pub(super) enum ForwardResult {
     Waiting(Box<WaitingStream>),
 }
 
-/// Forwards an admitted request until its answer begins, or until it has to wait for its model to load.
+/// Forwards an admitted request until its answer begins or it has to wait for its model to load.
 #[inline]
 pub(super) async fn forward(
     exchange: &mut HttpExchange,
@@ -96,7 +95,6 @@ pub(super) async fn forward(
     sending.await.map(ForwardResult::Answered)
 }
 
-/// Prepares to read the body of a request. Reads nothing yet.
 pub(super) fn begin_intake(
     exchange: &mut HttpExchange,
     parts: &mut Parts,
@@ -114,8 +112,7 @@ pub(super) fn begin_intake(
     Ok(intake)
 }
 
-/// Returns the form of progress messages for a stream whose model is being loaded. `None` if a process
-/// serves the model, or if the client gets only the model's answer.
+/// Returns `None` if a process serves the model, or if the client wants only the model's answer.
 fn loading_notice(exchange: &HttpExchange, prepared: &PreparedRequest) -> Option<LoadingNoticeForm> {
     let PreparedRequest { search, intake, assemble, .. } = prepared;
     let route = exchange.route;
@@ -131,8 +128,8 @@ fn loading_notice(exchange: &HttpExchange, prepared: &PreparedRequest) -> Option
     search.upstream.backends.next_process(&search.model).map(|_| manner)
 }
 
-/// Waits for a lease of a model that is not loaded. If the lease is granted or refused soon, the client
-/// gets an ordinary response, so that a refusal has its own status.
+/// Waits for a lease of an unloaded model. If the lease is granted or refused soon, the client gets an
+/// ordinary response with the status of the refusal.
 async fn wait_for_lease(
     exchange: &mut HttpExchange,
     manner: LoadingNoticeForm,
@@ -174,8 +171,7 @@ impl WaitingStream {
     }
 }
 
-/// Sends a request that has a lease, and waits until its answer begins. Inlined, so that its future is
-/// built in place.
+/// Sends a request and waits until its answer begins. Inlined, so that its future is built in place.
 #[inline]
 async fn send_request(
     exchange: &mut HttpExchange,
@@ -190,7 +186,7 @@ async fn send_request(
     let on_death = rules.map_or(OnDeath::default(), |rules| rules.on_death);
     let timeout = rules.and_then(|rules| rules.timeout).unwrap_or(config.upstream.exchange_timeout);
     if kind == LeaseKind::Slot {
-        // If the budget had no room to hold the whole body, a slot waits for the rest from here on.
+        // From here on, a slot waits for any part of the body that did not fit into the budget.
         intake.tighten_limits(&config.server);
         search.limits = intake.limits;
         if let Some(recorder) = exchange.live.recorders.get(&search.model) {
@@ -226,7 +222,7 @@ async fn send_request(
         let limit = config.upstream.continue_bytes.in_memory();
         Box::new(TurnRecorder::from_request(&message, &path, understood, limit))
     });
-    // The guess is used if the tokens were not counted.
+    // The guess counts only if the tokens were not counted.
     let guess = text_bytes / keys::BYTES_PER_TOKEN;
     exchange.flight.progress.note_asked(message.streams, search.tokens, guess);
     if kind == LeaseKind::Slot {
@@ -249,19 +245,18 @@ async fn send_request(
     Ok(AnsweredRequest { relayed, assemble, sets, again, remember })
 }
 
-/// Checks that the answer can be passed on.
 fn check_relayed(
     mut relayed: RelayedAnswer,
     model: &ModelName,
     is_page: bool,
 ) -> Result<RelayedAnswer, RequestRefusal> {
-    // If this fails, the backend connection is dropped with `relayed`, which closes it.
+    // On failure, dropping `relayed` closes the backend connection.
     wire::check_answer(relayed.response.status(), relayed.response.headers())
         .map_err(|why| RequestRefusal::Garbled { model: model.clone(), why: why.to_owned() })?;
     if let LeaseAddress::Remote(_) = relayed.backend.lease.address() {
         headers::strip_host_policies(relayed.response.headers_mut());
         if relayed.response.status() == StatusCode::UNAUTHORIZED {
-            // The remote endpoint refuses the operator's key; the client cannot do anything about that.
+            // The endpoint refuses the operator's key, which the client cannot change.
             relayed.backend.lease.doubt();
             return Err(RequestRefusal::KeyThere { model: model.clone() });
         }
@@ -273,7 +268,7 @@ fn check_relayed(
     Ok(relayed)
 }
 
-/// Reads the body until its model is known, and as far as a small body goes. Returns the model.
+/// Reads the body until its model is known; reads a small body to its end.
 #[inline]
 async fn find_model(
     exchange: &mut HttpExchange,
@@ -283,8 +278,7 @@ async fn find_model(
     intake: &mut BodyIntake,
 ) -> Result<ModelName, RequestRefusal> {
     let named = match named {
-        // In drop-in mode every name resolves to the only model, so a large body need not be searched for a
-        // name.
+        // In drop-in mode every name resolves to the only model, so do not search a large body for a name.
         None if exchange.drop_in => Some(exchange.resolve(access, Some(""))?),
         named => named,
     };
@@ -294,7 +288,7 @@ async fn find_model(
     named.map_or_else(|| named_in_body(exchange, access, intake), Ok)
 }
 
-/// Applies the model's rules, and gives head and body the form that is sent to the backend.
+/// Applies the model's rules, and gives head and body the form that the backend gets.
 #[inline]
 async fn prepare(
     exchange: &mut HttpExchange,
@@ -326,7 +320,7 @@ async fn prepare(
         intake.take_rest().await?;
     }
     let asked = parts.uri.query().and_then(|query| query::parameter(query, "autoload"));
-    // Parse the value as llama-server's router does.
+    // llama-server's router parses the value in the same way.
     let may_load = match asked.as_deref() {
         None | Some("") => route.loads,
         Some(word) => word == "true" || word == "1",
@@ -360,11 +354,11 @@ fn prepare_head(
     if access.has_key() {
         keys::strip_key_headers(&mut parts.headers);
     }
-    // Check the head in its final form, before waiting for a backend.
+    // Check the final form of the head before waiting for a backend.
     check_lines(parts)
 }
 
-/// Returns the model named in path or query, and removes it from the path.
+/// Returns the model named in path or query, and removes its name from the path.
 fn named_in_target(
     exchange: &mut HttpExchange,
     access: &ClientAccess,
@@ -399,8 +393,8 @@ pub(super) fn named_in_body(
     if let BodyModel::Model(name) = &named {
         return exchange.resolve(access, Some(name));
     }
-    // With a single model any body is forwarded, and the model's server refuses an invalid one. With several
-    // models the gateway has to say why no model is found.
+    // With a single model any body is forwarded, and llama-server refuses an invalid one. With several models
+    // the gateway has to say why no model is found.
     let is_unknown_route = exchange.route.name == route::UNKNOWN_ROUTE;
     exchange.resolve(access, None).map_err(|refusal| match (named, refusal) {
         // Without a model, no backend can say whether the route exists.
@@ -417,7 +411,7 @@ pub(super) fn named_in_body(
     })
 }
 
-/// Refuses a request that is known to kill its server, once its whole body was read.
+/// Refuses a request that is known to kill its server, if its whole body has arrived.
 fn refuse_quarantined(search: &BackendSearch, intake: &BodyIntake) -> Result<(), RequestRefusal> {
     let Some(print) = intake.sent.fingerprint() else { return Ok(()) };
     match search.upstream.backends.request_standing(&search.model, print) {

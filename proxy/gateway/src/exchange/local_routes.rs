@@ -1,11 +1,9 @@
-//! The gateway's own routes: health, the models and their processes. The filter `shown` limits the lists to
-//! the models that the client may use.
+//! The gateway's own routes: health, and the models that the client may use, with their processes.
 //!
-//! In drop-in mode llama-warden replaces a single llama-server, accepts every model name, and answers as
-//! little as possible itself. llama-server's own answers to a list of models or to a CORS preflight are more
-//! complete. The gateway always answers health itself, because that route must work while one process
-//! replaces another; it answers like llama-server until the first process is ready. Nothing here waits: a
-//! route is forwarded only to a process that is ready.
+//! In drop-in mode llama-warden replaces a single llama-server, accepts every model name, and answers little
+//! itself: llama-server's own list of models and CORS preflight are more complete. The gateway always answers
+//! health, which must work while one process replaces another; before the first process is ready, it answers
+//! like llama-server. A route is forwarded only to a ready process, so nothing here waits.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -29,7 +27,7 @@ use crate::shared::{GatewayShared, LiveConfig};
 
 type ModelFilter<'a> = &'a dyn Fn(&ModelView) -> bool;
 
-/// Headers and body of an answer, whose status is 308 if the headers have a `Location`, else 200.
+/// Headers and body of an answer. The status is 308 with a `Location` header, else 200.
 pub(super) type LocalAnswer = (HeaderMap, Bytes);
 
 pub(super) fn answer_locally(
@@ -76,7 +74,7 @@ pub(super) fn answer_locally(
             })
         }),
         LocalRoute::Preflight => Ok((exchange.live.cors.preflight_headers(&parts.headers), Bytes::new())),
-        // The page is answered elsewhere, because it has another body type.
+        // The page has another body type, so other code answers it.
         LocalRoute::Page | LocalRoute::Forbidden => {
             Err(RequestRefusal::Method(route::logged_method(&parts.method)))
         }
@@ -89,9 +87,9 @@ pub(super) fn json_answer(body: &Value) -> LocalAnswer {
     (headers, Bytes::from(body.to_string()))
 }
 
-/// Answers `/health`: reports whether requests can be served. Fails while every model refuses its requests
-/// because no process of it starts, so that a load balancer uses another instance. A model that is loading,
-/// being replaced, or loaded only by a request counts as healthy, because its requests wait.
+/// Answers `/health`. Fails while every model refuses its requests because no process of it starts, so that a
+/// load balancer uses another instance. A model that is loading, being replaced, or loaded on demand is
+/// healthy: its requests wait.
 fn health_answer(view: &FleetView) -> Result<LocalAnswer, RequestRefusal> {
     let refusing = |model: &ModelView| {
         model.outage.as_ref().filter(|outage| outage.refusing).map(|outage| outage.next_start_unix_ms)
@@ -104,7 +102,7 @@ fn health_answer(view: &FleetView) -> Result<LocalAnswer, RequestRefusal> {
     Err(RequestRefusal::Down { after: Duration::from_secs(left.div_ceil(1000).max(1)) })
 }
 
-/// Answers `/v1/models`: lists each model that the client may use, in any state.
+/// Answers `/v1/models` with all models that the client may use, in any state.
 fn models_answer(
     view: &FleetView,
     live: &LiveConfig,
@@ -118,7 +116,7 @@ fn models_answer(
     json_answer(&json!({ "models": ollama, "object": "list", "data": data }))
 }
 
-/// Answers `/running`: lists the processes of the models that the client may use.
+/// Answers `/running` with the processes of the models that the client may use.
 fn running_answer(view: &Arc<FleetView>, shown: ModelFilter<'_>) -> LocalAnswer {
     let processes = view.models.iter().filter(|model| shown(model)).flat_map(|model| {
         model.backends.iter().filter(|backend| backend.pid.is_some()).map(|backend| {
@@ -145,7 +143,7 @@ fn redirect_answer(location: &str) -> LocalAnswer {
     (headers, Bytes::new())
 }
 
-/// Answers `/v1/models/{id}`, with a name or an alias as the id.
+/// Answers `/v1/models/{id}` for a name or an alias.
 fn model_answer(view: &FleetView, live: &LiveConfig, name: &ModelName, created: u64) -> Option<LocalAnswer> {
     view.models
         .iter()
@@ -153,13 +151,12 @@ fn model_answer(view: &FleetView, live: &LiveConfig, name: &ModelName, created: 
         .map(|model| json_answer(&model_entry(model, live, created)))
 }
 
-/// Returns the fields that the configuration adds to a model's entry in lists.
+/// Returns the list fields that the configuration adds to a model.
 fn model_listing<'a>(live: &'a LiveConfig, model: &ModelName) -> Cow<'a, ListingRules> {
     live.models.get(model).map_or_else(Cow::default, |rules| Cow::Borrowed(&rules.listing))
 }
 
-/// Describes a model in the form of llama-server's model list, with its state in the form of llama-server's
-/// router.
+/// Describes a model as llama-server's model list does, and its state as llama-server's router does.
 fn model_entry(model: &ModelView, live: &LiveConfig, created: u64) -> Value {
     let mut entry = json!({
         "id": model.name,
@@ -186,7 +183,7 @@ fn model_entry(model: &ModelView, live: &LiveConfig, created: u64) -> Value {
     entry
 }
 
-/// Describes a configured name that currently resolves to `model`.
+/// Describes an additional name that currently resolves to `model`.
 fn renamed_entry(
     view: &FleetView,
     live: &LiveConfig,
@@ -210,11 +207,11 @@ pub(crate) fn is_drop_in(shared: &GatewayShared) -> bool {
     shared.upstream.backends.takes_any_name()
 }
 
-/// Returns whether the gateway itself answers a local route in drop-in mode.
+/// Returns whether the gateway answers a local route in drop-in mode.
 pub(super) fn keeps_route(shared: &GatewayShared, local: &LocalRoute, asks_for_keys: bool) -> bool {
     let theirs = match local {
         LocalRoute::Models => true,
-        // A preflight has no API key, and could not be forwarded if keys are required.
+        // A preflight has no API key; if keys are required, llama-server could not answer it.
         LocalRoute::Preflight => !asks_for_keys,
         _ => false,
     };
@@ -229,8 +226,7 @@ fn is_up(view: &FleetView) -> bool {
     view.models.iter().all(|model| model.state == ModelState::Loaded)
 }
 
-/// Returns whether some model has never been ready. The state may be unknown while a process is up, so a
-/// model that was ready once does not count.
+/// A model's state alone does not show this: it may be unknown while a process is up.
 fn has_never_been_up(view: &FleetView) -> bool {
     view.models.iter().any(|model| model.state != ModelState::Loaded && !model.was_ready)
 }

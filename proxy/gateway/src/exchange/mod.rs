@@ -14,12 +14,11 @@
 //!   Answered -> relayed, or assembled                            `reply`
 //! ```
 //!
-//! Each state is a type with the data known in it. A request that ends without a backend's answer ends with a
-//! [`RequestRefusal`]. The steps from the lease to the head of the answer are in
-//! [`crate::backend::attempts`].
+//! Each state is a type with the data known in it. A request without a backend's answer ends with a
+//! [`RequestRefusal`]. [`crate::backend::attempts`] has the steps from the lease to the head of the answer.
 //!
-//! The whole life is one future, which hyper drops when the client leaves. The drop frees the request's place
-//! in the queue, the lease and the held bytes, and closes the connection to the backend.
+//! The whole life is one future, which hyper drops when the client leaves. The drop frees the place in the
+//! queue, the lease and the held bytes, and closes the backend's connection.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -64,7 +63,7 @@ mod tried;
 /// State that lasts from a request's head to the head of its answer.
 struct HttpExchange {
     shared: Arc<GatewayShared>,
-    /// Configuration in force when the request began.
+    /// Configuration at the time when the request began.
     live: Arc<LiveConfig>,
     drop_in: bool,
     conn: Arc<ConnState>,
@@ -75,29 +74,29 @@ struct HttpExchange {
     body: ClientBody,
     /// Memory budget of the client, once the client is known.
     budget: Option<BodyBudget>,
-    /// Rules of the requested name, if the configuration has rules for that name.
+    /// Rules of the requested name, if it has its own.
     name_rules: Option<Arc<ModelRules>>,
-    /// Identifier of the conversation, if the client or a load balancer asked for it.
+    /// Identifier of the conversation, if the client or a load balancer wants it.
     conversation: Option<HeaderValue>,
 }
 
-/// A received request of which only the target was examined.
+/// A received request, of which only the target was examined.
 struct ReceivedRequest {
     parts: Box<Parts>,
     body: Incoming,
     /// Result of the second reader, which checks the framing independently of hyper.
     seen: Option<HeadResult>,
     is_outside: bool,
-    /// The gateway's own route that answers the request, if any.
+    /// The gateway's own route that answers the request.
     local: Option<LocalRoute>,
-    /// The model that the path names, if the path has the form that names one.
+    /// The model in the path, if the path has the form that names one.
     named: Option<Result<ModelPath, RequestRefusal>>,
     held: Arc<ClientShare>,
 }
 
 /// A request with a valid head from a client with access.
 enum AdmittedRequest {
-    /// The gateway has already built the answer: headers and body.
+    /// The gateway has already built the answer.
     Answered(LocalAnswer),
     Page(Box<PageRequest>),
     Router(RouterCall, ForwardRequest),
@@ -119,38 +118,36 @@ struct ForwardRequest {
     access: ClientAccess,
 }
 
-/// A request whose backend has begun to answer.
+/// A request that its backend has begun to answer.
 struct AnsweredRequest {
     relayed: RelayedAnswer,
-    /// Dialect, if the answer is assembled from a stream.
+    /// Format of the stream from which the answer is assembled; `None` for a relayed answer.
     assemble: Option<AnswerFormat>,
-    /// Setting that the request changes in the backend if it succeeds: route and body.
+    /// Route and body of a setting that the request changes in the backend if it succeeds.
     sets: Option<(String, Bytes)>,
-    /// State for executing the request again, if its server dies before the client has any part of the
-    /// answer's body.
+    /// State for executing the request again, if its server dies before the client has any part of the body.
     again: Option<Box<RepeatableRequest>>,
     remember: Option<Box<TurnRecorder>>,
 }
 
 /// The client's body. Its state when the answer is sent decides whether the connection can be used again.
 enum ClientBody {
-    /// The gateway does not read the body. If the body is not complete, bytes may follow that must not be
-    /// taken for the next request: they belong to the body, the head is invalid, or the client asked for a
-    /// tunnel.
-    Unread { is_complete: bool },
-    /// The gateway reads the body.
+    /// The gateway does not read the body. If the body is incomplete, the bytes that follow are no request:
+    /// they belong to the body, to an invalid head, or to a tunnel.
+    Unread {
+        is_complete: bool,
+    },
     Read(Arc<SentBody>),
 }
 
 impl AnsweredRequest {
-    /// Creates an answer that is passed on unchanged.
     fn relayed_only(relayed: RelayedAnswer) -> Self {
         Self { relayed, assemble: None, sets: None, again: None, remember: None }
     }
 }
 
 impl ClientBody {
-    /// Returns whether the whole body was read before the request was sent, or hyper handles the rest.
+    /// Returns whether the whole body arrived before the request was sent, or hyper handles the rest.
     fn is_complete(&self) -> bool {
         match self {
             Self::Unread { is_complete } => *is_complete,
@@ -160,8 +157,7 @@ impl ClientBody {
 }
 
 impl HttpExchange {
-    /// Adds the conversation's identifier to a successful answer. A refusal gets none, because it must not
-    /// bind the conversation to this instance.
+    /// A refusal must not bind the conversation to this instance, so only a success gets the identifier.
     fn add_conversation_header(&self, status: StatusCode, headers: &mut HeaderMap) {
         if status.is_success()
             && let Some(word) = self.conversation.clone()
@@ -170,7 +166,7 @@ impl HttpExchange {
         }
     }
 
-    /// Ends the request for an operator. Its work is abandoned, as when its client leaves.
+    /// Ends the request for an operator, with the same effects as the client's leaving.
     fn cancelled_refusal(&mut self) -> RequestRefusal {
         // The rest of a body may have arrived while the request was sent.
         if let ClientBody::Read(sent) = &self.body
@@ -182,8 +178,7 @@ impl HttpExchange {
     }
 }
 
-/// Answers one request. Never fails; hyper's interface requires an error type. Inlined, so that its future is
-/// built in place.
+/// Answers one request and never fails. Inlined, so that its future is built in place.
 #[inline]
 pub(crate) async fn answer(
     shared: Arc<GatewayShared>,
@@ -228,7 +223,6 @@ pub(crate) async fn answer(
     })
 }
 
-/// Determines the route of a request from its target.
 fn receive(
     shared: Arc<GatewayShared>,
     conn: Arc<ConnState>,
@@ -237,7 +231,7 @@ fn receive(
 ) -> (HttpExchange, ReceivedRequest) {
     let seen = conn.next_head();
     let (parts, body) = request.into_parts();
-    // Boxed, because each move of the parts would copy them.
+    // Boxed, because each move would copy the parts.
     let mut parts = Box::new(parts);
     let is_outside = if shared.config.server.api_prefix.is_empty() {
         false
@@ -279,8 +273,7 @@ fn receive(
         (route::logged_method(&parts.method), parts.version),
         local.as_ref().map_or(route.name, LocalRoute::label),
         |record, at| {
-            // Requests for the gateway's own routes are not listed: they are answered at once, and health
-            // probes are frequent.
+            // Do not list requests for own routes: they end at once, and health probes are frequent.
             if local.is_some() {
                 return (None, ProgressHandle::default());
             }
@@ -338,12 +331,12 @@ fn request_start(record: &RequestRecord, route: RequestRoute, at: Instant) -> Re
     }
 }
 
-/// Admits a request by everything known before its body is read. Requests for own routes are answered.
+/// Admits a request by its head, or answers it if the gateway has its route.
 fn admit(exchange: &mut HttpExchange, received: ReceivedRequest) -> Result<AdmittedRequest, RequestRefusal> {
     let ReceivedRequest { parts, body, seen, is_outside, local, named, held } = received;
     let config = &exchange.shared.config.server;
     if head_bytes(&parts) > config.header_bytes.in_memory() || parts.headers.len() > config.header_count {
-        // If the request line is too long as well, report that, which is more specific.
+        // A request line that is too long is a more specific reason.
         let too_large = RequestRefusal::HeadTooLarge { limit: config.header_bytes.in_memory() };
         return Err(check_request_line(&parts).err().unwrap_or(too_large));
     }
@@ -363,8 +356,7 @@ fn admit(exchange: &mut HttpExchange, received: ReceivedRequest) -> Result<Admit
         return Ok(AdmittedRequest::Page(Box::new(PageRequest { page, request, asker })));
     }
     if let Some(local) = local {
-        // After `CONNECT`, a client may send tunnel bytes before it learns that the tunnel was refused.
-        // These bytes are not a request.
+        // After `CONNECT`, a client may send tunnel bytes, which are no request, before it gets the refusal.
         exchange.body = ClientBody::Unread { is_complete: local != LocalRoute::Forbidden };
         return local_routes::answer_locally(exchange, &access, &parts, &local)
             .map(AdmittedRequest::Answered);
@@ -382,7 +374,7 @@ fn check_access(
     local: Option<&LocalRoute>,
 ) -> Result<ClientAccess, RequestRefusal> {
     let live = &exchange.live;
-    // Health probes may use any host name; they reveal nothing.
+    // Health probes may use any host name; their answers reveal nothing.
     if !matches!(local, Some(LocalRoute::Health)) {
         origin::check_host(&live.names, parts)?;
         origin::check_origin(&live.cors.origins, parts)?;
@@ -401,8 +393,7 @@ fn check_access(
     Ok(access)
 }
 
-/// Returns the size of a request head in bytes. hyper checks its limit only while a head is incomplete, so
-/// hyper accepts a larger head if it arrives in few large pieces.
+/// Returns the bytes of a head. hyper does not limit a head that arrives in few large pieces.
 fn head_bytes(parts: &Parts) -> usize {
     let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
     let fields: usize = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();

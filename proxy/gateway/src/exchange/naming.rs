@@ -13,7 +13,7 @@ use crate::rules::{ModelRules, VirtualName};
 use crate::shared::LiveConfig;
 
 impl HttpExchange {
-    /// Resolves a name for this client, and stores the rules of the name, if it has any.
+    /// Resolves a name for this client and stores the name's own rules, if any.
     pub(super) fn resolve(
         &mut self,
         access: &ClientAccess,
@@ -24,13 +24,13 @@ impl HttpExchange {
         Ok(model)
     }
 
-    /// Returns the rules for requests to a model: those of the requested name, or else of the model.
+    /// Returns the rules for requests to a model: the requested name's own, or else the model's.
     pub(super) fn rules(&self, model: &ModelName) -> Option<&ModelRules> {
         self.name_rules.as_ref().or_else(|| self.live.models.get(model)).map(|rules| &**rules)
     }
 }
 
-/// Resolves a name for this client. Also returns the rules of the name, if it has any.
+/// Resolves a name for this client to a model and to the name's own rules, if any.
 pub(super) fn resolve(
     live: &LiveConfig,
     access: &ClientAccess,
@@ -56,7 +56,7 @@ pub(super) fn resolve(
             }
         },
     };
-    // A key may have a right to the name or to the models that it resolves to.
+    // A key may have a right to the name, or to the models that it resolves to.
     let by_name = access.may_use(&ModelName::new(name));
     let chosen = meant.choose(
         &backends.view(),
@@ -70,14 +70,13 @@ pub(super) fn resolve(
     }
 }
 
-/// Returns the pattern that matches a name without an entry; if several match, the longest.
+/// Returns the longest pattern that matches a name without an entry.
 fn find_pattern<'a>(live: &'a LiveConfig, name: &str) -> Option<(&'a String, &'a VirtualName)> {
     let patterns = live.by_name.iter().filter(|(pattern, _)| is_pattern(pattern));
     patterns.filter(|(pattern, _)| pattern_matches(pattern, name)).max_by_key(|(pattern, _)| pattern.len())
 }
 
-/// Checks the model named in a path. For a model that the key may not use, the client gets the same refusal
-/// as for an unknown name.
+/// Checks the model named in a path. A client whose key may not use it gets the refusal for an unknown name.
 pub(super) fn resolve_in_path(
     resolved: Result<ModelName, RequestRefusal>,
     exchange: &HttpExchange,
@@ -98,8 +97,7 @@ pub(super) fn known_names(exchange: &HttpExchange, access: &ClientAccess) -> Vec
     known
 }
 
-/// Returns the additional names of models that this client may know: no patterns, and no names that are
-/// models themselves.
+/// Returns the additional names that this client may know: no patterns, and no models.
 pub(super) fn shown_names<'a>(
     live: &'a LiveConfig,
     access: &'a ClientAccess,

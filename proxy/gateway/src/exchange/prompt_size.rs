@@ -1,5 +1,5 @@
-//! Determines the number of prompt tokens for admission: none if admission is off, an upper bound
-//! from the body size if that many tokens fit, and the backend's own count only if the bound may not fit.
+//! Determines the number of prompt tokens for admission: none if admission is off; an upper bound from the
+//! size of the body if that bound fits; else the backend's own count.
 //!
 //! ```text
 //!   [ admission on? ] --no--> not counted
@@ -12,9 +12,8 @@
 //!                                                        the bound
 //! ```
 //!
-//! Images and recordings do not count as text: the size of their base64 text has no relation to their
-//! tokens. The count does not include the tokens that a chat template adds: some tokens per message, far
-//! less than the reserve that admission keeps.
+//! Images and recordings do not count as text: the size of their base64 text has no relation to their tokens.
+//! The count lacks the few tokens per message that a chat template adds, far less than admission's reserve.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,12 +37,10 @@ use crate::backend::{
 use crate::body::{BodyIntake, MAX_TEXT_BYTES, PromptTexts, SentBody};
 use crate::refusal::RequestRefusal;
 
-/// Time limit for counting. A tokenizer takes about a second for the longest text; a backend that takes
-/// longer is busy.
+/// Counting takes about a second for the longest text, so a slower backend is busy.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes allowed in the answer per byte of text: a token is at most six digits and a comma, and a byte
-/// yields at most one token.
+/// Bytes of the answer per byte of text: at most one token, of six digits and a comma.
 const ANSWER_BYTES_PER_BYTE: usize = 8;
 
 #[derive(Deserialize)]
@@ -51,8 +48,7 @@ struct TokenizeCount {
     tokens: Vec<IgnoredAny>,
 }
 
-/// Returns the prompt tokens of a request, if admission needs them. May read the rest of the
-/// body.
+/// Returns the number of prompt tokens if admission needs it. May read the rest of the body.
 pub(super) async fn prompt_tokens(
     search: &BackendSearch,
     headers: &HeaderMap,
@@ -70,8 +66,7 @@ pub(super) async fn prompt_tokens(
             PromptFit::Fits { tokens } if last || intake.is_measured() => return Ok(Some(tokens)),
             PromptFit::Unclear { tokens } if last || intake.is_whole() => {
                 // A parsed body takes many times its size, so a body that is too long to be counted is not
-                // parsed. A suspect's tokens are not counted either: a suspect must not be sent while other
-                // requests run, but counting runs next to other requests.
+                // parsed. Nor are a suspect's tokens counted: counting would run next to other requests.
                 let print = intake.sent.fingerprint();
                 let suspect = print
                     .is_some_and(|print| backends.request_standing(model, print) != RequestStanding::Clear);
@@ -86,7 +81,7 @@ pub(super) async fn prompt_tokens(
                 };
                 return Ok(Some(counted.unwrap_or(tokens)));
             }
-            // The unread rest may be an image, or, in a chunked body, a text of any length.
+            // The unread rest may be an image or, in a chunked body, a text of any length.
             PromptFit::Fits { .. } | PromptFit::Unclear { .. } => {
                 if !intake.take_all().await? {
                     return Ok(None);
@@ -97,8 +92,7 @@ pub(super) async fn prompt_tokens(
     Ok(None)
 }
 
-/// Asks the backend to count the tokens of a prompt's texts. The client's request is blamed if that kills the
-/// process, which tokenizing may do like a computation.
+/// Asks the backend to count tokens. If that kills the process, the client's request is blamed.
 async fn count_tokens(
     search: &BackendSearch,
     headers: &HeaderMap,

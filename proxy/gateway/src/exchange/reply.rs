@@ -32,7 +32,7 @@ pub(super) async fn deliver(
     busy: ConnBusy,
 ) -> Response<AnswerBody> {
     let is_events = assemble::is_events(answered.relayed.response.headers());
-    // A backend that was asked for a stream and sends something else has refused the request.
+    // A backend that sends no stream although the request asked for one has refused the request.
     match answered.assemble {
         // Boxed because assembling is rare, and the future of every request would grow.
         Some(kind) if is_events => Box::pin(assemble_answer(exchange, kind, answered, busy)).await,
@@ -66,7 +66,7 @@ async fn assemble_answer(
 
 enum GatherResult {
     Whole(StatusCode, HeaderMap, Bytes),
-    /// The backend sent no stream; its answer is to be relayed unchanged.
+    /// The backend sent no stream; relay its answer unchanged.
     NotStream(Box<AnsweredRequest>),
 }
 
@@ -100,7 +100,7 @@ async fn gather_answer(
     }
 }
 
-/// Returns the terms under which another server can continue a streamed answer of this route.
+/// Returns the terms for continuing a streamed answer of this route on another server.
 fn continuation_terms(route: RequestRoute, most: usize) -> Option<ContinuationTerms> {
     let kind = route.shape.and_then(AnswerFormat::from_shape)?;
     Some(ContinuationTerms { kind, max_bytes: most, fills_in: route.name == "infill" })
@@ -156,8 +156,7 @@ fn relay(
             continuation: continuation_terms(route, config.continue_bytes.in_memory()),
         }),
         dialect: route.dialect,
-        // llama-server closes the connection after a stream and after an error, even if its headers announce
-        // keep-alive.
+        // After a stream or an error, llama-server closes even a connection announced as keep-alive.
         reusable: !is_events && parts.status.as_u16() < 400,
     };
     if !backend.sent.is_whole() {
@@ -184,7 +183,7 @@ fn response(status: StatusCode, headers: HeaderMap, body: AnswerBody) -> Respons
     answer
 }
 
-/// Sends the head of a stream whose model is not loaded yet. The body then reports the progress of the load.
+/// Sends the head of a stream whose model is not loaded; the body then reports the progress of the load.
 pub(super) fn begin_stream(
     mut exchange: HttpExchange,
     waits: WaitingStream,
@@ -193,8 +192,7 @@ pub(super) fn begin_stream(
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // The model's own answer has this header, too. Without it, a buffering proxy would hold the keep-alives
-    // back.
+    // The model's own answer has this header, too: a buffering proxy would hold keep-alives back.
     headers.insert(headers::ACCEL_BUFFERING, HeaderValue::from_static("no"));
     wire::add_via(&mut headers, Version::HTTP_11);
     headers.insert(headers::REQUEST_ID, exchange.request_id.clone());
@@ -254,8 +252,7 @@ pub(super) fn refuse(
     reply(exchange, answer.status, headers, answer.body, refusal.outcome(), busy)
 }
 
-/// Sends an answer of the operators' page. CORS headers are left out even if other origins may call the
-/// models.
+/// Sends an answer of the operators' page, without CORS headers even if other origins may call the models.
 pub(super) fn reply_with_page(
     exchange: HttpExchange,
     answer: Response<UnsyncBoxBody<Bytes, Infallible>>,
@@ -271,7 +268,7 @@ pub(super) fn reply_with_page(
     flight.record.status = parts.status.as_u16();
     flight.record.stream = assemble::is_events(&parts.headers);
     if flight.record.stream {
-        // A page can stay open for hours; do not list it as a request in flight.
+        // A page can stay open for hours, so do not list it as a request in flight.
         flight.finish(RequestOutcome::Ok);
     }
     Response::from_parts(parts, AnswerBody::page(body, flight, busy))
@@ -290,8 +287,7 @@ fn reply(
     headers.insert(headers::REQUEST_ID, request_id);
     live.cors.add_headers(origin.as_ref(), &mut headers);
     flight.record.note_head(status.as_u16(), false);
-    // The gateway's own answers are short: a client that has not read one by this deadline has stopped
-    // reading.
+    // The gateway's own answers are short: by this deadline, a client that reads at all has read one.
     conn.set_deadline(Instant::now() + shared.config.server.send_timeout);
     response(status, headers, AnswerBody::fixed(body, flight, outcome, busy))
 }

@@ -1,5 +1,5 @@
-//! The routes that llama-server answers itself, without a model process, when it runs as a router of several
-//! models. The gateway answers them in the same way.
+//! The routes that llama-server answers without a model process when it runs as a router of several models.
+//! The gateway answers them in the same way.
 //!
 //! | route | answer |
 //! |---|---|
@@ -72,7 +72,7 @@ pub(super) async fn answer_router_call(
     }
 }
 
-/// Builds the answer to `/props` that llama-server's router gives to its web page.
+/// Builds the answer of llama-server's router to `/props`, which its web page reads.
 fn router_props() -> LocalAnswer {
     json_answer(&json!({
         "role": "router",
@@ -120,12 +120,12 @@ async fn requested_model(
     match view.models.iter().find(|model| model.name == name) {
         Some(model) if model.remote.is_some() => Err(RequestRefusal::NotThere { model: name }),
         Some(model) => Ok(Arc::clone(model)),
-        // The model was removed a moment ago.
+        // The supervisor has removed the model a moment ago.
         None => Err(access.refuse_hidden(&*exchange.shared.upstream.backends, name.as_str())),
     }
 }
 
-/// Loads a model as a request that needs no slot would. Reports at once if the model cannot be loaded.
+/// Loads a model as a request without a slot would. Reports at once if the model cannot be loaded.
 fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestRefusal> {
     let name = model.name.clone();
     if matches!(model.state, ModelState::Loaded | ModelState::Loading) {
@@ -136,7 +136,7 @@ fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestR
     let wanted = name.clone();
     let demand = LeaseDemand { kind: LeaseKind::Aux, tokens: None, mode: LeaseMode::First };
     let mut lease = Box::pin(async move { backends.lease(&wanted, demand).await.map(drop) });
-    // Poll once: an immediate refusal is returned by the first poll.
+    // The first poll returns an immediate refusal.
     let mut context = Context::from_waker(Waker::noop());
     match lease.as_mut().poll(&mut context) {
         Poll::Ready(granted) => {

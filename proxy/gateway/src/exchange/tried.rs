@@ -1,9 +1,8 @@
-//! Decides whether a request goes to the canary of its model: another build of llama-server that is tried
-//! next to the model's normal build.
+//! Decides whether a request goes to its model's canary, another build of llama-server under trial.
 //!
-//! A canary gets only requests that can be repeated, so that the model's normal build can answer after any
-//! failure: the route only computes, the whole body is held, and the operator allows a second execution. A
-//! canary gets a request only if a lease is available at once: no client waits for a canary.
+//! A canary gets only requests that can be repeated, so that the normal build can answer after any failure.
+//! The route must only compute, the whole body must be held, and the operator must allow a second execution.
+//! A canary's lease must be available at once: no client waits for a canary.
 
 use warden_policies::canary::TrialArm;
 use warden_policies::modes::OnDeath;
@@ -16,8 +15,7 @@ use crate::backend::SharedLease;
 use crate::observe::CanaryPart;
 use crate::refusal::RequestRefusal;
 
-/// Takes a lease of the canary, if the request's conversation belongs to the canary's share. Records the
-/// choice.
+/// Takes a lease of the canary if the conversation belongs to the canary's share, and records the choice.
 pub(super) async fn lease_canary(
     exchange: &mut HttpExchange,
     canary: &CanaryRoute,
@@ -43,7 +41,7 @@ pub(super) async fn lease_canary(
     if print.is_some_and(|print| backends.request_standing(&canary.name, print) != RequestStanding::Clear) {
         return Ok(None);
     }
-    // A request that finds the canary busy is left out of the comparison; this favours neither build.
+    // A request that finds the canary busy is left out of the comparison, which favours neither build.
     let lease = backends.lease_now(&canary.name, search.kind, search.tokens);
     if lease.is_some() {
         exchange.flight.record.canary_part = tried(TrialArm::Canary);

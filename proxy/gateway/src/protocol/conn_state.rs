@@ -1,5 +1,5 @@
-//! State of a client connection, shared by its task, its requests and its socket: how long the connection
-//! has been idle or in a request head, the deadline of an answer, and how to close the connection.
+//! State of a client connection, shared by its task, its requests and its socket: idle time, time in a
+//! request head, the deadline of an answer, and how to close the connection.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -15,37 +15,37 @@ use crate::protocol::{HeadResult, RawHeadReader};
 pub(crate) enum ConnPhase {
     /// Between requests, since this time.
     Idle(Instant),
-    /// Within a request head, whose first byte arrived at this time.
+    /// Within a request head since this time.
     Head(Instant),
-    /// A request is being answered. Holds its deadline, if any.
+    /// While a request is being answered, with its deadline.
     Busy(Option<Instant>),
 }
 
 /// An answer that can be read from its backend before the client reads it.
 pub(crate) trait AnswerReadAhead: Send + Sync {
-    /// Reads data from the backend as far as memory permits. Called by the task that serves the client.
+    /// Reads from the backend as far as memory permits. The task that serves the client calls this.
     fn read_ahead(&self, context: &mut Context<'_>);
 }
 
 #[derive(Debug)]
 pub(crate) struct ConnState {
     inner: Mutex<ConnInner>,
-    /// The answer's last poll returned a piece. hyper polls again once this piece was sent to the client.
+    /// True if the last poll of the answer returned a piece that hyper may still be sending.
     is_ahead: AtomicBool,
     pub(crate) cancelling: CancelState,
 }
 
 struct ConnInner {
     phase: ConnPhase,
-    /// Answer of the running request, if a slot could be kept waiting by a slow client.
+    /// Answer of the running request, if a slow client could keep its slot waiting.
     answer: Option<Weak<dyn AnswerReadAhead>>,
     linger: bool,
     ended: bool,
-    /// Time since which the client does not read; `None` while it reads.
+    /// Start of the time in which the client does not read; `None` while it reads.
     blocked: Option<Instant>,
-    /// The connection is to be closed without sending the remaining bytes.
+    /// True if the connection has to be closed without sending the remaining bytes.
     abort: bool,
-    /// Second reader, which checks the raw request heads next to hyper; HTTP/1 only.
+    /// Second reader, which checks the raw request heads; HTTP/1 only.
     heads: Option<RawHeadReader>,
 }
 
@@ -75,7 +75,7 @@ impl ConnState {
         self.with(|inner| inner.phase)
     }
 
-    /// Marks the connection busy, once a request head is complete.
+    /// Marks the connection as busy when a request head is complete.
     pub(crate) fn begin(self: &Arc<Self>) -> ConnBusy {
         self.with(|inner| inner.phase = ConnPhase::Busy(None));
         self.cancelling.begin();
@@ -86,13 +86,12 @@ impl ConnState {
         self.with(|inner| inner.phase = ConnPhase::Busy(Some(until)));
     }
 
-    /// Requests lingering before the close: the client may still be sending, and gets its answer only if the
-    /// gateway reads these bytes.
+    /// Requests lingering before the close, because the client may still be sending.
     pub(crate) fn must_linger(&self) {
         self.with(|inner| inner.linger = true);
     }
 
-    /// Records whether bytes for the client wait because it does not read.
+    /// Records whether bytes wait because the client does not read.
     pub(crate) fn set_blocked(&self, blocked: bool) {
         self.with(|inner| {
             if blocked != inner.blocked.is_some() {
@@ -105,14 +104,12 @@ impl ConnState {
         self.with(|inner| inner.blocked)
     }
 
-    /// Marks the connection for an abortive close, so that the kernel does not try for minutes to send the
-    /// remaining bytes.
+    /// Requests an abortive close, or the kernel would try for minutes to send the rest.
     pub(crate) fn abort(&self) {
         self.with(|inner| inner.abort = true);
     }
 
-    /// Reads the answer ahead if the client does not read: hyper then does not poll the answer. Called
-    /// after each poll of the task that serves the client.
+    /// To be called after each poll: hyper does not poll the answer of a client that does not read.
     pub(crate) fn after_poll<T>(&self, polled: Poll<T>, context: &mut Context<'_>) -> Poll<T> {
         if polled.is_pending() && self.is_ahead.load(Ordering::Relaxed) {
             let answer = self.with(|inner| inner.answer.as_ref().and_then(Weak::upgrade));
@@ -127,23 +124,21 @@ impl ConnState {
         self.with(|inner| inner.answer = Some(answer));
     }
 
-    /// Records whether a poll of the answer returned a piece.
     pub(crate) fn note_frame(&self, has_piece: bool) {
         self.is_ahead.store(has_piece, Ordering::Relaxed);
     }
 
-    /// Returns the second reader's result for the next request's head; `None` without a second reader.
+    /// Returns the second reader's result for the next head; `None` without a second reader.
     pub(crate) fn next_head(&self) -> Option<HeadResult> {
         self.with(|inner| inner.heads.as_mut().map(RawHeadReader::next_result))
     }
 
-    /// Starts the second reader. A head may have at most `limit` bytes.
+    /// Starts the second reader, for heads of at most `limit` bytes.
     pub(crate) fn read_heads(&self, limit: usize) {
         self.with(|inner| inner.heads = Some(RawHeadReader::new(limit)));
     }
 
-    /// Returns whether the client may still be sending bytes that must be read before the connection is
-    /// closed.
+    /// Returns whether the client may still send bytes that must be read before the close.
     pub(crate) fn lingers(&self) -> bool {
         self.with(|inner| inner.linger && !inner.ended)
     }
@@ -152,7 +147,7 @@ impl ConnState {
         self.with(|inner| inner.abort)
     }
 
-    /// Records received bytes; an empty slice means that the client has closed its side.
+    /// Records received bytes; none means that the client has closed its side.
     pub(crate) fn note_bytes(&self, bytes: &[u8]) {
         self.with(|inner| {
             match inner.phase {
@@ -167,12 +162,12 @@ impl ConnState {
     }
 }
 
-/// Marks a connection as busy with a request. Owned by the answer's body.
+/// Keeps a connection busy with a request. The answer's body owns this value.
 #[derive(Debug)]
 pub(crate) struct ConnBusy(Arc<ConnState>);
 
 impl ConnBusy {
-    /// Takes a pending cancel request. If this returns true, the caller must end the request.
+    /// Takes a pending cancel request. If it returns true, the caller must end the request.
     pub(crate) fn takes_cancel(&self) -> bool {
         self.0.cancelling.take_request()
     }
@@ -181,7 +176,7 @@ impl ConnBusy {
         &self.0
     }
 
-    /// Polls a future that works for the request. Returns `None` if the request was cancelled.
+    /// Polls a future of the request; `None` if the request was cancelled.
     pub(crate) fn unless_cancelled<F: Future>(
         &self,
         future: Pin<&mut F>,
@@ -193,7 +188,7 @@ impl ConnBusy {
 
 impl Drop for ConnBusy {
     fn drop(&mut self) {
-        // The request has ended: a cancel request that came too late must not hit the next request.
+        // A late cancel request must not hit the next request.
         self.0.cancelling.begin();
         self.0.note_frame(false);
         self.0.with(|inner| (inner.phase, inner.answer) = (ConnPhase::Idle(Instant::now()), None));
@@ -213,9 +208,9 @@ const NOTHING: u8 = 0;
 const ASKED: u8 = 1;
 const TAKEN: u8 = 2;
 
-/// Passes an operator's cancel request to a request that runs on another thread. The cancel request is a
-/// flag; the task of the request's connection (over HTTP/2: of its stream) is woken and checks the flag
-/// whenever it is polled. No thread waits, so the cost is one atomic load per poll.
+/// Passes an operator's cancel request to a request on another thread. The request is a flag: the task of the
+/// connection (over HTTP/2: of the stream) is woken, and checks the flag at each poll. No thread waits, and
+/// each poll costs one atomic load.
 ///
 /// ```text
 ///   Nothing ── ask ──> Asked ── taken by the exchange or the answer's body ──> Taken: the client is informed
@@ -229,8 +224,7 @@ pub(crate) struct CancelState {
 }
 
 impl CancelState {
-    /// Registers the calling task as the task that serves the requests of the connection. The task's waker
-    /// stays the same, so one call is enough.
+    /// Registers the calling task as the one that serves the connection. Its waker stays the same.
     pub(crate) async fn register_task(&self) {
         poll_fn(|context| {
             self.set_task(context.waker());
@@ -247,7 +241,7 @@ impl CancelState {
         self.state.store(NOTHING, Ordering::Relaxed);
     }
 
-    /// Asks the running request to end. A second call has no effect.
+    /// Cancels the running request. A second call has no effect.
     pub(crate) fn request_cancel(&self) {
         if self.state.compare_exchange(NOTHING, ASKED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -257,7 +251,7 @@ impl CancelState {
         }
     }
 
-    /// Takes a pending cancel request. If this returns true, the caller must end the request.
+    /// Takes a pending cancel request. If it returns true, the caller must end the request.
     pub(crate) fn take_request(&self) -> bool {
         self.is_asked()
             && self.state.compare_exchange(ASKED, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -267,8 +261,7 @@ impl CancelState {
         self.state.load(Ordering::Acquire) == ASKED
     }
 
-    /// Polls the task that serves the request. Returns `None` if a cancel request was pending before the
-    /// poll and still is, because the client does not read.
+    /// Returns `None` if a cancel request is older than this poll: the client does not read.
     pub(crate) fn unless_stuck<T>(&self, poll: impl FnOnce() -> Poll<T>) -> Poll<Option<T>> {
         let was_asked = self.is_asked();
         match poll() {

@@ -1,17 +1,14 @@
-//! Filters message heads: decides which fields are passed on and which belong to one connection only.
+//! Filters message heads: decides which fields are passed on and which belong to one connection.
 //!
-//! Framing (`Content-Length`, `Transfer-Encoding`) is never copied. hyper writes these fields from the parsed
-//! message, so that no two parties can read one message differently.
+//! hyper writes `Content-Length` and `Transfer-Encoding` itself, so that all readers agree on lengths.
 
 use http::header::{self, CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
 
-/// Header that makes llama-server continue to generate after its client has left, which would defeat
-/// cancellation.
+/// With this header llama-server continues to generate after its client has left, so cancellation would fail.
 pub(crate) const CONVERSATION_ID: HeaderName = HeaderName::from_static("x-conversation-id");
 
-/// Returns whether a field belongs to one connection (proxy authentication included), even if `Connection`
-/// does not name it. Written as a `match`, because looking up a list of names for each field of each head
-/// took 1.5 % of the gateway's time for a request.
+/// Returns whether a field always belongs to one connection, even if `Connection` does not name it. A
+/// `match`, because looking up each field in a list took 1.5 % of the gateway's time for a request.
 fn is_hop_by_hop(name: &str) -> bool {
     matches!(
         name,
@@ -33,8 +30,7 @@ fn is_client_only(name: &str) -> bool {
     matches!(name, "content-length" | "expect" | "x-conversation-id")
 }
 
-/// Removes fields by name. Checking each present name is cheaper than looking up each name that might be
-/// present.
+/// Removes fields by name. Checks each present name, which is cheaper than looking up all names to remove.
 pub(crate) fn remove_fields(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
     // Most heads have at most one such field.
     while let Some(name) = headers.keys().find(|name| goes(name)).cloned() {
@@ -43,26 +39,24 @@ pub(crate) fn remove_fields(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) 
 }
 pub(crate) const CONVERSATION: HeaderName = HeaderName::from_static("x-warden-conversation");
 
-/// Header that, with the value `no`, makes a proxy pass each event on without buffering.
+/// With the value `no`, this header makes a proxy pass each event on without buffering.
 pub(crate) const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Header that identifies one request in client, gateway, log and backend.
+/// Header that identifies a request in client, gateway, log and backend.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Header with `no` (nothing was executed, and the client may send the request again) or `maybe` (unknown).
+/// Header with `no` (nothing was executed, so the client may retry) or `maybe` (unknown).
 pub(crate) const EXECUTED: HeaderName = HeaderName::from_static("x-warden-executed");
 
-/// Header that marks an answer from a server other than the first that executed the request.
+/// Header of an answer whose request was executed again because its first server died.
 const CONTINUED: HeaderName = HeaderName::from_static("x-warden-continued");
 
-/// Adds [`CONTINUED`] to an answer whose request was executed again because its server had died.
 pub(crate) fn mark_continued(headers: &mut HeaderMap, continued: bool) {
     if continued {
         headers.insert(CONTINUED, HeaderValue::from_static("1"));
     }
 }
 
-/// Removes fields by which a remote endpoint instructs browsers about its host: sent by the gateway, they
-/// would apply to the gateway's host.
+/// Removes instructions of a remote endpoint to browsers, which would apply them to the gateway's host.
 pub(crate) fn strip_host_policies(headers: &mut HeaderMap) {
     let of_its_host = |name: &HeaderName| {
         matches!(
@@ -83,8 +77,7 @@ pub(crate) fn strip_host_policies(headers: &mut HeaderMap) {
     remove_fields(headers, of_its_host);
 }
 
-/// Removes fields of one connection (RFC 9110 section 7.6.1): every field named in `Connection`, and the
-/// fields that always belong to one connection. Used in both directions.
+/// Removes the fields of one connection (RFC 9110 section 7.6.1), in both directions.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     strip_named(headers);
     remove_fields(headers, |name| is_hop_by_hop(name.as_str()));
@@ -104,35 +97,33 @@ fn strip_named(headers: &mut HeaderMap) {
     }
 }
 
-/// Prepares a client's head for the backend. Also removes fields whose name has an underscore: some servers
-/// read it as a dash, so that `Content_Length` would count as a length. llama-server uses no such field.
+/// Prepares a client's head for the backend. Removes names with an underscore, too: some servers read it as a
+/// dash, so that `Content_Length` would count as a length. llama-server uses no such name.
 pub(crate) fn prepare_for_backend(headers: &mut HeaderMap, request_id: &HeaderValue) {
     strip_named(headers);
     remove_fields(headers, |name| {
         let name = name.as_str();
         is_hop_by_hop(name) || is_client_only(name) || name.contains('_')
     });
-    // Only the gateway uses the backend's address; the host name that clients use means nothing to the
-    // backend.
+    // The host name that clients use means nothing to the backend.
     headers.insert(header::HOST, HeaderValue::from_static("localhost"));
     headers.insert(REQUEST_ID, request_id.clone());
 }
 
-/// Returns the id under which llama-server keeps a stream for later reading and continues to generate
-/// without its client. This id is passed on only in drop-in mode.
+/// Returns the id under which llama-server keeps a stream for later reading, and generates even after its
+/// client has left. Only drop-in mode passes this id on.
 pub(crate) fn stream_conversation_id(headers: &HeaderMap) -> Option<HeaderValue> {
     headers.get(CONVERSATION_ID).cloned()
 }
 
-/// Sets the id found by [`stream_conversation_id`]. Call after [`prepare_for_backend`].
+/// Sets the id from [`stream_conversation_id`]. Call this after [`prepare_for_backend`].
 pub(crate) fn set_stream_conversation_id(headers: &mut HeaderMap, conversation: Option<HeaderValue>) {
     if let Some(value) = conversation {
         headers.insert(CONVERSATION_ID, value);
     }
 }
 
-/// Prepares a backend's head for the client. The length of an answer without a body (to `HEAD`, or 304)
-/// describes the resource and stays.
+/// Prepares a backend's head for the client. An answer without a body keeps the resource's length.
 pub(crate) fn prepare_for_client(headers: &mut HeaderMap, request_id: &HeaderValue, has_body: bool) {
     strip_hop_by_hop(headers);
     if has_body {
@@ -141,7 +132,7 @@ pub(crate) fn prepare_for_client(headers: &mut HeaderMap, request_id: &HeaderVal
     headers.insert(REQUEST_ID, request_id.clone());
 }
 
-/// Returns the client's request id, if it is fit for logs and backends: 1 to 128 visible ASCII characters.
+/// Returns the client's request id if it has 1 to 128 visible ASCII characters, as logs and backends need.
 pub(crate) fn given_request_id(headers: &HeaderMap) -> Option<HeaderValue> {
     let value = headers.get(REQUEST_ID)?;
     let bytes = value.as_bytes();
@@ -150,7 +141,7 @@ pub(crate) fn given_request_id(headers: &HeaderMap) -> Option<HeaderValue> {
 
 const USER_AGENT_CHARS: usize = 200;
 
-/// Returns the `User-Agent` as text for logs, without control characters and of limited length.
+/// Returns the `User-Agent` for logs, shortened and without control characters.
 pub(crate) fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
     let value = headers.get(header::USER_AGENT)?.as_bytes();
     // A character has at most four bytes.
@@ -159,10 +150,9 @@ pub(crate) fn user_agent(headers: &HeaderMap) -> Option<Box<str>> {
     Some(text.chars().take(USER_AGENT_CHARS).map(plain).collect::<String>().into_boxed_str())
 }
 
-/// Generates a request id: 32 hexadecimal digits.
 pub(crate) fn fresh_request_id() -> HeaderValue {
     let mut digits = [0; 32];
-    // 16 bytes always have 32 digits, and digits are always a valid value.
+    // 16 bytes always have 32 digits, and digits are a valid value.
     let _fits = hex::encode_to_slice(rand::random::<u128>().to_be_bytes(), &mut digits);
     HeaderValue::from_bytes(&digits).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }
@@ -257,7 +247,7 @@ mod tests {
         };
         assert_eq!(user_agent(&HeaderMap::new()), None);
         assert_eq!(kept(b"openai-python/1.0 \"x\""), "openai-python/1.0 \"x\"");
-        // A tab, a C1 control character (it begins sequences like ESC [), and a byte that is not UTF-8.
+        // A tab, a C1 control character (such as the first of ESC [), and a byte that is not UTF-8.
         assert_eq!(kept(b"a\tb\xc2\x9b31m\xff"), "a\u{fffd}b\u{fffd}31m\u{fffd}");
         assert_eq!(kept(&[b'a'; 5000]).len(), 200);
         assert_eq!(kept("\u{1f600}".repeat(300).as_bytes()).chars().count(), 200);

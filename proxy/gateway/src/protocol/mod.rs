@@ -1,5 +1,4 @@
-//! Duties of an HTTP intermediary, and the code that reads and writes heads, fields, targets and events.
-//! Nothing here knows about models.
+//! Duties of an HTTP intermediary; reads and writes heads, fields, targets and events. Knows no models.
 
 pub(crate) mod conn_state;
 pub(crate) mod headers;

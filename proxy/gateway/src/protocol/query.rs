@@ -1,5 +1,4 @@
-//! Request targets: percent-encoded text (the `model` of a query, the id in a path), and the path prefix of
-//! all routes.
+//! Request targets: percent-encoded text, and the path prefix of all routes.
 
 use std::borrow::Cow;
 
@@ -7,12 +6,11 @@ use http::Uri;
 use http::uri::PathAndQuery;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-/// Characters that are encoded in the value of a query.
+/// Characters that [`encode`] encodes.
 const ENCODED_IN_VALUE: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-/// Returns the first value of `name` in a query, decoded like a form, in which `+` means a space. `None` if
-/// the name is absent or its value is not UTF-8.
+/// Returns the first value of `name`, decoded as in a form: `+` is a space. `None` if not UTF-8.
 pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -20,8 +18,8 @@ pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Decodes one or several path segments; slashes may be encoded or not. `None` if a `%` is not followed by
-/// two hexadecimal digits, or if the result is not UTF-8.
+/// Decodes one or several path segments, with encoded or plain slashes. `None` if two hexadecimal digits are
+/// missing after a `%`, or the result is not UTF-8.
 pub fn percent_decoded(text: &str) -> Option<String> {
     decode(text, false)
 }
@@ -30,13 +28,12 @@ pub(crate) fn decoded_key(text: &str) -> Option<String> {
     decode(text, true)
 }
 
-/// Encodes a text as the value of a query: everything but letters, digits and `-._~/` becomes `%XX`.
+/// Encodes a text as the value of a query: all but letters, digits and `-._~/` become `%XX`.
 pub(crate) fn encode(text: &str) -> String {
     utf8_percent_encode(text, ENCODED_IN_VALUE).to_string()
 }
 
-/// Returns whether each `%` is followed by two hexadecimal digits. The library leaves any other `%`
-/// unchanged.
+/// Returns whether two hexadecimal digits follow each `%`. The library would leave any other `%` unchanged.
 pub(crate) fn is_encoded(text: &[u8]) -> bool {
     memchr::memchr_iter(b'%', text)
         .all(|at| text.get(at + 1..at + 3).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit)))
@@ -50,7 +47,7 @@ fn decode(text: &str, plus_is_space: bool) -> Option<String> {
     Some(percent_decode_str(&text).decode_utf8().ok()?.into_owned())
 }
 
-/// Returns a target without the prefix; `None` if it does not begin with the prefix.
+/// Removes the prefix from a target; `None` if the target has another beginning.
 pub(crate) fn strip_prefix(uri: &Uri, prefix: &str) -> Option<Uri> {
     if prefix.is_empty() {
         return Some(uri.clone());

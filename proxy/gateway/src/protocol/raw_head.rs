@@ -1,7 +1,6 @@
-//! Second reader of the raw bytes of an HTTP/1 connection, next to hyper. It detects faults that hyper's
-//! parsed heads no longer show: both a length and a coding, two lengths, a bare LF, a fragment. No byte is
-//! changed or delayed. Only hyper's reading of a message is used; this reader decides which messages are
-//! refused.
+//! Second reader of the raw bytes of an HTTP/1 connection, next to hyper. Detects faults that hyper's parsed
+//! heads hide: a length with a coding, two lengths, a bare LF, a fragment. Changes and delays no byte.
+//! hyper's reading of a message is used; this reader only decides which messages are refused.
 //!
 //! ```text
 //!   Head --complete--> [ valid? ] --no--> Lost: all further requests that hyper reads are refused
@@ -13,8 +12,8 @@
 //!    +---------- empty line -- Trailer <--------+
 //! ```
 //!
-//! Request smuggling needs two readers that disagree about lengths. Therefore each request that hyper reads
-//! must have a record here with the same framing; otherwise the connection ends with a 400.
+//! Request smuggling needs two readers that disagree about lengths. So each request that hyper reads must
+//! have a record with the same framing here, or the connection ends with a 400.
 
 use std::collections::VecDeque;
 
@@ -23,7 +22,6 @@ use memchr::memmem;
 
 use crate::protocol::query;
 
-/// Framing of a request's body, as its head declares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyFraming {
     None,
@@ -59,25 +57,24 @@ enum HeadReaderState {
 #[derive(Debug)]
 pub(crate) struct RawHeadReader {
     at: HeadReaderState,
-    /// Bytes of an incomplete head.
     carry: Vec<u8>,
     limit: usize,
     seen: VecDeque<HeadResult>,
 }
 
 impl RawHeadReader {
-    /// Creates a reader that holds at most `limit` bytes of an incomplete head. hyper refuses a longer head.
+    /// Creates a reader that holds at most `limit` bytes of an incomplete head; hyper refuses a longer head.
     pub(crate) fn new(limit: usize) -> Self {
         Self { at: HeadReaderState::Head, carry: Vec::new(), limit, seen: VecDeque::new() }
     }
 
-    /// Stops reading, so that all further requests are refused.
+    /// Stops reading: all further requests are refused.
     pub(crate) fn stop(&mut self) {
         self.at = HeadReaderState::Lost;
         self.carry = Vec::new();
     }
 
-    /// Returns the result for the next request's head; an error if this reader has seen no such head.
+    /// Returns the result for the next head; an error if this reader has seen no such head.
     pub(crate) fn next_result(&mut self) -> HeadResult {
         self.seen.pop_front().unwrap_or(Err(WireError::Unseen))
     }
@@ -110,7 +107,7 @@ impl RawHeadReader {
 
     fn read_head<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
         if self.carry.is_empty() {
-            // Empty lines before a request are skipped (RFC 9112 section 2.2).
+            // Skip empty lines before a request (RFC 9112 section 2.2).
             let skip = piece.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
             let piece = &piece[skip..];
             if let Some(end) = head_end(piece, 0) {
@@ -155,7 +152,7 @@ impl RawHeadReader {
 }
 
 impl HeadReaderState {
-    /// Advances by one byte of chunked framing, by the same rules as hyper.
+    /// Advances by one byte of chunked framing, by hyper's rules.
     fn next_state(self, byte: u8) -> Self {
         match self {
             Self::Size { value, digits } => match (byte as char).to_digit(16) {
@@ -190,8 +187,7 @@ impl HeadReaderState {
     }
 }
 
-/// Returns the offset after the first empty line that begins after `from`. At such a line hyper ends a
-/// head, with or without CRs.
+/// Returns the offset after the first empty line after `from`, with or without CRs, as in hyper.
 fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     memchr::memchr_iter(b'\n', &bytes[from..]).map(|at| from + at).find_map(|at| match &bytes[at + 1..] {
         [b'\n', ..] => Some(at + 2),
@@ -200,7 +196,7 @@ fn head_end(bytes: &[u8], from: usize) -> Option<usize> {
     })
 }
 
-/// Checks a head; `head` includes the empty line at its end.
+/// Checks a head, including the empty line at its end.
 fn check_head(head: &[u8]) -> HeadResult {
     let mut begin = 0;
     let mut lines = memchr::memchr_iter(b'\n', head).map(|at| {
@@ -217,7 +213,7 @@ fn check_head(head: &[u8]) -> HeadResult {
             break;
         }
         let colon = memchr::memchr(b':', line).ok_or(WireError::Field)?;
-        // A tab is valid white space, too, but some readers do not accept it and no client needs it.
+        // A tab is valid white space, too, but some readers refuse it and no client needs it.
         let name = &line[..colon];
         let value = trim_spaces(&line[colon + 1..]);
         if name.eq_ignore_ascii_case(b"content-length") {
@@ -240,7 +236,6 @@ fn check_head(head: &[u8]) -> HeadResult {
     }
 }
 
-/// Checks that the line is `METHOD SP target SP HTTP/1.x` and nothing else.
 fn check_start_line(line: &[u8]) -> Result<(), WireError> {
     let mut words = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
@@ -251,7 +246,7 @@ fn check_start_line(line: &[u8]) -> Result<(), WireError> {
     if !version.starts_with(b"HTTP/1.") {
         return Err(WireError::RequestLine);
     }
-    // Methods are case-sensitive (RFC 9110 section 9.1), and no method is defined with other characters.
+    // Methods are case-sensitive (RFC 9110 section 9.1), and no method has other characters.
     if method.is_empty()
         || !method.iter().all(|byte| byte.is_ascii_uppercase() || matches!(byte, b'-' | b'_'))
     {
@@ -262,8 +257,7 @@ fn check_start_line(line: &[u8]) -> Result<(), WireError> {
     if is_plain && is_well_encoded(target) { Ok(()) } else { Err(WireError::Target) }
 }
 
-/// Returns whether each `%` of the path is followed by two hexadecimal digits, and no `%00` occurs, because
-/// some readers end a text at NUL. The query is not checked; the application decodes it.
+/// Checks that a path has valid percent-encoding and no `%00`, at which some readers end a text.
 pub(crate) fn is_well_encoded(target: &[u8]) -> bool {
     let path = &target[..memchr::memchr(b'?', target).unwrap_or(target.len())];
     query::is_encoded(path) && memmem::find(path, b"%00").is_none()

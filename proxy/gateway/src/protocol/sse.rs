@@ -1,5 +1,5 @@
-//! Passes an event stream on in whole events. If a backend dies within an event, the client has received no
-//! part of that event. So an error event can follow that every client can read.
+//! Passes an event stream on in whole events. If a backend dies within an event, the client has no part of
+//! that event, so every client can read an error event after it.
 //!
 //! ```text
 //!   piece --> [ ends with an event? ] --yes--> passed on as it is (the usual case: no copy)
@@ -11,7 +11,7 @@
 //!             passed on in pieces until the next end of an event
 //! ```
 //!
-//! Holding the beginning of an event delays no client: an event is of no use before its last byte.
+//! Holding the beginning of an event delays no client, which needs the whole event.
 
 use bytes::{Bytes, BytesMut};
 
@@ -26,12 +26,12 @@ pub(crate) struct EventSplitter {
 }
 
 impl EventSplitter {
-    /// Creates a splitter that holds at most `limit` bytes of an incomplete event, plus one piece.
+    /// Holds at most `limit` bytes of an incomplete event, plus one piece.
     pub(crate) fn new(limit: usize) -> Self {
         Self { held: BytesMut::new(), limit, torn: false, seen: 0, ends: 0 }
     }
 
-    /// Takes a piece of the stream and returns the bytes that may be passed on now, possibly none.
+    /// Takes a piece of the stream and returns the bytes to pass on now.
     pub(crate) fn push(&mut self, piece: Bytes) -> Bytes {
         if self.held.is_empty() {
             let Some(end) = last_blank_line_end(&piece, 0) else {
@@ -60,29 +60,28 @@ impl EventSplitter {
         }
     }
 
-    /// Returns the held bytes of a stream that ended properly, which are passed on even without a blank line.
+    /// Returns the held bytes of a stream that ended properly, even without a blank line.
     pub(crate) fn finish(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// Drops the held bytes of a stream that was cut. Returns the text that must precede another event: a
-    /// blank line if an event that was too large was passed on in part, or nothing.
+    /// Drops the held bytes. Returns a blank line if a part of a large event was passed on.
     pub(crate) fn drop_held(&mut self) -> &'static str {
         self.held.clear();
         if self.torn { "\n\n" } else { "" }
     }
 
-    /// Returns whether a part of an event was passed on, because the event is too large to be held.
+    /// Returns whether a part of an event that is too large was passed on.
     pub(crate) fn is_torn(&self) -> bool {
         self.torn
     }
 
-    /// Returns the number of complete events with data passed on so far. Comments do not count.
+    /// Returns the number of complete events with data passed on so far, without comments.
     pub(crate) fn event_count(&self) -> u64 {
         self.seen
     }
 
-    /// Resets the count of events to `seen`, because the caller does not pass on the last piece.
+    /// Resets the count of events, because the caller drops the last piece.
     pub(crate) fn reset_count(&mut self, seen: u64) {
         self.seen = seen;
     }
@@ -105,15 +104,14 @@ impl EventSplitter {
         if self.held.len() <= self.limit {
             return Bytes::new();
         }
-        // Keep the last bytes, which may be the beginning of a blank line.
+        // The last bytes may be the beginning of a blank line.
         self.torn = true;
         let pass = self.held.len().saturating_sub(3);
         self.held.split_to(pass).freeze()
     }
 }
 
-/// Returns the offset after the last blank line of `bytes`, if this offset is beyond `from`. Lines end with
-/// `\n`, `\r\n` or `\r`.
+/// Returns the offset after the last blank line beyond `from`. Lines end with `\n`, `\r\n` or `\r`.
 fn last_blank_line_end(bytes: &[u8], from: usize) -> Option<usize> {
     let mut until = bytes.len();
     while let Some(at) = memchr::memrchr2(b'\n', b'\r', bytes.get(from..until)?) {
@@ -138,7 +136,7 @@ fn blank_line_ends(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
 /// Returns whether a block has a line that is neither empty nor a comment.
 fn has_data(block: &[u8]) -> bool {
     let is_data = |line: &[u8]| line.first().is_some_and(|first| *first != b':');
-    // Nearly always the first line has data.
+    // Nearly always, the first line has data.
     is_data(block) && !block.starts_with(b"\n") && !block.starts_with(b"\r")
         || block.split(|byte| matches!(byte, b'\n' | b'\r')).any(is_data)
 }

@@ -1,6 +1,6 @@
-//! Duties of an HTTP intermediary (RFC 9110, RFC 9112) that hyper leaves to the application: refusing
-//! messages that two readers could understand differently, and signing messages with `Via`. Only `raw_head`
-//! reads raw bytes.
+//! Duties of an HTTP intermediary (RFC 9110, RFC 9112) that hyper leaves to the application: refuse messages
+//! that two readers could understand differently, and sign messages with `Via`. Only `raw_head` reads raw
+//! bytes.
 //!
 //! | duty | where |
 //! |---|---|
@@ -22,14 +22,14 @@ use http_body::Body;
 
 use crate::protocol::{BodyFraming, HeadResult, WireError, is_well_encoded};
 
-/// Checks a request's head. `seen` is the second reader's result for the same bytes, if there is one.
+/// Checks a request's head. `seen` is the second reader's result for the same bytes.
 pub(crate) fn check_request<B: Body>(
     parts: &Parts,
     body: &B,
     seen: Option<HeadResult>,
 ) -> Result<(), WireError> {
     if let Some(seen) = seen {
-        // Refuse the request if hyper and the second reader see different framings.
+        // Refuse a request whose framing hyper and the second reader see differently.
         let agreed = match seen? {
             BodyFraming::None => body.is_end_stream(),
             BodyFraming::Length(length) => body.size_hint().exact() == Some(length),
@@ -88,7 +88,7 @@ fn check_target(parts: &Parts) -> Result<(), WireError> {
     if host.is_none_or(same) { Ok(()) } else { Err(WireError::HostDiffers) }
 }
 
-/// Returns whether only a `Host` field could name the target host.
+/// Returns whether only a `Host` field can name the target host.
 fn needs_host_field(parts: &Parts) -> bool {
     match parts.version {
         Version::HTTP_11 => true,
@@ -97,8 +97,7 @@ fn needs_host_field(parts: &Parts) -> bool {
     }
 }
 
-/// Checks for `host [":" port]`. A comma is refused, although RFC 3986 permits it, because two joined
-/// `Host` fields look the same.
+/// Checks for `host [":" port]`. Refuses a comma, which may join two `Host` fields.
 fn is_host(bytes: &[u8]) -> bool {
     let (host, port) = match bytes.iter().rposition(|byte| *byte == b':') {
         Some(at) if !bytes[at..].contains(&b']') => (&bytes[..at], &bytes[at + 1..]),
@@ -114,11 +113,11 @@ fn is_host(bytes: &[u8]) -> bool {
     !host.is_empty() && is_name && port.iter().all(u8::is_ascii_digit)
 }
 
-/// Name of this process in `Via`. Each process has another name, so that instances may be chained.
+/// Name of this process in `Via`; random, so that instances may be chained.
 static VIA_NAME: LazyLock<String> =
     LazyLock::new(|| format!("llama-warden-{:012x}", rand::random::<u64>() >> 16));
 
-/// Values of `Via` for messages that were received as HTTP/1.0, HTTP/1.1, HTTP/2.
+/// Values of `Via` for messages received as HTTP/1.0, HTTP/1.1, HTTP/2.
 static VIA_VALUES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
     ["1.0", "1.1", "2"].map(|version| {
         HeaderValue::from_str(&format!("{version} {}", *VIA_NAME))
@@ -126,7 +125,7 @@ static VIA_VALUES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
     })
 });
 
-/// Adds `Via` to a message that was received in this version (RFC 9110 section 7.6.3).
+/// Adds `Via` to a message received in this version (RFC 9110 section 7.6.3).
 pub(crate) fn add_via(headers: &mut HeaderMap, version: Version) {
     let [old, usual, two] = &*VIA_VALUES;
     let signature = match version {
@@ -143,9 +142,9 @@ fn is_loop(headers: &HeaderMap) -> bool {
     headers.get_all(VIA).iter().any(|via| memchr::memmem::find(via.as_bytes(), name).is_some())
 }
 
-/// Checks that a backend's answer can be passed on. The error says why not: the end of the answer is
-/// ambiguous, or the answer switches to another protocol, which was not requested (RFC 9112 section 6.3).
-/// The caller then closes the backend connection.
+/// Checks that a backend's answer can be passed on. It cannot if its end is ambiguous (RFC 9112 section 6.3),
+/// or if it switches to another protocol, which no request asked for. The caller then closes the backend
+/// connection.
 pub(crate) fn check_answer(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
     if status.is_informational() {
         return Err("it switched protocols");

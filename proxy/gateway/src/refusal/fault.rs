@@ -5,7 +5,7 @@ use crate::observe::RequestOutcome;
 /// Content codings that the gateway decodes, in the form of `Accept-Encoding`.
 pub(crate) const ACCEPTED_CODINGS: &str = "gzip, zstd, identity";
 
-/// Largest accepted ratio of decoded to received bytes. Conversations reach a ratio of 10 or 20.
+/// Maximum ratio of decoded to received bytes. Conversations reach a ratio of 10 or 20.
 pub(crate) const MAX_DECODED_RATIO: u64 = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

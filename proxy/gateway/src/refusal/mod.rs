@@ -1,11 +1,9 @@
-//! Every error that a client can get from the gateway, and its format: the only place that maps errors to
-//! HTTP.
+//! Every error that a client can get from the gateway, and its format. No other module maps errors to HTTP.
 //!
-//! The format is llama-server's: `{"error":{"code":503,"message":"...","type":"unavailable_error"}}`.
-//! `param` names a faulty parameter, `details` has further data, and `source` distinguishes the gateway
-//! from the model. Anthropic's routes get Anthropic's format. `x-warden-executed` says whether a client may
-//! safely send the request again. A stream that cannot continue ends with an event in the format of its
-//! route.
+//! llama-server's format: `{"error":{"code":503,"message":"...","type":"unavailable_error"}}`. `param` names
+//! a faulty parameter, `details` has further data, and `source` distinguishes the gateway from the model.
+//! Anthropic's routes get Anthropic's format. `x-warden-executed` says whether a client may safely retry. A
+//! stream that cannot continue ends with an error event in the format of its route.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,22 +30,21 @@ pub(crate) use self::spelling::{
 mod fault;
 mod spelling;
 
-/// Header with the wait in milliseconds, which OpenAI's clients prefer to the whole seconds of `Retry-After`.
+/// Wait in milliseconds, which OpenAI's clients prefer to the whole seconds of `Retry-After`.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
-/// Header that clients of `OpenAI` and Anthropic check before they send a request again.
+/// Header that clients of `OpenAI` and Anthropic check before they retry.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// Error message for a request that an operator has cancelled.
 pub(crate) const CANCELLED: &str =
     "the operator of this server has cancelled this request; ask before you send it again";
 
-/// Type of the error for a cancelled request, and its code for programs.
+/// Error type and code of a cancelled request, for programs.
 const CANCELLED_KIND: &str = "cancelled_error";
 const CANCELLED_CODE: &str = "request_cancelled";
 
-/// Returns the status of a cancelled request: 499, which is in use for cancelled calls. Clients do not send
-/// a request again after a 499. They do so after a 503, which would undo the cancellation within a second.
+/// Returns 499, which is in use for cancelled calls. Clients do not retry after a 499, but do after a 503,
+/// which would undo the cancellation within a second.
 fn cancelled_status() -> StatusCode {
     StatusCode::from_u16(499).unwrap_or(StatusCode::GONE)
 }
@@ -207,7 +204,7 @@ pub(crate) enum RequestRefusal {
     /// Message as llama-server writes it.
     #[error("Loading model")]
     Loading,
-    /// No model takes requests. Anyone may read this answer of `/health`, so it gives no reason.
+    /// No model accepts requests. Anyone may read this answer of `/health`, so it gives no reason.
     #[error("no process of any model can be started at the moment; `llama-warden status` says why")]
     Down { after: Duration },
     #[error("Invalid API Key: none was sent; send one as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
@@ -221,12 +218,12 @@ pub(crate) enum RequestRefusal {
         "the key `{key}` has {most} requests under way, as many as it may; send again when one has ended"
     )]
     KeyBusy { key: Arc<str>, most: usize },
-    /// The client may not use this existing model, and gets the same answer as for an unknown model.
+    /// The client may not use this model, and gets the same answer as for an unknown one.
     #[error(transparent)]
     Hidden(Box<RequestRefusal>),
 }
 
-/// Label of a denied lease, one of a bounded set.
+/// Label of a denied lease, from a bounded set.
 fn denial_label(denied: &LeaseDenied) -> &'static str {
     match denied {
         LeaseDenied::QueueFull { .. } => "queue_full",
@@ -242,7 +239,7 @@ fn denial_label(denied: &LeaseDenied) -> &'static str {
     }
 }
 
-/// Converts to whole seconds, rounded up, at least 1.
+/// Rounds up to whole seconds, at least 1.
 fn whole_seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
@@ -360,7 +357,7 @@ impl RequestRefusal {
         }
     }
 
-    /// Returns a code for programs, for errors that the status does not identify.
+    /// Returns a code for programs if the status does not identify the error.
     fn code(&self) -> Option<&'static str> {
         match self {
             Self::Quarantined { .. } => Some("request_quarantined"),
@@ -370,8 +367,7 @@ impl RequestRefusal {
         }
     }
 
-    /// Chooses the error for a request whose server died without an answer (`self`) and whose second
-    /// attempt failed with `next` before anything was executed.
+    /// Chooses between the death of the first server (`self`) and the failure of the second attempt.
     pub(crate) fn merge_with(self, next: Self) -> Self {
         match next {
             Self::Quarantined { model, print, left, .. } => {
@@ -393,7 +389,7 @@ impl RequestRefusal {
         )
     }
 
-    /// Returns the time after which the client may send the request again, for temporary errors.
+    /// Returns the wait until the client may retry, for temporary errors.
     fn retry_after(&self, soon: Duration) -> Option<Duration> {
         match self {
             Self::Denied { denied: LeaseDenied::StartFailed(_, after), .. } => Some(after.unwrap_or(soon)),
@@ -444,7 +440,7 @@ impl RequestRefusal {
         }
     }
 
-    /// Builds the response. `soon`: the wait before another attempt, if no better value is known.
+    /// Builds the response. `soon` is the default wait before another attempt.
     pub(crate) fn answer(&self, dialect: ErrorDialect, soon: Duration) -> ErrorAnswer {
         let (status, kind, _) = self.facts();
         let message = self.to_string();

@@ -1,5 +1,4 @@
-//! Formats errors as llama-server and `OpenAI` do, or as Anthropic does: as a response, as the last event
-//! of a stream, or as raw bytes if the request could not be read.
+//! Formats errors as `OpenAI` or Anthropic do: a response, the last event of a stream, or raw bytes.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use serde_json::{Value, json};
 use super::whole_seconds;
 use crate::protocol::fresh_request_id;
 
-/// Values that are named in answers to unreadable heads.
+/// Values that answers to unreadable heads name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadLimits {
     pub(crate) bytes: usize,
@@ -19,16 +18,16 @@ pub(crate) struct HeadLimits {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorDialect {
-    /// llama-server's format: `OpenAI`'s, but with a number for `code`.
+    /// llama-server's format: `OpenAI`'s with a number for `code`.
     OpenAi,
-    /// Format of `OpenAI`'s Responses API: like `OpenAi`, but events of a stream have types.
+    /// Format of `OpenAI`'s Responses API: like `OpenAi`, but the events of a stream have types.
     Responses,
     Anthropic,
 }
 
 const ERROR_SOURCE: &str = "llama-warden";
 
-/// Reasons why a stream ends before its answer is complete.
+/// Reason why a stream ends before its answer is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
     /// The backend is gone or unusable.
@@ -36,8 +35,7 @@ pub(crate) enum StreamEnd {
     Cancelled,
 }
 
-/// Builds the event that ends a stream which cannot continue, after `seen` whole events. No `[DONE]`
-/// follows, so that clients do not take the answer for complete.
+/// Builds the last event of a stream. Without `[DONE]`, no client takes the answer for complete.
 pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: ErrorDialect, seen: u64) -> String {
     let (status, kind, code) = match end {
         StreamEnd::Fault => (502, "server_error", None),
@@ -62,8 +60,7 @@ pub(crate) fn stream_error(end: StreamEnd, message: &str, dialect: ErrorDialect,
     }
 }
 
-/// Builds the event that ends a stream for which the backend gave a non-streaming answer: an error in the
-/// stream's dialect, with the message from the answer's `body`, if there is one.
+/// Builds the last event of a stream from a non-streaming answer, with the message in `body`.
 pub(crate) fn answer_error_event(status: u16, body: &[u8], dialect: ErrorDialect) -> String {
     let read = serde_json::from_slice::<Value>(body).ok().filter(|value| value["error"].is_object());
     let message = read.as_ref().and_then(|value| value["error"]["message"].as_str());
@@ -94,8 +91,8 @@ pub(crate) fn answer_error_event(status: u16, body: &[u8], dialect: ErrorDialect
     }
 }
 
-/// Keeps the `source` of the answer that was turned into an error event: the gateway is named as the source
-/// only if the answer named it, or had no message.
+/// Keeps the `source` of an answer that becomes an error event. The gateway is the source only if the answer
+/// says so, or has no message.
 fn restore_source(error: &mut Value, read: Option<&Value>) {
     if let (Some(read), Some(fields)) = (read, error.as_object_mut())
         && read["error"]["source"].is_null()
@@ -112,8 +109,7 @@ fn responses_error(code: &str, message: &str, seen: u64) -> Value {
     })
 }
 
-/// Builds an answer to a head that hyper itself rejects, with a body that names the remedy. `None` for a
-/// status that needs no body.
+/// Builds an answer with a remedy to a head that hyper rejects; `None` for other statuses.
 pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String> {
     let HeadLimits { bytes, count, retry_after } = *limits;
     let message = match status {
@@ -131,12 +127,12 @@ pub(crate) fn unreadable_head(status: u16, limits: &HeadLimits) -> Option<String
     raw_answer(status, &message, retry_after)
 }
 
-/// Builds a plain-text answer for a client that does not use TLS on a TLS port.
+/// Builds an answer for a client without TLS on a TLS port.
 pub(crate) fn not_tls_answer() -> String {
     raw_answer(400, "this port speaks TLS: use https:// in the address", Duration::ZERO).unwrap_or_default()
 }
 
-/// Builds a whole response as raw bytes; the connection is closed after it.
+/// Builds a whole response as raw bytes, before the connection is closed.
 fn raw_answer(status: u16, message: &str, retry_after: Duration) -> Option<String> {
     let kind = if status == 503 { "unavailable_error" } else { "invalid_request_error" };
     let reason = StatusCode::from_u16(status).ok()?.canonical_reason()?;
@@ -146,7 +142,7 @@ fn raw_answer(status: u16, message: &str, retry_after: Duration) -> Option<Strin
         String::new()
     };
     let body = openai_error(status, kind, message, None, None).to_string();
-    // The request has no id. Generate one that the client can quote and that is written to the log.
+    // The request has no id, so generate one for the client and the log.
     let id = fresh_request_id();
     let id = id.to_str().unwrap_or_default();
     tracing::debug!(request_id = id, status, message, "refused a connection without a valid request");

@@ -1,5 +1,4 @@
-//! The entry of one request in the operators' list, and the handle that updates it. The fields that change
-//! are atomics, so no thread waits.
+//! The entry of a request in the operators' list, and its handle. Fields that change are atomics.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -11,7 +10,6 @@ use tokio::time::Instant;
 use warden_policies::{GenerationId, ModelName};
 use warden_supervisor::ExchangeOutcome;
 
-/// Data of a request that is known from its head.
 pub(crate) struct RequestStart<'a> {
     pub(crate) request_id: &'a str,
     pub(crate) peer: IpAddr,
@@ -33,11 +31,11 @@ pub(super) enum RequestStage {
     Sent,
     /// A part of the answer has arrived.
     Answering,
-    /// The backend is lost, and another backend is to continue the answer.
+    /// The backend is lost, and the gateway searches for another one to continue the answer.
     Continuing,
 }
 
-/// Value of an [`AtomicOption`] without a number.
+/// Value of an empty [`AtomicOption`].
 const MISSING: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -60,24 +58,24 @@ pub(super) struct EntryProgress {
     stage: AtomicU8,
     pub(super) streams: AtomicBool,
     pub(super) cancelled: AtomicBool,
-    /// Generation that has the request or had it last.
+    /// Generation that has the request, or had it last.
     pub(super) generation: AtomicOption,
     pub(super) attempts: AtomicU32,
     pub(super) times: EntryTimes,
     tokens: EntryTokens,
-    /// Number of requests of the same shard that had ended when this request ended, including this one.
+    /// Number of requests of the same shard that had ended when this one ended, including this one.
     pub(super) ended: AtomicOption,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct EntryTimes {
-    /// Time spent in queues so far, without the current wait.
+    /// Time spent in queues, without the current wait.
     queued: AtomicMicros,
     /// Start of the current wait for a lease.
     waits: AtomicMicros,
-    /// Time at which the request was first sent to a backend.
+    /// Time when the request was first sent to a backend.
     pub(super) sent: AtomicMicros,
-    /// Time at which the first part of the answer arrived.
+    /// Time when the first part of the answer arrived.
     pub(super) answers: AtomicMicros,
     /// Times for evaluating the prompt and for generating, as the backend reports them.
     pub(super) evaluated: AtomicMicros,
@@ -87,12 +85,11 @@ pub(super) struct EntryTimes {
 #[derive(Debug, Default)]
 struct EntryTokens {
     prompt: AtomicU64,
-    /// Estimate of the prompt tokens from the length of the request, used until they are counted.
+    /// Estimate of the prompt tokens from the size of the request, until they are counted.
     guess: AtomicU64,
     output: AtomicU64,
 }
 
-/// An atomic number that may be missing.
 #[derive(Debug)]
 pub(super) struct AtomicOption(AtomicU64);
 
@@ -113,7 +110,7 @@ impl AtomicOption {
     }
 }
 
-/// An atomic time that may be missing, in whole microseconds.
+/// An atomic time in whole microseconds that may be missing.
 #[derive(Debug, Default)]
 pub(super) struct AtomicMicros(AtomicOption);
 
@@ -171,12 +168,12 @@ impl RequestEntry {
         self.course.stage.store(stage as u8, Ordering::Relaxed);
     }
 
-    /// Asks the request to end. Returns whether it was asked before.
+    /// Cancels the request. Returns whether it was cancelled before.
     pub(super) fn cancel(&self) -> bool {
         self.course.cancelled.swap(true, Ordering::Relaxed)
     }
 
-    /// Returns the time spent in queues, when the request is `age` old.
+    /// Returns the time spent in queues of a request that is `age` old.
     pub(super) fn queued(&self, age: Duration) -> Duration {
         let before = self.course.times.queued.get().unwrap_or_default();
         match self.course.times.waits.get() {
@@ -189,14 +186,14 @@ impl RequestEntry {
         matches!(self.stage(), RequestStage::Sent | RequestStage::Answering | RequestStage::Continuing)
     }
 
-    /// Returns the tokens that the request occupies in its backend's context, as far as known.
+    /// Returns the known number of tokens that the request occupies in its backend's context.
     pub(super) fn held_tokens(&self) -> u64 {
         let (prompt, output) = self.tokens();
         let prompt = if prompt == 0 { self.course.tokens.guess.load(Ordering::Relaxed) } else { prompt };
         prompt.saturating_add(output)
     }
 
-    /// Returns prompt and generated tokens, as far as known.
+    /// Returns the known numbers of prompt and generated tokens.
     pub(super) fn tokens(&self) -> (u64, u64) {
         (self.course.tokens.prompt.load(Ordering::Relaxed), self.course.tokens.output.load(Ordering::Relaxed))
     }
@@ -207,14 +204,13 @@ impl RequestEntry {
     }
 }
 
-/// Handle that updates the entry of a request in flight; empty for a request to the gateway's own routes.
+/// Updates the entry of a request in flight; empty for a request to the gateway's own routes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProgressHandle(pub(super) Option<Arc<RequestEntry>>);
 
 impl ProgressHandle {
     pub(crate) fn set_key(&self, key: Option<&Arc<str>>) {
         if let (Some(entry), Some(key)) = (&self.0, key) {
-            // Later calls have no effect.
             let _once = entry.key.set(key.clone());
         }
     }
@@ -233,7 +229,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Records that the request waits for another lease, because an attempt failed or its backend has died.
+    /// Records that the request waits for another lease, after a failed attempt or its backend's death.
     pub(crate) fn note_waiting_again(&self, continues: bool) {
         if let Some(entry) = &self.0 {
             entry.course.times.waits.set(entry.began.elapsed());
@@ -241,7 +237,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Records that a lease was granted and the request is sent. `queued`: total time in queues.
+    /// Records that a lease was granted and the request is sent. `queued` is the total time in queues.
     pub(crate) fn note_leased(&self, generation: GenerationId, queued: Duration) {
         if let Some(entry) = &self.0 {
             let course = &entry.course;
@@ -260,8 +256,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Records whether a stream is requested, the number of prompt tokens if it was counted, and an
-    /// estimate of that number (`guess`).
+    /// Records whether a stream is requested, the counted prompt tokens, and their estimate (`guess`).
     pub(crate) fn note_asked(&self, streams: bool, tokens: Option<u64>, guess: u64) {
         if let Some(entry) = &self.0 {
             entry.course.tokens.guess.store(guess, Ordering::Relaxed);
@@ -272,7 +267,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Records that a part of the answer, or of its continuation, has arrived.
+    /// Records that a part of the answer or its continuation has arrived.
     pub(crate) fn note_answer(&self, now: Instant) {
         if let Some(entry) = &self.0 {
             if entry.course.times.answers.get().is_none() {
@@ -288,14 +283,14 @@ impl ProgressHandle {
         }
     }
 
-    /// Records the tokens generated so far. The prompt tokens are recorded when the request ends.
+    /// Records the tokens generated so far; the prompt tokens follow when the request ends.
     pub(crate) fn note_generated(&self, tokens: u64) {
         if let Some(entry) = &self.0 {
             entry.course.tokens.output.store(tokens, Ordering::Relaxed);
         }
     }
 
-    /// Records the milliseconds for prompt and answer that the backend reports.
+    /// Records the times for prompt and answer that the backend reports.
     pub(crate) fn note_times(&self, ended: &ExchangeOutcome) {
         let Some(entry) = &self.0 else { return };
         for (of, took) in
@@ -307,7 +302,7 @@ impl ProgressHandle {
         }
     }
 
-    /// Returns whether a backend may have received the request.
+    /// Returns whether a backend may have got the request.
     pub(crate) fn is_sent(&self) -> bool {
         self.0.as_ref().is_some_and(|entry| entry.course.times.sent.get().is_some())
     }

@@ -1,5 +1,4 @@
-//! The requests in flight and the last ended ones, for operators to list and cancel. Their contents are
-//! never shown.
+//! The requests in flight and the last ended ones, for operators to list and cancel. Never shows contents.
 //!
 //! ```text
 //!   a thread ── its shard: [ in flight ] ── request ends ──> [ admitted | refused ], the last ones of each
@@ -7,10 +6,9 @@
 //!      └ ProgressHandle: writes ┘ <── reads: a lister, which clones a portion at a time and blocks no thread
 //! ```
 //!
-//! Each thread that serves clients has its own shard. Other threads take the shard's lock only to list or
-//! cancel requests. Values that change while a request runs are atomics with relaxed order, because a
-//! snapshot need not be consistent. Entries are reused once no lister holds them, so a request costs no
-//! allocation.
+//! Each thread that serves clients has its own shard. Other threads lock a shard only to list or cancel
+//! requests. Values that change while a request runs are atomics with relaxed order, because a snapshot need
+//! not be consistent. Entries are reused once no lister holds them, so a request costs no allocation.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,11 +28,10 @@ mod entry;
 mod shard;
 mod view;
 
-/// The requests in flight and the last ended ones. Cheap to clone.
+/// The requests in flight and the last ended ones.
 #[derive(Clone, Debug)]
 pub struct RequestRegistry(Arc<[Arc<RequestShard>]>);
 
-/// The empty list of a gateway with one thread.
 impl Default for RequestRegistry {
     fn default() -> Self {
         Self::new(1)
@@ -46,8 +43,8 @@ impl Default for RequestRegistry {
 pub struct ContextHoldings {
     /// Number of generating requests.
     pub requests: u64,
-    /// Tokens of the prompts and answers of these requests so far, as far as known. A prompt without a
-    /// token count is estimated as one token per four bytes of the request.
+    /// Known number of tokens of their prompts and answers. For a prompt without a token count, one token per
+    /// four bytes of the request is assumed.
     pub tokens: u64,
 }
 
@@ -56,14 +53,14 @@ pub struct ContextHoldings {
 pub struct CancelledRequest {
     /// State of the request before it was cancelled.
     pub request: RequestView,
-    /// The request had already been cancelled before.
+    /// True if the request had been cancelled before.
     pub was_cancelled: bool,
 }
 
-/// Reasons why no request was cancelled.
+/// Reason why no request was cancelled.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CancelError {
-    /// No request has that id, or it is no longer listed.
+    /// No listed request has that id.
     #[error(
         "there is no request `{id}` in flight or among those that ended last; `llama-warden requests` lists them"
     )]
@@ -112,7 +109,6 @@ impl RequestRegistry {
         Self((0..threads).map(|number| Arc::new(RequestShard::new(number, threads, sizes))).collect())
     }
 
-    /// Adds a request on the current thread.
     pub(crate) fn begin(
         &self,
         begun: &RequestStart<'_>,
@@ -122,8 +118,8 @@ impl RequestRegistry {
         RequestShard::begin(shard, begun, conn)
     }
 
-    /// Lists the requests in flight, oldest first, then the ended requests, latest first. A request that
-    /// stays in flight is listed exactly once; a request that ends during the listing at most once.
+    /// Lists the requests in flight, oldest first, then the ended ones, latest first. A request that stays in
+    /// flight is listed exactly once; a request that ends meanwhile, at most once.
     pub fn list(&self) -> Vec<RequestView> {
         let mut all: Vec<ListedRequest> = self.0.iter().flat_map(|shard| shard.list()).collect();
         all.sort_by(ListedRequest::order);
@@ -132,7 +128,7 @@ impl RequestRegistry {
         all.iter().map(|seen| seen.view(now, wall)).collect()
     }
 
-    /// Returns the use of the context by the requests that a backend has, by model.
+    /// Returns the use of the context by model, over the requests that a backend has.
     pub fn context_holdings(&self) -> BTreeMap<ModelName, ContextHoldings> {
         let mut all: BTreeMap<ModelName, ContextHoldings> = BTreeMap::new();
         for entry in self.0.iter().flat_map(|shard| shard.live()).map(|seen| seen.entry) {
@@ -153,8 +149,8 @@ impl RequestRegistry {
         self.0.iter().map(|shard| shard.in_flight()).sum()
     }
 
-    /// Cancels a request: its client gets an error, and its slot is freed as if the client had left. If
-    /// several requests have the same id, `number` selects one.
+    /// Cancels a request: its client gets an error, and its slot is freed as if the client had left. `number`
+    /// selects one of several requests with the same id.
     ///
     /// # Errors
     ///

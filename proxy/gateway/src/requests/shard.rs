@@ -1,5 +1,4 @@
-//! The requests of one thread. The thread holds the shard's lock briefly when a request begins or ends; a
-//! lister holds it while it reads one portion.
+//! The requests of one thread, locked briefly when one begins or ends, or for reading a portion.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -15,7 +14,7 @@ use crate::clock;
 use crate::observe::RequestRecord;
 use crate::protocol::ConnState;
 
-/// Number of requests that are read while the lock is held, which takes some microseconds.
+/// Number of requests read under one lock, which takes some microseconds.
 const LIST_PORTION: usize = 256;
 
 /// Number of positions whose memory is kept when no request is in flight.
@@ -23,17 +22,16 @@ const KEPT_ENTRIES: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardSizes {
-    /// Limit for ended requests whose model is known.
+    /// Maximum number of ended requests whose model is known.
     pub(super) ended: usize,
-    /// Limit for requests refused before a model was known. Anyone can cause such requests, so they must not
-    /// displace admitted ones.
+    /// Maximum for requests without a model, which anyone can cause: they displace no admitted ones.
     pub(super) turned_away: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct RequestShard {
     sizes: ShardSizes,
-    /// Increment from one request number to the next, so that all shards assign different numbers.
+    /// Increment between request numbers, so that all shards assign different ones.
     step: u64,
     inner: Mutex<ShardInner>,
 }
@@ -45,7 +43,7 @@ struct ShardInner {
     free: Vec<usize>,
     ended: VecDeque<EndedRequest>,
     turned_away: VecDeque<EndedRequest>,
-    /// Entries for reuse, to which only the shard has a reference.
+    /// Entries for reuse, held by the shard alone.
     spare: Vec<Arc<RequestEntry>>,
     ends: u64,
     wall: WallClock,
@@ -74,11 +72,11 @@ pub(super) struct RequestEnd {
     pub(super) attempts: u32,
     pub(super) continued: bool,
     pub(super) generation: Option<GenerationId>,
-    /// Wall-clock time of the end, in milliseconds since 1970.
+    /// Time of the end, in milliseconds since 1970.
     pub(super) unix_ms: u64,
 }
 
-/// Cached wall-clock time, which saves reading the clock for each request.
+/// Cached time of day, which saves reading the clock for each request.
 #[derive(Debug)]
 pub(super) struct WallClock {
     pub(super) at: Instant,
@@ -86,7 +84,7 @@ pub(super) struct WallClock {
 }
 
 impl WallClock {
-    /// Time for which a reading is used. A change of the system clock takes effect after that time.
+    /// Validity of a reading. A change of the system clock takes effect after that time.
     const LASTS: Duration = Duration::from_secs(1);
 
     /// Returns the milliseconds since 1970. Calls `look` to read the clock if the last reading is too old.
@@ -106,7 +104,7 @@ pub(super) struct ListedRequest {
     pub(super) end: Option<RequestEnd>,
 }
 
-/// Position of a request in flight. Later another request may have this position, with another `number`.
+/// Position of a request in flight. Another request may have it later, with another `number`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardPlace {
     index: usize,
@@ -114,7 +112,7 @@ pub(super) struct ShardPlace {
 }
 
 impl ListedRequest {
-    /// Orders requests in flight (oldest first) before ended requests (latest first).
+    /// Orders requests in flight (oldest first) before ended ones (latest first).
     pub(super) fn order(&self, other: &Self) -> Ordering {
         let by_time = match (self.ended(), other.ended()) {
             (None, None) => self.entry.began.cmp(&other.entry.began),
@@ -129,7 +127,7 @@ impl ListedRequest {
     }
 }
 
-/// Owns the position of a request in flight. [`ShardTicket::end`] frees the position.
+/// Owns the position of a request in flight; [`ShardTicket::end`] frees it.
 #[derive(Debug)]
 pub(crate) struct ShardTicket {
     shard: Arc<RequestShard>,
@@ -190,20 +188,19 @@ impl RequestShard {
         inner.live.len() - inner.free.len()
     }
 
-    /// Lists the requests in flight, a portion at a time, then the ended requests. A request that ends
-    /// during the listing is listed as ended.
+    /// Lists the requests in flight, then the ended ones; a request that ends meanwhile is among these.
     pub(super) fn list(&self) -> Vec<ListedRequest> {
         self.with_ended(self.live())
     }
 
-    /// Lists the requests in flight, each in its state at the moment it was read.
+    /// Lists the requests in flight, each in its state when it is read.
     pub(super) fn live(&self) -> Vec<ListedRequest> {
         let mut seen = Vec::new();
         self.visit_live(|_, live| seen.push(ListedRequest { entry: live.entry.clone(), end: None }));
         seen
     }
 
-    /// Visits the requests in flight with their positions. Holds the lock for a portion at a time.
+    /// Visits the requests in flight with their positions, locking for a portion at a time.
     fn visit_live(&self, mut visit: impl FnMut(usize, &LiveRequest)) {
         let mut from = 0;
         loop {
@@ -221,13 +218,13 @@ impl RequestShard {
         }
     }
 
-    /// Removes requests that have ended since from `seen`, and adds the ended requests.
+    /// Removes requests from `seen` that have ended since, and adds the ended ones.
     pub(super) fn with_ended(&self, mut seen: Vec<ListedRequest>) -> Vec<ListedRequest> {
         let (ended, ends): (Vec<EndedRequest>, u64) = {
             let inner = self.lock();
             (inner.ended.iter().chain(&inner.turned_away).cloned().collect(), inner.ends)
         };
-        // A request that has ended by now is among the ended requests, or was already displaced there.
+        // A request that has ended by now is in `ended`, or was already displaced there.
         seen.retain(|one| one.entry.was_in_flight(ends));
         seen.extend(
             ended.into_iter().map(|EndedRequest { entry, end }| ListedRequest { entry, end: Some(end) }),
@@ -235,7 +232,6 @@ impl RequestShard {
         seen
     }
 
-    /// Returns the positions of matching requests in flight.
     pub(super) fn find_places(&self, is_meant: impl Fn(&str, u64) -> bool) -> Vec<ShardPlace> {
         let mut places = Vec::new();
         self.visit_live(|index, LiveRequest { entry, .. }| {
@@ -246,21 +242,21 @@ impl RequestShard {
         places
     }
 
-    /// Returns the outcome of the last matching request that has ended.
+    /// Returns the outcome of the last ended request that matches.
     pub(super) fn find_outcome(&self, is_meant: impl Fn(&str, u64) -> bool) -> Option<&'static str> {
         let inner = self.lock();
         let ended = inner.ended.iter().rev().chain(inner.turned_away.iter().rev());
         ended.into_iter().find(|one| is_meant(&one.entry.id, one.entry.number)).map(|one| one.end.outcome)
     }
 
-    /// Cancels a request; `None` if it is no longer in flight. Holds the lock meanwhile, so that the
-    /// request cannot end: otherwise the cancellation could hit the next request of the connection.
+    /// Cancels a request; `None` if it is no longer in flight. The lock keeps the request from ending:
+    /// otherwise the cancellation could hit the next request of its connection.
     pub(super) fn cancel(&self, place: ShardPlace) -> Option<CancelledRequest> {
         let now = Instant::now();
         let wall = clock::unix_ms();
         let inner = self.lock();
         let live = inner.live.get(place.index)?.as_ref().filter(|live| live.entry.number == place.number)?;
-        // Build the view before the request is cancelled.
+        // Build the view before the cancellation changes the request.
         let mut request = ListedRequest { entry: live.entry.clone(), end: None }.view(now, wall);
         let again = live.entry.cancel();
         live.conn.cancelling.request_cancel();
@@ -275,7 +271,7 @@ impl RequestShard {
         };
         inner.free.push(place);
         if inner.free.len() == inner.live.len() && inner.live.len() > KEPT_ENTRIES {
-            // A burst of requests is over: free the memory.
+            // Free the memory after a burst of requests.
             (inner.live, inner.free) = (Vec::new(), Vec::new());
         }
         let inner = &mut *inner;

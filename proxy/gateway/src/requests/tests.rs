@@ -265,8 +265,7 @@ proptest! {
     }
 }
 
-/// Threads begin and end requests as fast as they can, one connection each. One thread lists, another
-/// cancels at random.
+/// Threads begin and end requests as fast as they can; one thread lists, another cancels at random.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {

@@ -1,4 +1,4 @@
-//! A request as plain values, for display and for programs. Prompts and answers are never shown.
+//! A request as plain values, for display and programs. Never shows prompts and answers.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,16 +21,16 @@ pub enum RequestState {
     Queued,
     /// Waiting for a model that no process serves at the moment.
     Loading,
-    /// A backend has the request, and no part of the answer has arrived. Without a stream, the end of prompt
-    /// evaluation cannot be observed.
+    /// A backend has the request, and no part of the answer has arrived. Without a stream, nothing shows the
+    /// end of prompt evaluation.
     Sent,
     /// A backend evaluates the prompt: the first event of the requested stream has not arrived.
     Prefill,
-    /// The answer is being generated as a stream.
+    /// The backend generates the answer as a stream.
     Generating,
-    /// An answer that is not a generated stream is being passed on.
+    /// The client gets an answer that is no generated stream.
     Answering,
-    /// The backend is lost, and another backend is to continue the answer.
+    /// The backend is lost, and the gateway searches for another one to continue the answer.
     Continuing,
     /// The request has ended.
     Ended,
@@ -69,17 +69,16 @@ impl RequestState {
 /// A request. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestView {
-    /// `X-Request-Id` of the request, as in clients, backends and the access log. Clients may give several
-    /// requests the same id.
+    /// `X-Request-Id`, as in the access log. Clients may give several requests the same id.
     pub id: String,
-    /// Unique number in this instance; not ordered.
+    /// Number, unique in this instance; not in order of arrival.
     pub number: u64,
     /// Progress of the request.
     pub state: RequestState,
     /// The model, once it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelName>,
-    /// Index of the model's replica that has the request, from 0, if its generation still runs.
+    /// Index, from 0, of the model's replica that has the request, if its generation still runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica: Option<u32>,
     /// Generation that has the request, or had it last.
@@ -96,36 +95,35 @@ pub struct RequestView {
     pub key: Option<String>,
     /// The client's address.
     pub peer: String,
-    /// The backend was asked for a stream.
+    /// True if the request asks for a stream.
     pub stream: bool,
     /// Arrival of the request's head, in milliseconds since 1970.
     pub began_unix_ms: u64,
     /// End of the request, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_unix_ms: Option<u64>,
-    /// Time from the request's head until its end, or until now.
+    /// Time since the request's head, up to its end.
     pub total_ms: f64,
     /// Time in queues so far, including the wait for a model.
     pub queued_ms: f64,
-    /// Time for evaluating the prompt, as the backend reports it. Without such a report,
-    /// derived from the stream: from sending the request to the first event, or until now.
+    /// Time for evaluating the prompt, as the backend reports it. Without a report: from sending the request
+    /// to the first event of the stream, or until now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_ms: Option<f64>,
-    /// Time for generating, as the backend reports it, or else from the first event to the end, or until now.
+    /// Time for generating, as the backend reports it, or since the first event of the stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generating_ms: Option<f64>,
-    /// Evaluated prompt tokens, as far as known; often unknown in flight.
+    /// Number of prompt tokens evaluated, as far as known; often unknown in flight.
     pub prompt_tokens: u64,
-    /// Generated tokens. In flight known only for a stream, from the number of its events, which is
-    /// slightly too large.
+    /// Number of tokens generated; in flight, the number of a stream's events, which is slightly higher.
     pub output_tokens: u64,
     /// Number of leases used: 1 if the first backend answers.
     pub attempts: u32,
-    /// An operator has cancelled the request.
+    /// True if an operator has cancelled the request.
     pub cancelled: bool,
-    /// The request was executed again because its server died.
+    /// True if the request was executed again because its server died.
     pub continued: bool,
-    /// Status that the client got; 0 if the client got none. `None` while the request is in flight.
+    /// Status that the client got; 0 if it got none. `None` in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
     /// Outcome, as in the access log.
@@ -140,7 +138,7 @@ impl RequestView {
     }
 }
 
-/// Converts to milliseconds, rounded to whole microseconds, because further digits are noise.
+/// Rounds to whole microseconds: further digits are noise.
 fn rounded_ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -150,7 +148,7 @@ fn whole_ms(time: Duration) -> u64 {
 }
 
 impl ListedRequest {
-    /// Builds the view at the instant `now`; `wall` is the same time in milliseconds since 1970.
+    /// Builds the view at `now`; `wall` is the same time in milliseconds since 1970.
     pub(super) fn view(&self, now: Instant, wall: u64) -> RequestView {
         let Self { entry, end } = self;
         let age = end.as_ref().map_or_else(|| now.saturating_duration_since(entry.began), |end| end.total);
@@ -179,7 +177,7 @@ impl ListedRequest {
         };
         let (prompt, output) = entry.tokens();
         let last = end.as_ref();
-        // The times of an ended request must not change when the system clock is changed later.
+        // A later change of the system clock must not change the times of an ended request.
         let until = last.map_or(wall, |end| end.unix_ms);
         let began = until.saturating_sub(whole_ms(age));
         RequestView {
@@ -198,11 +196,11 @@ impl ListedRequest {
             began_unix_ms: began,
             ended_unix_ms: last.map(|end| end.unix_ms),
             total_ms: rounded_ms(age),
-            // If a request ended in the queue, no lease has recorded its wait.
+            // No lease has recorded the wait of a request that ended in the queue.
             queued_ms: rounded_ms(entry.queued(age).max(last.map_or(Duration::ZERO, |end| end.queued))),
             prefill_ms: times.evaluated.get().or(prefill).map(rounded_ms),
             generating_ms: times.generated.get().or(generating).map(rounded_ms),
-            // For an ended request the exact count is used, if the backend reported it.
+            // Use the exact count of an ended request, if the backend reported it.
             prompt_tokens: last.map(|end| end.work.prompt_tokens).filter(|told| *told > 0).unwrap_or(prompt),
             output_tokens: last.map(|end| end.work.output_tokens).filter(|told| *told > 0).unwrap_or(output),
             attempts: last.map_or_else(|| course.attempts.load(Ordering::Relaxed), |end| end.attempts),

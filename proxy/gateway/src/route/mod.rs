@@ -1,7 +1,7 @@
 //! Classifies a request by llama-server's routes. The route determines the kind of lease, the format of
-//! errors, the size limit of the body, the request rules that apply, and the label in metrics. Unknown
-//! routes are forwarded; llama-server answers them. [`table`] has all routes of llama-server; [`target`]
-//! reads a model name in the path.
+//! errors, the size limit of the body, the request rules, and the label in metrics. Unknown routes are
+//! forwarded, and llama-server answers them. [`table`] has all routes; [`target`] reads a model name in the
+//! path.
 
 use std::borrow::Cow;
 
@@ -15,27 +15,26 @@ use crate::refusal::ErrorDialect;
 mod table;
 pub(crate) mod target;
 
-/// Label of requests to a path that is none of llama-server's known routes.
+/// Label of requests to a path that llama-server does not have.
 pub(crate) const UNKNOWN_ROUTE: &str = "other";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestRoute {
-    /// Label for logs and metrics: one of a bounded set.
+    /// Label for logs and metrics, from a bounded set.
     pub(crate) name: &'static str,
     pub(crate) kind: LeaseKind,
-    /// The route generates text, as a stream if the body asks for one. If a connection ends before any byte
-    /// of such a stream, the binary determines whether execution may have begun
+    /// True if the route generates text, as a stream if the body asks for one. If a connection ends before
+    /// any byte of the stream, the build determines whether execution may have begun
     /// ([`warden_policies::ServerFacts`]).
     pub(crate) generates: bool,
-    /// The route only computes an answer, so a request may be executed again if its server dies.
+    /// True if the route only computes an answer, so that a request may be executed again if its server dies.
     pub(crate) computes: bool,
     pub(crate) dialect: ErrorDialect,
     pub(crate) size: BodySize,
-    /// Shape of its JSON bodies for request rules; `None`: the rules do not apply.
+    /// Shape of the JSON bodies for request rules; `None` if no rules apply.
     pub(crate) shape: Option<BodyShape>,
     pub(crate) effect: RouteEffect,
-    /// A request loads its model if the model is not loaded. `false` for requests that only inspect a
-    /// process.
+    /// True if a request loads its model; false for requests that only inspect a process.
     pub(crate) loads: bool,
 }
 
@@ -52,26 +51,22 @@ pub(crate) enum BodySize {
 pub(crate) enum RouteEffect {
     /// The request has no effect that would be lost with the process.
     None,
-    /// The request changes a setting that the next process does not have. The contents of
-    /// slots do not count as such: they make answers faster, not different.
+    /// The request changes a setting that the next process lacks. The contents of slots do not count: they
+    /// make answers faster, not different.
     Sets,
-    /// The server stops computing during the request: it saves, restores or erases a slot between two
-    /// batches.
+    /// The server stops computing for the request: it saves, restores or erases a slot between two batches.
     Pauses,
 }
 
-/// Routes that the gateway answers itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LocalRoute {
-    /// `/health`.
     Health,
-    /// `/v1/models`.
     Models,
-    /// `/v1/models/{id}`, with the decoded id.
+    /// `/v1/models/{id}` with the decoded id.
     Model(String),
-    /// `/running`: the list of processes.
+    /// `/running`, the list of processes.
     Running,
-    /// `/upstream/<model>` without a slash after the name. Holds the name.
+    /// `/upstream/<model>` without a slash after the name.
     Bare(String),
     Page,
     Preflight,
@@ -80,8 +75,7 @@ pub(crate) enum LocalRoute {
 }
 
 impl RequestRoute {
-    /// Returns whether an event stream that answers a `GET` on this route is endless. Only the replay of a
-    /// generation (`/v1/stream`) ends.
+    /// Only the replay of a generation (`/v1/stream`) ends; other event streams for a `GET` do not.
     pub(crate) fn is_endless(self) -> bool {
         self.name != STREAM_LABEL
     }
@@ -100,26 +94,24 @@ impl LocalRoute {
         }
     }
 
-    /// Returns whether the route needs no key: health, preflights, the page (which checks its clients
-    /// itself), and forbidden methods, which are always refused.
+    /// Returns whether the route needs no key. The page checks its clients itself.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self, Self::Health | Self::Page | Self::Preflight | Self::Forbidden)
     }
 }
 
-/// Decodes a path as llama-server does to find its handler, so that percent-encoding cannot evade slots,
-/// rules or budgets. A path that cannot be decoded is returned unchanged.
+/// Decodes a path as llama-server does, so that percent-encoding cannot evade slots or rules.
 pub(crate) fn decoded_path(path: &str) -> Cow<'_, str> {
     let decoded = path.contains('%').then(|| query::percent_decoded(path)).flatten();
     decoded.map_or(Cow::Borrowed(path), Cow::Owned)
 }
 
-/// Returns all known paths of llama-server, each once.
+/// Returns each known path of llama-server once.
 pub fn paths() -> impl Iterator<Item = &'static str> {
     table::ROWS.iter().map(|row| row.path)
 }
 
-/// Returns the table's spelling of a path, if it is one of llama-server's known paths.
+/// Returns the table's spelling of a path that llama-server has.
 pub(crate) fn known_path(path: &str) -> Option<&'static str> {
     let plain = decoded_path(path);
     paths().find(|known| *known == plain)
@@ -127,7 +119,6 @@ pub(crate) fn known_path(path: &str) -> Option<&'static str> {
 
 pub(crate) fn backend_route(method: &Method, path: &str) -> RequestRoute {
     let route = table::table_route(method, &decoded_path(path));
-    // A CORS preflight.
     if *method == Method::OPTIONS {
         RequestRoute { loads: false, kind: LeaseKind::Read, ..route }
     } else {
@@ -136,8 +127,8 @@ pub(crate) fn backend_route(method: &Method, path: &str) -> RequestRoute {
 }
 
 /// Returns whether a backend may get requests of this method. After an unknown method, llama-server reads
-/// head and body as further requests. `CONNECT` asks for a tunnel, and `TRACE` could reveal other fields of
-/// the request.
+/// head and body as further requests. `CONNECT` asks for a tunnel, and `TRACE` could reveal fields of the
+/// request.
 fn is_served(method: &Method) -> bool {
     matches!(
         *method,
@@ -151,10 +142,10 @@ fn is_served(method: &Method) -> bool {
     )
 }
 
-/// Most letters of an unknown method that are logged.
+/// Maximum number of letters of an unknown method in logs.
 const METHOD_LETTERS: usize = 24;
 
-/// Shortens an unknown method for logs and errors, because clients may send a method of any length.
+/// Shortens an unknown method for logs and errors: clients may send one of any length.
 pub(crate) fn logged_method(method: &Method) -> Method {
     let name = method.as_str();
     let short = name.get(..METHOD_LETTERS).and_then(|short| Method::from_bytes(short.as_bytes()).ok());
@@ -187,11 +178,11 @@ pub(crate) enum BodyShape {
     Responses,
     /// `system` and `messages`; generates.
     Messages,
-    /// Same members as [`Self::Chat`], on a route that only counts tokens.
+    /// Members of [`Self::Chat`], on a route that only counts tokens.
     ChatCount,
-    /// Same members as [`Self::Responses`], on a route that only counts tokens.
+    /// Members of [`Self::Responses`], on a route that only counts tokens.
     ResponsesCount,
-    /// Same members as [`Self::Messages`], on a route that only counts tokens.
+    /// Members of [`Self::Messages`], on a route that only counts tokens.
     MessagesCount,
 }
 
@@ -200,12 +191,12 @@ impl BodyShape {
         matches!(self, Self::Chat | Self::Native | Self::Completion | Self::Responses | Self::Messages)
     }
 
-    /// Returns whether the route accepts a seed. llama-server's messages route ignores a seed.
+    /// Returns whether the route accepts a seed, which llama-server's messages route ignores.
     pub(crate) fn takes_seeds(self) -> bool {
         self.generates() && self != Self::Messages
     }
 
-    /// Returns the names of two members, if the shape has them: the list of messages, and the system prompt.
+    /// Returns the members for the list of messages and for the system prompt, if the shape has them.
     pub(crate) fn prompt_members(self) -> (Option<&'static str>, Option<&'static str>) {
         match self {
             Self::Chat | Self::ChatCount => (Some("messages"), None),
@@ -215,7 +206,7 @@ impl BodyShape {
         }
     }
 
-    /// Returns the names of the token limit that the route reads, its native name first.
+    /// Returns the members for the token limit that the route reads, its native name first.
     pub(crate) fn limit_members(self) -> &'static [&'static str] {
         match self {
             Self::Native => &["n_predict", "max_tokens", "max_completion_tokens"],
@@ -314,7 +305,7 @@ mod tests {
             (Method::POST, "/tools", true),
             (Method::POST, "/tokenize", true),
             (Method::POST, "/completion", true),
-            // A person opens the page in order to use the model.
+            // An operator or user opens the page in order to use the model.
             (Method::GET, "/", true),
             (Method::GET, "/bundle.js", true),
         ] {

@@ -1,6 +1,6 @@
 //! The table of all known paths, which follows llama-server's own (`tools/server/server.cpp`). llama-server
-//! has no websockets. Its only event streams that need no slot are `GET` routes (`/v1/stream`,
-//! `/models/sse`). Such a request may be repeated like any `GET`.
+//! has no websockets. Its only event streams without a slot are `GET` routes (`/v1/stream`, `/models/sse`),
+//! so they may be repeated like any `GET`.
 
 use http::Method;
 use warden_policies::dispatch::LeaseKind;
@@ -8,13 +8,13 @@ use warden_policies::dispatch::LeaseKind;
 use super::{BodyShape, BodySize, LocalRoute, RequestRoute, RouteEffect, UNKNOWN_ROUTE};
 use crate::refusal::ErrorDialect;
 
-/// Label of the route that replays a generation which continues without a client.
+/// Label of the route that replays a generation; llama-server continues the generation without a client.
 pub(super) const STREAM_LABEL: &str = "stream";
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouteRow {
     pub(super) path: &'static str,
-    /// Route of a `POST`. Other methods have the same route, unless it needs a slot.
+    /// Route of a `POST`, and of other methods unless it needs a slot.
     post: RequestRoute,
     /// The gateway's own answer to a `GET`.
     local: Option<LocalGet>,
@@ -36,7 +36,6 @@ enum LocalGet {
     Running,
 }
 
-/// Route of a path that llama-server does not have.
 const UNKNOWN_PATH: RequestRoute = RequestRoute {
     name: UNKNOWN_ROUTE,
     kind: LeaseKind::Aux,
@@ -63,7 +62,7 @@ pub(super) static ROWS: [RouteRow; 46] = [
     generating("/v1/messages", "messages", BodyShape::Messages).with_dialect(ErrorDialect::Anthropic),
     generating("/infill", "infill", BodyShape::Native),
     // Requests that occupy a slot or the whole model, and get a single answer. A transcription may be a
-    // stream, but only its form data shows that. The head of such a stream does not prove that execution
+    // stream, but only its form data shows that, and the head of its stream does not prove that execution
     // began.
     evaluating("/v1/audio/transcriptions", "audio", BodySize::Audio),
     evaluating("/audio/transcriptions", "audio", BodySize::Audio),
@@ -106,7 +105,7 @@ pub(super) static ROWS: [RouteRow; 46] = [
     local("/running", UNKNOWN_ROUTE, BodySize::Prompt, LocalGet::Running),
 ];
 
-/// Returns the row of a route that generates text, possibly as a stream.
+/// Row of a route that generates text, possibly as a stream.
 const fn generating(path: &'static str, name: &'static str, shape: BodyShape) -> RouteRow {
     row(
         path,
@@ -121,12 +120,12 @@ const fn generating(path: &'static str, name: &'static str, shape: BodyShape) ->
     )
 }
 
-/// Returns the row of a route that occupies a slot or the whole model, and gives a single answer.
+/// Row of a route that occupies a slot or the whole model, and gives a single answer.
 const fn evaluating(path: &'static str, name: &'static str, size: BodySize) -> RouteRow {
     row(path, RequestRoute { name, kind: LeaseKind::Slot, computes: true, size, ..UNKNOWN_PATH })
 }
 
-/// Returns the row of a route that counts the prompt of a body of this shape, without a slot.
+/// Row of a route that counts the prompt of a body of this shape, without a slot.
 const fn counting(path: &'static str, name: &'static str, shape: BodyShape) -> RouteRow {
     row(path, RequestRoute { name, computes: true, shape: Some(shape), ..UNKNOWN_PATH })
 }
@@ -135,13 +134,13 @@ const fn slotless(path: &'static str, name: &'static str, size: BodySize) -> Rou
     row(path, RequestRoute { name, size, ..UNKNOWN_PATH })
 }
 
-/// Returns the row of a route whose `POST` changes the server, and whose other methods only inspect it.
+/// Row of a route whose `POST` changes the server, while other methods only inspect it.
 const fn setting(path: &'static str, name: &'static str, effect: RouteEffect) -> RouteRow {
     let post = RequestRoute { name, size: BodySize::Control, effect, ..UNKNOWN_PATH };
     RouteRow { loads: LoadingMethods::Post, ..row(path, post) }
 }
 
-/// Returns the row of a route whose `GET` the gateway answers itself.
+/// Row of a route whose `GET` the gateway answers itself.
 const fn local(path: &'static str, name: &'static str, size: BodySize, get: LocalGet) -> RouteRow {
     RouteRow { local: Some(get), ..slotless(path, name, size).with_loads(LoadingMethods::None) }
 }

@@ -1,12 +1,12 @@
 //! Reads the model name in a request target: in the path `/upstream/<model>/...`, whose remainder is passed
-//! on unchanged, or in the query parameter `model`. Of a target only the model name is ever changed.
+//! on unchanged, or in the query parameter `model`. Changes nothing but the model name.
 //!
 //! ```text
 //!   /upstream/org/name/v1/chat/completions?x=1   ->  model `org/name`,  /v1/chat/completions?x=1
 //!   /upstream/org%2Fname/slots/0                 ->  model `org/name`,  /slots/0
 //! ```
 //!
-//! A name may have slashes, so the longest name or alias that matches whole segments is used.
+//! A name may have slashes, so the longest name or alias that matches whole segments counts.
 
 use http::Uri;
 use http::uri::{InvalidUri, PathAndQuery};
@@ -23,7 +23,7 @@ pub(crate) struct ModelPath {
     pub(crate) name: String,
     /// Target for the backend: path and query after the name.
     pub(crate) target: PathAndQuery,
-    /// Nothing follows the name, not even a slash.
+    /// True if nothing follows the name, not even a slash.
     pub(crate) is_bare: bool,
 }
 
@@ -31,8 +31,8 @@ pub(crate) fn is_upstream(path: &str) -> bool {
     path.starts_with(UPSTREAM_PREFIX)
 }
 
-/// Returns the target for a backend: path and query. An absolute target may have a query but no path, which
-/// means `/` (RFC 9110 section 4.2.3). The gateway itself answers targets such as `OPTIONS *`.
+/// Returns the target for a backend: path and query. An absolute target may have a query without a path,
+/// which means `/` (RFC 9110 section 4.2.3). The gateway itself answers targets such as `OPTIONS *`.
 pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
     let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     match target.as_bytes().first() {
@@ -42,8 +42,8 @@ pub(crate) fn origin_form(uri: &Uri) -> Result<Uri, InvalidUri> {
     }
 }
 
-/// Returns the model that a path names, and the target for the backend. With `any_name`, the first segment
-/// is the name if nothing else matches. `more`: further names that resolve to models.
+/// Returns the model that a path names, and the target for the backend. `any_name` accepts the first segment
+/// if nothing else matches. `more` has further names of models.
 pub(crate) fn parse_upstream<'a>(
     uri: &Uri,
     fleet: &'a FleetView,
@@ -84,7 +84,7 @@ pub(crate) fn parse_upstream<'a>(
     Ok(ModelPath { name, target, is_bare: rest.is_empty() })
 }
 
-/// Appends a slash to a path, without which a browser resolves relative links wrongly.
+/// Appends a slash to a path: without it, a browser resolves relative links wrongly.
 pub(crate) fn with_slash(uri: &Uri) -> String {
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     format!("{}/{query}", uri.path())

@@ -1,8 +1,7 @@
 //! An operator's rules for the requests to a model: parameters to set, default or strip, a system prompt, a
 //! token limit, another name for the backend. `plan` turns the rules into edits of a body.
 //!
-//! The rules are applied before a request waits for a lease, so that the rules in force at its arrival are
-//! used.
+//! The rules at the arrival of a request apply, so edits are made before the request waits for a lease.
 //!
 //! ```text
 //!   rules apply to the route --> body held whole --> index --> edits   (no room: 503, no JSON object: 400)
@@ -35,13 +34,13 @@ pub struct ModelRules {
     pub request: RequestRules,
     /// Model name that replaces the client's in the body, for a backend that checks the name.
     pub upstream_model: Option<String>,
-    /// Non-streaming answers are requested as streams and assembled here (`assemble`).
+    /// True if non-streaming answers are requested as streams and assembled.
     pub assemble: bool,
     /// Handling of a request whose server dies before it has answered.
     pub on_death: OnDeath,
     /// Progress messages for a streaming client while the model loads.
     pub loading: WhileLoading,
-    /// A remote endpoint serves the model; it gets only requests that compute an answer.
+    /// True if a remote endpoint serves the model, which gets only requests that compute an answer.
     pub remote: bool,
     /// Time limit of an answer; `None`: the limit for all models.
     pub timeout: Option<Duration>,
@@ -49,14 +48,13 @@ pub struct ModelRules {
     pub listing: ListingRules,
 }
 
-/// Description of a model in lists, in addition to the facts that its process reports. [`Default`] adds
-/// nothing.
+/// Description of a model in lists, in addition to its process's facts. [`Default`] adds nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ListingRules {
-    /// Lists omit the model; requests for it are still served.
+    /// True if lists omit the model, which still serves requests.
     pub hidden: bool,
-    /// Additional members of the model's list entry. A table is merged into an existing table; values that
-    /// a process reports are not replaced.
+    /// Additional members of the list entry. A table is merged into an existing one; values that a process
+    /// reports are not replaced.
     pub fields: Map<String, Value>,
 }
 
@@ -83,10 +81,10 @@ impl ModelRules {
     }
 }
 
-/// Changes in the JSON bodies of routes that generate text, or that count the prompt for such a route.
+/// Changes in JSON bodies, on routes that generate text or count the prompt for it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestRules {
-    /// Members that get this value in any case.
+    /// Members that always get this value.
     pub set: Vec<(String, Value)>,
     /// Members that get this value if the client does not set them.
     pub default: Vec<(String, Value)>,
@@ -96,7 +94,7 @@ pub struct RequestRules {
     pub system_prompt: Option<SystemPrompt>,
     /// Limit for generated tokens.
     pub max_tokens: Option<u64>,
-    /// Each generating request without a seed gets one, so that its answer can be reproduced.
+    /// True if each generating request without a seed gets one, so that its answer can be reproduced.
     pub fresh_seed: bool,
 }
 
@@ -112,7 +110,7 @@ impl RequestRules {
 pub struct SystemPrompt {
     /// Text of the prompt.
     pub text: String,
-    /// How the prompt is combined with the client's own system prompt.
+    /// Combination with the client's own system prompt.
     pub mode: SystemMode,
 }
 
@@ -143,7 +141,7 @@ pub(crate) async fn apply_rules(
     let Some(plan) = RulePlan::new(rules, shape) else { return Ok(()) };
     let unreadable = |why| RequestRefusal::Unreadable { model: model.clone(), why };
     if is_multipart(&parts.headers) {
-        // llama-server may read a body as a form although the gateway does not recognise it as one.
+        // llama-server may read a body as a form although the gateway does not recognise the form.
         if plan.is_strict() || !intake.is_form() {
             return Err(unreadable(UnreadableBody::NotObject));
         }
@@ -162,7 +160,7 @@ pub(crate) async fn apply_rules(
     }
 }
 
-/// Returns whether the body could be taken for a form by any reader of its headers.
+/// Returns whether any reader of the headers could take the body for a form.
 fn is_multipart(headers: &HeaderMap) -> bool {
     let begins = |value: &HeaderValue| {
         value
@@ -178,18 +176,17 @@ fn rename_model(rules: &ModelRules, intake: &mut BodyIntake) -> Result<(), Reque
     rules.upstream_model.as_ref().map_or(Ok(()), |name| intake.rename(name))
 }
 
-/// Meaning of an additional name.
+/// Models behind an additional name that the operator configured.
 #[derive(Clone, Debug)]
 pub struct VirtualName {
-    /// Models, the best first, each with its rules for requests under this name. At least one.
+    /// Models, the best first, each with its rules under this name; at least one.
     pub models: Vec<(ModelName, Arc<ModelRules>)>,
     /// Method of choosing among the models.
     pub choose: ChooseMode,
 }
 
 impl VirtualName {
-    /// Chooses the model for a request, among the models that its client may use; `None` if the client may
-    /// use none.
+    /// Chooses a model that the client may use; `None` if there is none.
     pub(crate) fn choose(
         &self,
         view: &FleetView,

@@ -6,7 +6,7 @@
 //!   upstream_model                            model
 //! ```
 //!
-//! If a member is repeated, all occurrences are changed, because the backend uses the last. A stripped member
+//! All occurrences of a repeated member are changed, because the backend uses the last. A stripped member
 //! counts as missing: it gets its default, or a seed.
 
 use std::ops::Range;
@@ -23,7 +23,7 @@ const LIMIT_NAMES: [&str; 4] = ["n_predict", "max_completion_tokens", "max_token
 const SEED_MEMBER: &str = "seed";
 const ANTHROPIC_DEFAULT_TOKENS: u64 = 4096;
 
-/// Rules to apply to a body, and the members that the index must find for them.
+/// Rules for a body, and the members that the index must find for them.
 pub(crate) struct RulePlan<'r> {
     rules: &'r ModelRules,
     request: Option<(&'r RequestRules, BodyShape)>,
@@ -31,7 +31,7 @@ pub(crate) struct RulePlan<'r> {
 }
 
 impl<'r> RulePlan<'r> {
-    /// Creates the plan of these rules for a route with this body shape; `None` if there is nothing to do.
+    /// Plans these rules for a route with this body shape; `None` if nothing has to be done.
     pub(crate) fn new(rules: &'r ModelRules, shape: Option<BodyShape>) -> Option<Self> {
         let request = match shape {
             Some(shape) if !rules.request.is_empty() => Some((&rules.request, shape)),
@@ -60,7 +60,7 @@ impl<'r> RulePlan<'r> {
         (!wanted.is_empty()).then_some(Self { rules, request, wanted })
     }
 
-    /// Returns whether a body must be refused if it cannot be parsed.
+    /// Returns whether an unreadable body must be refused.
     pub(crate) fn is_strict(&self) -> bool {
         self.request.is_some()
     }
@@ -69,7 +69,7 @@ impl<'r> RulePlan<'r> {
         &self.wanted
     }
 
-    /// Returns the edits of an indexed body; `draw` is a random number for the seed.
+    /// Returns the edits of an indexed body. `draw` is a random number for the seed.
     pub(crate) fn edits(&self, index: &JsonIndex, draw: u32) -> Vec<ByteEdit> {
         let mut draft =
             EditDraft { plan: self, index, edits: Vec::new(), inserts: Vec::new(), gone: Vec::new() };
@@ -149,8 +149,7 @@ impl<'a> EditDraft<'a> {
         }
     }
 
-    /// Sets a seed if neither the client nor another rule sets one. The highest number is not used, because
-    /// llama-server takes it as a request for a random seed.
+    /// Sets a seed if nothing else does. llama-server takes the highest number for a random seed.
     fn add_seed(&mut self, request: &RequestRules, draw: u32) {
         let is_said = request.set.iter().chain(&request.default).any(|(name, _)| name == SEED_MEMBER);
         if is_said {
@@ -278,8 +277,7 @@ fn system(member: &JsonMember) -> Option<&JsonList> {
     }
 }
 
-/// Returns whether a value limits the generated tokens to `most`. llama-server ignores a value that is not a
-/// number, and then generates without a limit.
+/// llama-server ignores a value that is no number, and then generates without a limit.
 #[expect(clippy::cast_precision_loss, reason = "no context has more tokens than a float can count")]
 fn is_within_limit(kind: &JsonKind, most: u64) -> bool {
     let JsonKind::Word(word) = kind else { return false };

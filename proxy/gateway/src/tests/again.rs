@@ -1,5 +1,4 @@
-//! Requests whose server dies before the client has anything of the answer: executed once more, where
-//! permitted.
+//! Requests whose server dies before the client has any part of the answer are executed once more.
 
 use super::*;
 use crate::RequestOutcome;
@@ -102,7 +101,7 @@ async fn nothing_is_executed_a_third_time() {
     let alive = Upstream::answering(|_, _| json_answer("{}"));
     for (words, body) in [("{}", "{}"), (ASKED, ASKED)] {
         let rig = Rig::with(going_on(), &[&first, &second, &alive]).await;
-        // The build may send a head before the first token: no proof for streams either.
+        // It is unknown when this build sends the head of a stream, so a missing head proves nothing.
         *rig.backends.facts.lock().unwrap() = ServerFacts { stream_head: StreamHeadTime::Unknown, ..NEW };
         let (head, answer) = rig.ask(&post("/v1/chat/completions", body)).await;
         assert!(head.starts_with("HTTP/1.1 502 "), "{words}: {head}{answer}");
@@ -169,7 +168,7 @@ async fn a_request_that_is_refused_meanwhile_is_told_so_and_that_it_may_have_run
 #[tokio::test]
 async fn a_stream_without_an_event_goes_on_by_another_server() {
     let alive = streaming(b"data: {\"n\":1}\n\ndata: [DONE]\n\n");
-    // A head only; a comment, too; the first half of an event, which the client does not get.
+    // The answer ends after its head, after a comment, or within an event, which the client does not get.
     for last in [&b""[..], b"5\r\n: x\n\n\r\n", b"9\r\ndata: {\"h\r\n"] {
         let dying = Upstream::start(move |mut peer| async move {
             peer.request().await;

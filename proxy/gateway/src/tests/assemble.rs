@@ -29,7 +29,6 @@ async fn told(plan: Plan, upstream: &Upstream) -> Rig {
     rig
 }
 
-/// An SSE event.
 fn event(name: &str, data: &Value) -> String {
     let name = if name.is_empty() { String::new() } else { format!("event: {name}\n") };
     format!("{name}data: {data}\n\n")
@@ -224,15 +223,14 @@ async fn no_body_costs_many_times_its_own_bytes_when_it_is_looked_at() {
         let (head, _) = rig.ask(&post("/v1/chat/completions", &body)).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         let cost = resident("VmHWM:").saturating_sub(before);
-        // Held once, joined twice to be parsed, and once more by each end in this process; buffers double
-        // as they grow.
+        // The body is held once, joined twice for parsing, and kept once more by each end in this process.
+        // Buffers double as they grow.
         assert!(cost < 14 * body.len(), "{begin}: {} MiB for {} MB", cost >> 20, body.len() / 1_000_000);
     }
     rig.is_clean().await;
 }
 
-/// Returns the memory that this process holds (`VmRSS:`), or its peak since the last reset (`VmHWM:`), in
-/// bytes.
+/// Returns this process's memory (`VmRSS:`) or its peak since the last reset (`VmHWM:`), in bytes.
 fn resident(which: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(which)).unwrap();

@@ -1,5 +1,4 @@
-//! An answer drawn with a temperature is continued as the beginning of its own message, if the next server
-//! supports that.
+//! An answer with a temperature is continued as the beginning of its own message, where possible.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,4 @@
-//! A canary, another build that is tried next to the model's own: if it fails in any way, clients get the
-//! other's answers.
+//! A canary, another build under trial: if it fails in any way, the normal build answers.
 
 use warden_policies::canary::TrialArm;
 
@@ -137,7 +136,7 @@ async fn only_what_can_be_repeated_goes_to_a_canary_and_nobody_waits_for_one() {
     let rig = rig(plan(), &own, None).await;
     let (_, body) = rig.ask(&post(CHAT, BODY)).await;
     assert_eq!((body.as_str(), rig.record(0).await.canary_part), (OWN, None));
-    // A conversation that belongs to the own build's share of the comparison.
+    // This conversation belongs to the own build's share of the comparison.
     let (route, path) = rig.backends.canary.lock().unwrap().clone().unwrap();
     *rig.backends.canary.lock().unwrap() = Some((CanaryRoute { share: 0.0, ..route }, path));
     let (_, body) = rig.ask(&post(CHAT, BODY)).await;
@@ -179,7 +178,7 @@ async fn a_stream_that_a_canary_breaks_off_goes_on_by_the_models_own_build() {
         // Without sampling the other build gives the same answer, which is compared with the client's part.
         let own = streaming(vec![said("Hel"), said("lo"), done()], true);
         let rig = rig(plan(), &own, Some(&canary)).await;
-        // The process was not told to end.
+        // The process died by itself.
         rig.backends.dead.store(true, Ordering::SeqCst);
         let (head, body) = rig.ask(&post(CHAT, STREAM)).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{what}: {head}");

@@ -3,8 +3,7 @@
 use super::*;
 use crate::RequestOutcome;
 
-/// Promised time from the client's leaving to the close of the backend's connection. On an idle machine it
-/// takes a few milliseconds.
+/// Maximum time from the client's leaving to the close of the backend's connection; usually some ms.
 const PROMISE: Duration = Duration::from_millis(500);
 
 async fn closes_within_the_promise(rig: &Rig, upstream: &Upstream) {
@@ -117,7 +116,7 @@ async fn a_slow_reader_stalls_its_own_backend_and_nobody_else() {
         before = written.load(Ordering::SeqCst);
         sleep(Duration::from_millis(200)).await;
     }
-    // The kernel's buffers of both sockets, and few bytes of the gateway.
+    // The bytes are in the kernel's buffers of both sockets, and few in the gateway.
     assert!(before < 16 * 1024 * 1024, "{before} bytes were taken");
     let (head, _) = rig.ask(&post("/quick", "{}")).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");

@@ -1,5 +1,4 @@
-//! An operator cancels a request: in any state, its client is informed and everything is freed as if it had
-//! left.
+//! An operator cancels a request in any state: its client is informed, and everything is freed.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -12,7 +11,6 @@ use crate::{CancelError, CancelledRequest, GatewayLimit, RequestOutcome, Request
 const CHAT: &str = "/v1/chat/completions";
 const STREAM: &str = r#"{"stream":true}"#;
 
-/// A request with its own id.
 fn named(id: &str, path: &str, body: &str) -> Vec<u8> {
     let head = format!("POST {path} HTTP/1.1\r\nX-Request-Id: {id}\r\n");
     [head.as_bytes(), &post(path, body)[format!("POST {path} HTTP/1.1\r\n").len()..]].concat()
@@ -39,12 +37,11 @@ impl Rig {
         told
     }
 
-    /// Cancels the request `x` when this is noted of its answer, before hyper polls the answer.
+    /// Cancels the request `x` when the gateway notes `noted`, before hyper polls the answer.
     fn cancel_when(&self, noted: &'static str) {
         *self.backends.cancels_when.lock().unwrap() = Some((noted, self.requests.clone()));
     }
 
-    /// Checks that the request has ended as cancelled.
     async fn is_cancelled(&self, status: u16) -> RequestView {
         let record = self.record(0).await;
         assert_eq!((record.outcome, record.answer_status()), (RequestOutcome::Cancelled, status));
@@ -230,8 +227,7 @@ async fn its_connection_is_as_good_as_before_if_all_of_its_body_had_come() {
         assert!(!head.contains("connection: close"), "{head}");
         eventually("the backend's connection is closed", || upstream.open() == 0).await;
     }
-    // A body that is passed on as it comes, because its route needs no slot, closes the connection only if
-    // incomplete.
+    // A streamed body, whose route needs no slot, closes the connection only if incomplete.
     for (sent, closes) in [(2_000_000, false), (1_000_000, true)] {
         let mut client = rig.client().await;
         let head =
@@ -251,7 +247,7 @@ async fn its_connection_is_as_good_as_before_if_all_of_its_body_had_come() {
 
 #[tokio::test]
 async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
-    // More than all sockets hold.
+    // This text is more than all sockets hold.
     let text = "x".repeat(500_000);
     let event = |delta: &str, finish: &str| {
         format!(
@@ -287,7 +283,7 @@ async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     let answer: Value = serde_json::from_slice(&body).expect("all of it");
     assert!(answer["choices"][0]["message"]["content"] == *text.repeat(32));
-    // The cancel request came too late: nothing was given up.
+    // The cancel request came too late to have an effect.
     assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
     rig.is_clean().await;
 }

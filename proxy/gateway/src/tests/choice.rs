@@ -212,7 +212,7 @@ async fn each_class_of_bodies_has_its_own_limit() {
     ] {
         let body = |bytes: usize| format!("{{\"x\":\"{}\"}}", "y".repeat(bytes - 8));
         assert!(rig.ask(&post(path, &body(limit))).await.0.starts_with("HTTP/1.1 200 "), "{path}");
-        // Refused by its length alone: not a byte of it is sent.
+        // The declared length alone leads to the refusal: not a byte of the body is sent.
         let head = format!("POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", limit + 1);
         let (head, told) = rig.ask(head.as_bytes()).await;
         assert!(head.starts_with("HTTP/1.1 413 ") && told.contains(key), "{path}: {head}{told}");

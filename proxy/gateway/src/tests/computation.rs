@@ -1,5 +1,4 @@
-//! A slot is held only while it computes, not by a client that is still sending or that does not read its
-//! answer.
+//! A slot is held only while it computes, not by a client that sends or reads slowly.
 
 use bytes::Bytes;
 

@@ -168,7 +168,7 @@ async fn who_was_alone_when_its_server_broke_off_waits_for_its_end_however_long_
         client.send(&post("/v1/completions", "{}")).await;
         eventually("it waits for the end", || rig.backends.settling.load(Ordering::SeqCst) == 1).await;
         assert_eq!(*rig.backends.told.lock().unwrap(), ["alone", "broke"]);
-        // The supervisor's knowledge once the process has ended.
+        // The supervisor knows this once the process has ended.
         *rig.backends.standing.lock().unwrap() = after;
         end.notify_one();
         let (head, body) = client.response().await;
@@ -203,7 +203,7 @@ async fn a_lease_that_is_revoked_because_its_server_died_costs_a_stream_that_nev
         rig.backends.dead.store(dead, Ordering::SeqCst);
         rig.backends.revoke.cancel();
         if !dead {
-            // The process was only told to end: there is nothing to wait for.
+            // The process was only ordered to end, so there is nothing to wait for.
             let (head, _) = client.response().await;
             assert!(head.starts_with(status), "{head}");
         }
@@ -231,7 +231,7 @@ async fn a_text_that_kills_the_tokenizer_that_counts_it_is_a_suspect() {
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     rig.is_clean().await;
     assert_eq!(*rig.backends.told.lock().unwrap(), ["broke"]);
-    // The suspect is not counted next to other requests again.
+    // A suspect's tokens are not counted, because counting would run next to other requests.
     *rig.backends.standing.lock().unwrap() = RequestStanding::Suspect;
     let before = upstream.accepted();
     let (head, _) = rig.ask(&request).await;
@@ -269,7 +269,7 @@ async fn a_line_that_llama_server_does_not_take_is_refused_and_nobody_is_doubted
     assert!(head.starts_with("HTTP/1.1 414 ") && body.contains("too long"), "{head}{body}");
     let header = format!("GET /props HTTP/1.1\r\nHost: h\r\nX-A: {}\r\n\r\n", "x".repeat(8200));
     assert!(rig.ask(header.as_bytes()).await.0.starts_with("HTTP/1.1 431 "));
-    // In any spelling, and also if it would be refused for another reason.
+    // A long target is refused in any spelling, even if another fault would lead to a refusal, too.
     let long = "x".repeat(33_000);
     for target in [
         format!("http://h/props?{long}"),
@@ -323,7 +323,7 @@ async fn a_head_that_began_is_never_sent_again_however_little_of_it_came() {
         });
         let alive = Upstream::answering(|_, _| json_answer("{}"));
         let rig = Rig::with(rotating(), &[&dying, &alive]).await;
-        // Without that head it would be sent again: llama-server sends the head of a stream when it begins.
+        // Without that head, the gateway would retry: llama-server sends a stream's head when it begins.
         let (head, body) = rig.ask(&post("/v1/chat/completions", r#"{"stream":true}"#)).await;
         assert!(head.starts_with("HTTP/1.1 502 "), "{begun:?}: {head}{body}");
         assert!(head.contains("x-warden-executed: maybe\r\n"), "{begun:?}: {head}");
@@ -349,7 +349,7 @@ async fn a_body_that_goes_nowhere_keeps_no_request_from_being_asked_of_another()
     let mut plan = rotating();
     plan.config.upstream.replay_bytes = ByteSize(4);
     let rig = Rig::with(plan, &[&dying, &alive]).await;
-    // Longer than the limit for bodies that are held to be sent again.
+    // The body exceeds the limit for bodies held for sending again.
     let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n0123456789").await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     assert_eq!(alive.accepted(), 1);
@@ -517,7 +517,7 @@ async fn an_idle_connection_that_was_closed_costs_nothing() {
     let upstream = Upstream::start(|mut peer| async move {
         peer.request().await;
         peer.send(&json_answer("{}")).await;
-        // Closes although it promised to keep the connection.
+        // The backend closes although it promised to keep the connection.
     });
     let rig = Rig::start(&[&upstream]).await;
     for n in 0..20 {

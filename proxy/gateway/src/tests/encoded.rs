@@ -60,7 +60,7 @@ fn two() -> Plan {
 async fn a_compressed_body_is_decoded_before_its_model_is_read() {
     let upstream = mirror();
     let rig = Rig::with(two(), &[&upstream]).await;
-    // Sent from memory, and streamed.
+    // The first body is sent from memory, the second is streamed.
     for (number, bytes) in [100, 3_000_000].into_iter().enumerate() {
         let chat = chat(bytes);
         let sum: u64 = chat.bytes().map(u64::from).sum();

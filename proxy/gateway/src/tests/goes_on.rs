@@ -1,5 +1,4 @@
-//! Streams whose server dies in the middle of an answer: another server continues them, or they end with
-//! the reason.
+//! Streams whose server dies in the middle of an answer: continued, or ended with the reason.
 
 use serde_json::{Value, json};
 
@@ -88,7 +87,7 @@ pub(super) fn next(odd: Odd) -> (Upstream, Asked) {
     next_with(odd, Arc::default())
 }
 
-/// The same server, recording the heads of its requests, too.
+/// Like [`next`], and records the heads of the requests.
 fn next_with(odd: Odd, heads: Arc<Mutex<Vec<String>>>) -> (Upstream, Asked) {
     let asked = Asked::default();
     let log = asked.clone();
@@ -513,7 +512,7 @@ async fn a_rest_that_has_its_end_needs_its_server_no_more() {
             peer.request().await;
             peer.send(EVENTS).await;
             peer.send_chunk(rest.as_bytes()).await;
-            // Closes before the end of its body.
+            // The server closes before the end of its body.
         }
     });
     let rig = Rig::with(going_on(), &[&dead, &alive]).await;
@@ -574,7 +573,7 @@ async fn a_stream_that_has_its_end_needs_nobody_else() {
         assert_eq!((rig.record(0).await.outcome, asked.lock().unwrap().len()), (RequestOutcome::Ok, 0));
         rig.is_clean().await;
     }
-    // Only its counters are missing, and no server has them.
+    // The answer lacks only its counters, which no other server has.
     let dead = dying(begun.clone());
     let rig = Rig::with(going_on(), &[&dead, &never]).await;
     let (_, answer) = rig.ask(&post(CHAT, &wanting)).await;
@@ -633,7 +632,7 @@ async fn whoever_leaves_meanwhile_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn what_is_kept_for_it_is_bounded() {
-    // More text than the limit.
+    // The answer has more text than the limit.
     let mut plan = going_on();
     plan.config.upstream.continue_bytes = ByteSize(16);
     let (never, asked) = next(Odd::Well);
@@ -659,7 +658,7 @@ async fn of_several_answers_the_end_of_the_first_is_not_taken_for_the_end_of_all
     let end = data(
         &json!({ "index": 0, "content": "", "stop": true, "stop_type": "limit", "tokens_predicted": 1 }),
     );
-    // Within the first answer, and between the two.
+    // The server dies within the first answer, or between the two.
     for said in [piece.clone(), piece.clone() + &end] {
         let dying = dying(said.clone());
         let (next, asked) = next(Odd::Well);

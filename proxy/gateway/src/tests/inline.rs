@@ -1,5 +1,4 @@
-//! Connections to backends are driven by the requests that use them, and not while idle: nothing may get
-//! stuck or lost.
+//! Requests drive their connections to backends, which are not polled while idle.
 
 use std::fmt::Write as _;
 
@@ -9,7 +8,6 @@ use tokio::sync::mpsc::unbounded_channel;
 use super::*;
 use crate::RequestOutcome;
 
-/// This many events as bytes.
 fn events(count: usize) -> String {
     let mut all = String::new();
     for event in 0..count {
@@ -84,7 +82,7 @@ async fn a_connection_that_was_closed_while_idle_costs_no_attempt() {
     });
     let rig = Rig::start(&[&upstream]).await;
     for n in 0..5 {
-        // Closed on the backend's side, too, before the next request.
+        // The backend has closed the idle connection before the next request.
         let (head, _) = rig.ask(&post("/v1/chat/completions", "{}")).await;
         assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
         assert_eq!(rig.record(n).await.retries, 0);

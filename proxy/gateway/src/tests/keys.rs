@@ -1,5 +1,4 @@
-//! Keys: which clients are admitted, which headers go upstream, which models are visible, and when places
-//! are freed.
+//! Keys: admitted clients, headers for the backend, visible models, and freed places.
 
 use std::collections::HashSet;
 
@@ -161,7 +160,7 @@ async fn a_place_is_held_to_the_end_of_the_answer_and_free_when_the_client_leave
         while peer.request().await.is_some() {
             peer.send(EVENTS).await;
             peer.send_chunk(b"data: {}\n\n").await;
-            // Never ends.
+            // The answer never ends.
             peer.rest().await;
         }
     });

@@ -115,8 +115,7 @@ async fn five_slow_uploads_of_one_address_leave_room_for_another() {
         slow.push(upload().await);
         eventually("it is kept", || kept() >= more * 590_000).await;
     }
-    // One client may hold two thirds of the budget: its further bodies are refused, although the budget has
-    // room.
+    // One client may hold two thirds of the budget: its further bodies are refused.
     for _ in 0..2 {
         let (head, _) = upload().await.response().await;
         assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
@@ -226,7 +225,7 @@ async fn connections_beyond_the_limit_are_told_so() {
 
 #[tokio::test]
 async fn a_thousand_idle_connections_do_not_hurt_the_next() {
-    // Both ends are in this process.
+    // Both ends of each connection are in this process, so raise the limit of open files.
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     files.current = files.maximum;
     rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();

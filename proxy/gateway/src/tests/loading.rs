@@ -106,7 +106,7 @@ async fn a_client_that_does_not_read_its_signs_keeps_no_slot_waiting_when_its_mo
     let mut plan = loading_plan();
     plan.config.server.h2c = true;
     let rig = loads(plan, WhileLoading::Comment, &upstream).await;
-    // A window smaller than one keep-alive.
+    // The window is smaller than one keep-alive.
     let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 8).await;
     let (answer, mut sending) = client.begin(http2::request("POST", "/completion"), false).await;
     sending.send_data(bytes::Bytes::from_static(ASKED.as_bytes()), true).unwrap();
@@ -220,7 +220,7 @@ async fn what_the_model_refuses_then_is_one_too() {
         rig.backends.room.add_permits(1);
         let error = client.until("0\r\n\r\n").await;
         assert!(error.contains(words), "{path}: {error}");
-        // The client's status, and the late one.
+        // The record has the client's status and the late one.
         let record = rig.record(0).await;
         assert_eq!((record.status, record.stream, record.late_status), (200, true, Some(status)));
         drop(client);

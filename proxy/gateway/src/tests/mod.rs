@@ -1,5 +1,4 @@
-//! The gateway against scripted backends: a listener on a Unix socket whose connections are handled byte by
-//! byte, and leases that are counted.
+//! The gateway against scripted backends on Unix sockets, and leases that are counted.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -136,7 +135,7 @@ struct TestBackends {
     /// Tokens that fit, if prompts are weighed.
     room_tokens: Mutex<Option<u64>>,
     revoke: CancellationToken,
-    /// The processes have ended.
+    /// True if the processes have ended.
     dead: AtomicBool,
     /// Address of another program that has the port of every generation; their processes are gone.
     stranger: Mutex<Option<SocketAddr>>,
@@ -145,7 +144,7 @@ struct TestBackends {
     shown: Mutex<Option<ModelState>>,
     /// Models that a client unloaded.
     let_go: Mutex<Vec<String>>,
-    /// When the model will serve; `None` while it does.
+    /// Process that will serve the model; `None` while one serves it.
     coming: Mutex<Option<NextProcess>>,
     /// Facts of the backends' build.
     facts: Mutex<ServerFacts>,
@@ -157,7 +156,7 @@ struct TestBackends {
     /// Identity of the generations after the first, if known.
     kin_of_later: Mutex<Option<AnswerIdentity>>,
     settling: AtomicUsize,
-    /// The canary, and its socket if it has a place free.
+    /// The canary, and its socket if a lease is available.
     canary: Mutex<Option<(CanaryRoute, Option<PathBuf>)>>,
     granted_by_canary: AtomicUsize,
     /// Note at which the request `x` is cancelled.
@@ -506,7 +505,7 @@ struct Rig {
     control: GatewayControl,
     requests: RequestRegistry,
     stop: CancellationToken,
-    /// Another instance has taken over.
+    /// Cancelled when another instance takes over.
     retire: CancellationToken,
     serving: JoinSet<()>,
 }

@@ -92,7 +92,7 @@ impl<S: AsyncRead + tokio::io::AsyncWrite + Unpin> Peer<S> {
     }
 
     pub(super) async fn send(&mut self, bytes: &[u8]) {
-        // A test notices a peer that has left by itself.
+        // A write to a peer that has left fails, which the test notices elsewhere.
         let _left = self.stream.write_all(bytes).await;
     }
 

@@ -1,5 +1,4 @@
-//! Requests and answers that are recorded for the next process; clients save no slots if those are reserved
-//! for that.
+//! Requests and answers recorded for the next process, and slot saving reserved for that.
 
 use std::sync::atomic::Ordering;
 

@@ -175,7 +175,7 @@ async fn a_name_without_a_process_means_a_model_with_rules_of_its_own() {
     let by_name = BTreeMap::from([
         ("brief".to_owned(), name(vec![of("b", 7)])),
         ("any".to_owned(), name(vec![of("a", 8), of("b", 9)])),
-        // Rules of its own name alone.
+        // These rules apply only to the name `a` itself.
         ("a".to_owned(), name(vec![of("a", 6)])),
     ]);
     let models = QuickMap::from_iter([of("b", 50)]);

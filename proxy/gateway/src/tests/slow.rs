@@ -57,7 +57,7 @@ async fn a_thousand_readers_that_do_not_read_cost_little_and_hurt_nobody() {
     }
     eventually("all are answered", || rig.live() == 1000).await;
     let last = stalled(&written).await;
-    // Buffers of the sockets and of the gateway.
+    // These bytes are in the buffers of the sockets and of the gateway.
     assert!(last < 1000 * 1024 * 1024, "{last} bytes were taken from the backend");
     for _ in 0..5 {
         let (head, _) = rig.ask(&post("/quick", "{}")).await;
@@ -156,7 +156,7 @@ async fn a_body_in_a_trickle_is_refused_held_or_streamed() {
         writing.write_all(head.as_bytes()).await.unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
-            // Never silent for long.
+            // The client is never silent for long.
             while writing.write_all(b" ").await.is_ok() {
                 sleep(Duration::from_millis(20)).await;
             }

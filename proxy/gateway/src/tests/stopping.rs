@@ -3,8 +3,7 @@
 use super::*;
 use crate::GatewayError;
 
-/// Connections in three states: one was used and is idle, one was never used, one has a request that runs
-/// until `go`.
+/// Three connections: one idle after use, one never used, one with a request that runs until `go`.
 struct Three {
     rig: Rig,
     go: Arc<Semaphore>,
@@ -66,7 +65,7 @@ async fn answers_one_more(clients: impl IntoIterator<Item = &mut Peer<TcpStream>
     }
 }
 
-/// Waits for requests in transit for longer than any test takes.
+/// A plan whose gateway waits longer for requests in transit than any test takes.
 fn patient() -> Plan {
     let mut plan = Plan::default();
     plan.config.server.stopped_keep_alive = Duration::from_secs(3600);

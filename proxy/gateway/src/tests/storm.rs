@@ -1,5 +1,4 @@
-//! Everything at once: many clients, backends that die, stall and break off, clients that leave at random.
-//! Afterwards all counters must balance.
+//! Many clients that leave at random, and backends that die and stall: all counters must balance.
 
 use super::*;
 use crate::RequestOutcome;

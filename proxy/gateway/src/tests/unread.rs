@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// A backend that keeps its connections, even against `Connection: close`, and answers with the received
-/// head.
+/// A backend that ignores `Connection: close`, and answers with the received head.
 fn keeping() -> Upstream {
     Upstream::answering(|head, body| {
         let end = if body.is_empty() { "" } else { "with a body" };

@@ -1,5 +1,4 @@
-//! A prompt's tokens are passed to admission if it needs them, and the backend counts them only if the
-//! bound is too large.
+//! Admission gets the tokens of a prompt; the backend counts them only if the bound is too large.
 
 use super::*;
 

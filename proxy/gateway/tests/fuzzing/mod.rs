@@ -27,9 +27,9 @@ use crate::route::target;
 
 /// Bytes that hyper may buffer for a head.
 const HEAD: usize = 8192;
-/// Most fields of a head.
+/// Maximum number of fields of a head.
 const FIELDS: usize = 100;
-/// Most fields that the gateway adds to a request; a backend must have room for them.
+/// Maximum number of fields that the gateway adds to a request; a backend must have room for them.
 const OURS: usize = 8;
 
 /// A connection whose peer has already sent everything. Written bytes go to `out`.
@@ -221,8 +221,7 @@ impl<'de> Deserialize<'de> for Outer {
     }
 }
 
-/// Checks that the scanner agrees with a full parser on every valid body, in pieces of any size. The scanner
-/// never panics on other bodies.
+/// Checks that the scanner agrees with a full parser on valid bodies, and never panics on others.
 pub fn model(bytes: &[u8], size: usize) {
     let mut scanner = BodyScanner::default();
     for piece in bytes.chunks(size.max(1)) {
@@ -241,8 +240,7 @@ pub fn model(bytes: &[u8], size: usize) {
     assert_eq!(scanner.is_stream(), outer.streams == [Value::Bool(true)]);
 }
 
-/// Checks an event stream in pieces of any size: every byte passes once and in order, and the counters do not
-/// depend on the pieces.
+/// Checks an event stream in pieces: every byte passes once, in order, and the counters stay the same.
 pub fn events(bytes: &[u8], sizes: &[u8], limit: usize) {
     let (mut events, mut meter, mut out) =
         (EventSplitter::new(limit.max(4)), AnswerMeter::new(4096), Vec::new());

@@ -1,6 +1,4 @@
-//! AMD and Intel GPUs, read from files only: `/sys/class/drm`, KFD and DRM fdinfo.
-//!
-//! Tested with artificial file trees; not yet run on hardware.
+//! AMD and Intel GPUs, read from `/sys/class/drm`, KFD and DRM fdinfo. Not tested on hardware.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +12,7 @@ use super::{DeviceReading, GpuDevice, GpuVendor};
 use crate::files::{field, number_field, read_number};
 use crate::host;
 
-/// A GPU with the driver amdgpu, i915 or xe.
+/// A GPU driven by amdgpu, i915 or xe.
 #[derive(Clone, Debug)]
 pub(super) struct DrmCard {
     /// `/sys/class/drm/cardN/device`.
@@ -27,7 +25,7 @@ pub(super) struct DrmCard {
     kfd: Option<u64>,
 }
 
-/// Lists all cards in the order of their PCI addresses.
+/// Lists all cards by PCI address.
 pub(super) fn drm_cards(sys: &Path) -> Vec<DrmCard> {
     let nodes = KfdNodes::read(sys);
     let mut found: Vec<DrmCard> = folders(&sys.join("class/drm"))
@@ -65,7 +63,7 @@ impl DrmCard {
             product => product.to_owned(),
         };
         let unified = match vendor {
-            // Integrated: every integrated GPU of Intel has this address.
+            // All integrated GPUs of Intel have this address.
             GpuVendor::Intel => pci == "0000:00:02.0",
             _ => nodes.with_processor.contains(&pci),
         };
@@ -73,7 +71,6 @@ impl DrmCard {
         Some(Self { folder, vendor, name, pci, unified, kfd })
     }
 
-    /// Describes the card; the caller sets the index.
     pub(super) fn described(&self) -> GpuDevice {
         GpuDevice {
             index: GpuIndex(0),
@@ -86,7 +83,7 @@ impl DrmCard {
         }
     }
 
-    /// Reads a number of bytes of VRAM; `None` for Intel, whose drivers do not report it.
+    /// Reads a number of bytes of VRAM; `None` for Intel, whose drivers report none.
     fn memory(&self, which: &str) -> Option<u64> {
         read_number(&self.folder.join(format!("mem_info_vram_{which}")))
     }
@@ -113,7 +110,7 @@ impl DrmCard {
         }
     }
 
-    /// Reads the temperature, which the kernel's files give in thousandths of a degree.
+    /// The kernel gives the temperature in thousandths of a degree.
     fn temperature(&self) -> Option<u32> {
         let monitors = self.folder.join("hwmon");
         let thousandths =
@@ -121,7 +118,7 @@ impl DrmCard {
         u32::try_from(thousandths / 1000).ok()
     }
 
-    /// Reads the memory controller's counter of uncorrectable errors from a line such as `ue: 0`.
+    /// Reads the count of memory errors that ECC could not correct, from a line such as `ue: 0`.
     fn uncorrected(&self) -> Option<u64> {
         let text = fs::read_to_string(self.folder.join("ras/umc_err_count")).ok()?;
         field(&text, "ue", ':')?.parse().ok()
@@ -131,7 +128,7 @@ impl DrmCard {
 #[derive(Debug, Default)]
 struct KfdNodes {
     gpus: BTreeMap<String, u64>,
-    /// PCI addresses of GPUs that share a node, and therefore memory, with a CPU.
+    /// PCI addresses of GPUs that share a KFD node, and therefore memory, with a CPU.
     with_processor: Vec<String>,
 }
 
@@ -156,8 +153,7 @@ impl KfdNodes {
     }
 }
 
-/// Reads the VRAM of HIP programs on one card, by pid as KFD reports it. KFD keeps a folder for each
-/// program that uses KFD.
+/// Reads the VRAM of HIP programs on one card, by the pid that KFD reports.
 pub(super) fn kfd_processes(sys: &Path, card: &DrmCard) -> Vec<(u32, u64)> {
     let Some(gpu) = card.kfd else { return Vec::new() };
     folders(&sys.join("class/kfd/kfd/proc"))
@@ -170,12 +166,11 @@ pub(super) fn kfd_processes(sys: &Path, card: &DrmCard) -> Vec<(u32, u64)> {
 #[derive(Debug, Default)]
 pub(super) struct DrmClients {
     clients: Vec<DrmClient>,
-    /// Why a file could not be read, if one could not.
+    /// Error of the last file that could not be read.
     refused: Option<String>,
 }
 
 impl DrmClients {
-    /// Reads the files of all members of the group, and of the processes outside it.
     pub(super) fn read_child(proc: &Path, child: ChildProcesses<'_>) -> Self {
         let mut all = Self::default();
         let outside = child.outside.iter().filter_map(|pid| i32::try_from(*pid).ok());
@@ -188,7 +183,7 @@ impl DrmClients {
     fn read(&mut self, process: &Path) {
         let open = match fs::read_dir(process.join("fd")) {
             Ok(open) => open,
-            // The process has ended, so it holds no memory.
+            // An ended process holds no memory.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
             Err(error) => {
                 self.refused = Some(format!("{}: {error}", process.join("fd").display()));
@@ -196,8 +191,7 @@ impl DrmClients {
             }
         };
         for file in open.filter_map(Result::ok) {
-            // Read the link first: most files are no GPU, and reading a link is cheaper than reading the
-            // fdinfo.
+            // Most files are no GPU, and reading a link is cheaper than reading the fdinfo.
             let target = fs::read_link(file.path()).unwrap_or_default();
             if target.starts_with("/dev/dri") {
                 let text = fs::read_to_string(process.join("fdinfo").join(file.file_name()));
@@ -206,8 +200,7 @@ impl DrmClients {
         }
     }
 
-    /// Returns the bytes on a card; `None` if no process has the card open, an error if the bytes cannot be
-    /// determined.
+    /// Returns the bytes on a card, if a process has opened it; the error says why they are unknown.
     pub(super) fn bytes_on(&self, card: &DrmCard) -> Result<Option<u64>, String> {
         let mut counted = Vec::new();
         let mut sum = None;

@@ -1,5 +1,4 @@
-//! Parses `/proc/<pid>/fdinfo/<fd>` of an open GPU device file: the generic keys of the kernel's DRM drivers
-//! (Documentation/gpu/drm-usage-stats.rst), which amdgpu, i915, xe and others share.
+//! Parses `/proc/PID/fdinfo/FD` of a GPU, as in the kernel's Documentation/gpu/drm-usage-stats.rst.
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DrmClient {
@@ -7,21 +6,21 @@ pub(super) struct DrmClient {
     pub(super) driver: String,
     /// `drm-pdev`: the PCI address.
     pub(super) pci: Option<String>,
-    /// `drm-client-id`: files with the same id on the same device are the same client, counted once.
+    /// `drm-client-id`: files with the same id on one device belong to one client, counted once.
     pub(super) id: Option<u64>,
-    /// Bytes of device memory, over all memory regions of the device; `None` if no region is reported.
+    /// Bytes of device memory, summed over its regions; `None` if the driver reports no region.
     pub(super) vram: Option<u64>,
 }
 
-/// Prefixes of keys for the bytes of a client in a memory region, the best first: bytes in device memory
-/// now; an older name for that; all bytes allocated there, including those swapped out.
+/// Prefixes of the keys for a client's bytes in a memory region, the best first: now in device memory; the
+/// same under an older name; allocated, including bytes swapped out.
 const MEMORY_KEYS: [&str; 3] = ["drm-resident-", "drm-memory-", "drm-total-"];
 
-/// Parses one file; `None` if it is no DRM file.
+/// Parses one file; `None` if it does not describe a DRM device.
 pub(super) fn parse(text: &str) -> Option<DrmClient> {
     let mut client = DrmClient::default();
     let mut driver = None;
-    // Sum for each kind of key: a driver reports all its regions with the same kinds.
+    // One sum for each prefix: a driver reports all its regions with the same prefixes.
     let mut sums: [Option<u64>; MEMORY_KEYS.len()] = [None; MEMORY_KEYS.len()];
     for line in text.lines() {
         let Some((key, value)) = line.split_once(':') else { continue };
@@ -46,14 +45,13 @@ pub(super) fn parse(text: &str) -> Option<DrmClient> {
     Some(client)
 }
 
-/// Returns whether a region is device memory: `vram` (amdgpu), `vram0`, `vram1` (xe), `local0` (i915). All
-/// others (`gtt`, `cpu`, `system0`, `stolen…`) are host memory.
+/// Regions other than `vram`, `vram0` or `local0` (`gtt`, `cpu`, `stolen…`) are host memory.
 fn is_device_memory(region: &str) -> bool {
     let number = region.strip_prefix("vram").or_else(|| region.strip_prefix("local"));
     number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Parses a size: `1024 KiB`, `3 MiB`, `512`. Without a unit the number is bytes. `None` for anything else.
+/// Parses `1024 KiB`, `3 MiB`, or a number of bytes such as `512`.
 fn parse_size(text: &str) -> Option<u64> {
     let mut words = text.split_ascii_whitespace();
     let number: u64 = words.next()?.parse().ok()?;

@@ -1,5 +1,4 @@
-//! Determines the VRAM of one process group on one device from the driver's list of processes, which is
-//! passed in.
+//! Determines the VRAM of a process group on one device, from the driver's list of processes.
 //!
 //! ```text
 //! list has bytes for our pids ───────────────────────────────> Process
@@ -18,36 +17,34 @@ use warden_policies::{GpuIndex, VramReading, VramSource};
 use super::snapshot::DeviceBaseline;
 use super::why::{EstimateDoubt, VramUnknown};
 
-/// Maximum number of bytes in use on a device that counts as idle although a container hides who uses it.
-/// Drivers use a few MiB themselves; any CUDA context or desktop takes more than 100 MiB.
+/// Largest number of bytes in use on a device without any program. Drivers use a few MiB themselves; a CUDA
+/// context or a desktop takes more than 100 MiB.
 const IDLE_DEVICE_BYTES: u64 = 64 << 20;
 
-/// Minimum number of bytes that any program on a GPU uses; contexts take far more.
+/// Smallest number of bytes that any program on a GPU uses.
 const NO_PROGRAM_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ListedProcess {
     /// Pid of the process as the driver reports it.
     pub(super) pid: u32,
-    /// Bytes that the process holds, if reported. A process may be listed twice, for compute and for
-    /// graphics, with the same number of bytes.
+    /// Bytes of the process, if reported; the same if the driver lists it twice (compute and graphics).
     pub(super) bytes: Option<u64>,
     pub(super) who: ProcessOwner,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProcessOwner {
-    /// The process was found; with its ids in our pid namespace.
+    /// The process was found: its ids in our pid namespace.
     Seen { pid: u32, group: u32 },
-    /// The process is in another pid namespace, so it is no child of ours.
+    /// The process is in another pid namespace, so it is not our child.
     Other,
     /// The process was not found: it has ended, or is hidden from us.
     Unseen,
 }
 
 impl ProcessOwner {
-    /// Returns whether the process belongs to the child. The leader counts even if it does not lead its
-    /// group, as for host memory.
+    /// The leader counts even if it does not lead its group, as for host memory.
     pub(super) fn belongs_to(self, child: ChildProcesses<'_>) -> bool {
         let ChildProcesses { leader, outside } = child;
         matches!(self, Self::Seen { pid, group } if pid == leader || group == leader || outside.contains(&pid))
@@ -64,19 +61,17 @@ pub(super) struct ChildProcesses<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct DeviceUse<'a> {
     pub(super) gpu: GpuIndex,
-    /// The driver's list of processes, or its error.
     pub(super) listed: Result<&'a [ListedProcess], &'a str>,
     pub(super) used: Option<u64>,
 }
 
-/// Our environment, as far as it affects the attribution of VRAM.
+/// Facts about our environment that affect how VRAM is attributed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct VramContext {
-    /// True if we are in a pid namespace: the driver's pids may then mean other processes, or processes may
-    /// be hidden.
+    /// True inside a pid namespace: the driver's pids may mean other processes, and processes may be hidden.
     pub(super) contained: bool,
     pub(super) windows: bool,
-    /// True if no other backend of ours has run since the baseline.
+    /// True if none of our other backends has run since the baseline.
     pub(super) alone: bool,
 }
 
@@ -121,14 +116,14 @@ pub(super) fn find_vram(
     if let Some(bytes) = sum_bytes(&ours) {
         return VramFinding::Vram(VramReading { gpu, bytes, source: VramSource::Process });
     }
-    // Any other listed process belongs to another program, whether we can see it or not.
+    // Any other listed process belongs to another program, even if `/proc` does not show it to us.
     let estimate =
         if others.is_empty() { estimate(device, &[], before, place) } else { Err(EstimateDoubt::Shared) };
     estimate.unwrap_or_else(|doubt| VramFinding::Unknown(VramUnknown::NoBytes { gpu, doubt }))
 }
 
-/// Sums the bytes of several processes; `None` if they are not reported for one of them. 0 bytes for a live
-/// process mean that the driver does not know them, as in some containers.
+/// Sums the bytes of several processes; `None` if the driver does not report one of them. Some drivers report
+/// 0 bytes for live processes in containers, which also means unknown.
 fn sum_bytes(ours: &[&ListedProcess]) -> Option<u64> {
     let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
     for one in ours {
@@ -138,7 +133,7 @@ fn sum_bytes(ours: &[&ListedProcess]) -> Option<u64> {
     by_pid.into_values().try_fold(0_u64, |all, bytes| Some(all.saturating_add(bytes?)))
 }
 
-/// Returns the bytes in use now minus the bytes in use before, if the difference can only be ours.
+/// Returns the increase of the bytes in use, if only our backend can have caused it.
 fn estimate(
     device: &DeviceUse<'_>,
     others: &[&ListedProcess],
@@ -149,18 +144,16 @@ fn estimate(
         return Err(EstimateDoubt::Windows);
     }
     let before = before.ok_or(EstimateDoubt::NoBaseline)?;
-    // In a container the list may be incomplete and proves nothing, so the device must have been nearly
-    // unused before.
+    // In a container the list may be incomplete, so the device must have been nearly unused before.
     let hidden = place.contained || device.listed.is_err();
-    // With so little in use no program is running, even if the list still has a process that has just ended.
+    // With so little in use no program is running; the list may still show one that has just ended.
     if before.used > IDLE_DEVICE_BYTES && (hidden || !before.is_unlisted) {
         return Err(EstimateDoubt::WasInUse);
     }
     if !place.alone {
         return Err(EstimateDoubt::NotAlone);
     }
-    // If the driver lists a single new process that we cannot see, that process is ours, listed under another
-    // pid. If it lists several, some may belong to other programs.
+    // A single new process that we cannot see is ours; of several, some may belong to others.
     let pids: BTreeSet<u32> = others.iter().map(|one| one.pid).collect();
     if pids.len() > 1 || others.iter().any(|one| one.who != ProcessOwner::Unseen) {
         return Err(EstimateDoubt::Shared);

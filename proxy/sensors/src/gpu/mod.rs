@@ -1,8 +1,7 @@
 //! GPUs of this machine, their readings, and the VRAM of a backend on each.
 //!
-//! A program has one [`GpuSensors`], and calls [`GpuSensors::read`] once per round of sampling. The
-//! resulting [`GpuSnapshot`] has the values for all backends, without further calls of the drivers. Nothing
-//! is guessed: an unknown value is absent, and [`VramUnknown`] gives the reason as a sentence.
+//! A program opens one [`GpuSensors`] and calls [`GpuSensors::read`] once per sampling round, for all
+//! backends. An unknown value is absent, never guessed; [`VramUnknown`] gives the reason.
 //!
 //! ```text
 //! NVIDIA   NVML (libnvidia-ml.so.1, opened at run time)
@@ -45,11 +44,10 @@ pub enum GpuVendor {
     Intel,
 }
 
-/// One GPU, or one MIG instance of a GPU: the properties that do not change at run time.
+/// A GPU, or a MIG instance of one: the properties that do not change at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuDevice {
-    /// Index in [`GpuSensors::devices`], from 0: NVIDIA first, in NVML's order, then the others by PCI
-    /// address.
+    /// Index in [`GpuSensors::devices`]: NVIDIA first, in NVML's order, then the others by PCI address.
     pub index: GpuIndex,
     /// Vendor of the GPU.
     pub vendor: GpuVendor,
@@ -61,8 +59,7 @@ pub struct GpuDevice {
     pub pci: Option<String>,
     /// VRAM in bytes; `None` if the driver does not report it.
     pub total: Option<u64>,
-    /// True if the GPU uses host memory: then there is no VRAM to watch, and the host memory includes
-    /// everything.
+    /// True if the GPU uses host memory: the host series then includes everything.
     pub unified: bool,
 }
 
@@ -70,10 +67,10 @@ pub struct GpuDevice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuFault {
-    /// An Xid of the NVIDIA driver; `None` if the driver did not give its number. If there were several
-    /// since the last reading, the driver reports the number of the newest for each.
+    /// An Xid error of the NVIDIA driver, with its number if the driver reports it. If several occurred since
+    /// the last reading, all get the number of the newest.
     Xid(Option<u64>),
-    /// Number of new memory errors that ECC could not correct, since the last reading.
+    /// Number of uncorrectable ECC memory errors since the last reading.
     Ecc(u64),
     /// The device no longer responds: it fell off the bus or needs a reset.
     Lost,
@@ -92,19 +89,18 @@ pub struct DeviceReading {
     pub free: Option<u64>,
     /// Temperature in degrees Celsius.
     pub temperature: Option<u32>,
-    /// Number of memory errors that ECC could not correct, since the driver was loaded.
+    /// Number of uncorrectable ECC memory errors since the driver was loaded.
     pub ecc_uncorrected: Option<u64>,
-    /// Faults since the last reading; `None` if the driver reports no faults at all.
+    /// Faults since the last reading; `None` if the driver does not report faults.
     pub faults: Option<Vec<GpuFault>>,
 }
 
 /// VRAM of one process group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupVram {
-    /// VRAM by GPU, in order of index. GPUs that the group does not use, or whose value is unknown, are
-    /// left out.
+    /// VRAM by GPU, in order of index, without GPUs that the group does not use or whose value is unknown.
     pub readings: Vec<VramReading>,
-    /// Why a value is missing, if one is. Readings of other GPUs are valid nevertheless.
+    /// Reason for a missing value. The readings of other GPUs are valid nevertheless.
     pub unavailable: Option<VramUnknown>,
 }
 
@@ -135,8 +131,7 @@ impl Default for GpuSources {
     }
 }
 
-/// The GPUs of this machine. Cheap to open; can be shared, because reading takes `&self`. Open it once:
-/// NVIDIA's library stays loaded until the program ends.
+/// The GPUs of this machine. Open them once: NVIDIA's library stays loaded until the program ends.
 #[derive(Debug)]
 pub struct GpuSensors {
     sources: GpuSources,
@@ -149,7 +144,7 @@ pub struct GpuSensors {
 }
 
 impl GpuSensors {
-    /// Looks for GPUs. Never fails: a machine without one, or without its driver, has no devices.
+    /// Finds the GPUs. A machine without GPUs or drivers has no devices, which is no error.
     pub fn open() -> Self {
         Self::open_at(GpuSources::default())
     }
@@ -179,19 +174,18 @@ impl GpuSensors {
         }
     }
 
-    /// Returns all devices that were found when the sensors were opened, by index.
+    /// Returns all devices found by [`Self::open`], by index.
     pub fn devices(&self) -> &[GpuDevice] {
         &self.devices
     }
 
-    /// Returns why there is no device, or why devices of one driver are missing. A missing NVIDIA driver
-    /// gives one such note, which is normal on a machine without NVIDIA GPUs.
+    /// Returns notes about missing devices and drivers; without NVIDIA GPUs, a note about NVML is normal.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Returns the free bytes of each device with its own memory, if the driver reports them. Reads nothing
-    /// else, so it blocks for less than a millisecond, unless the driver is busy.
+    /// Returns the free bytes of each device with its own memory, if the driver reports them. Blocks for less
+    /// than a millisecond, unless the driver is busy.
     pub fn free(&self) -> Vec<(GpuIndex, u64)> {
         let nvidia = self.nvidia.iter().flat_map(NvidiaGpus::free);
         let all = nvidia.chain(self.cards.iter().map(DrmCard::free)).zip(&self.devices);
@@ -199,8 +193,8 @@ impl GpuSensors {
         own.filter_map(|(free, device)| Some((device.index, free?))).collect()
     }
 
-    /// Reads all devices. Blocks for some milliseconds, so call it on a worker thread. Each fault is
-    /// reported in one reading only, so only one task should read.
+    /// Reads all devices. Call this on a worker thread, because it blocks for milliseconds, and from one task
+    /// only, because each fault is reported once.
     pub fn read(&self) -> GpuSnapshot {
         GpuSnapshot::read(self)
     }

@@ -1,5 +1,4 @@
-//! NVIDIA GPUs through NVML, opened at run time: a machine without the library is normal. MIG instances are
-//! separate devices here, because a process gets one of them.
+//! NVIDIA GPUs through NVML, opened at run time. Each MIG instance is a device here.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,7 +16,7 @@ use warden_policies::GpuIndex;
 
 use super::{DeviceReading, GpuDevice, GpuFault, GpuVendor};
 
-/// Names under which the library is found: the usual one; that of development packages; WSL; NixOS.
+/// File names of the library: the usual one, that of development packages, WSL's, NixOS's.
 pub(super) const NVML_LIBRARIES: [&str; 4] = [
     "libnvidia-ml.so.1",
     "libnvidia-ml.so",
@@ -25,11 +24,10 @@ pub(super) const NVML_LIBRARIES: [&str; 4] = [
     "/run/opengl-driver/lib/libnvidia-ml.so.1",
 ];
 
-/// Maximum number of events of one device that are read at once. A device with more errors is known to be
-/// faulty anyway.
+/// Maximum number of events read from one device at a time; a device with more errors is faulty anyway.
 const MAX_EVENTS: usize = 64;
 
-/// Parts of the names of GPUs that use host memory, for drivers that report that memory as VRAM.
+/// Parts of names of GPUs that use host memory, for drivers that report this memory as VRAM.
 const UNIFIED_NAMES: [&str; 6] = ["Orin", "Thor", "Xavier", "Tegra", "GB10", "nvgpu"];
 
 #[derive(Debug)]
@@ -39,25 +37,22 @@ pub(super) struct NvidiaGpus {
 
 #[derive(Debug)]
 struct NvidiaDevice {
-    /// The caller sets the index.
     described: GpuDevice,
     handle: Handle<'static>,
-    /// Xid and ECC events; `None` if the driver offers none. The lock is needed because two threads must
-    /// not wait on one set.
+    /// Xid and ECC events, if the driver offers any. Locked, because two threads must not wait on one set.
     events: Option<Mutex<EventSet<'static>>>,
     last: Mutex<LastFaults>,
 }
 
 #[derive(Debug, Default)]
 struct LastFaults {
-    /// Number of uncorrected errors at the last reading that reported it.
+    /// Number of uncorrected errors when the driver last reported it.
     ecc: Option<u64>,
     gone: bool,
 }
 
 pub(super) type NvmlProcess = (u32, Option<u64>);
 
-/// Reading of one device. The caller sets the device's index in the reading.
 #[derive(Debug)]
 pub(super) struct NvidiaReading {
     pub(super) reading: DeviceReading,
@@ -65,13 +60,13 @@ pub(super) struct NvidiaReading {
 }
 
 impl NvidiaGpus {
-    /// Opens NVML. The error is a text that says why there are no devices.
+    /// Opens NVML. The error says why there are no devices.
     pub(super) fn open(libraries: &[OsString]) -> Result<Self, String> {
         let mut refused = None;
         for library in libraries {
             match open_library(library) {
                 Ok(nvml) => return Self::list(nvml),
-                // This name is missing, or is no library: try the next one.
+                // The file is missing or is no library: try the next name.
                 Err(NvmlError::LibloadingError(_)) => {}
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -108,8 +103,7 @@ impl NvidiaGpus {
     }
 }
 
-/// Opens a library once for the whole run: events and devices refer to it as long as they live. Every
-/// further call, for example at a reload, returns the same library.
+/// Opens a library once and returns the same one to every later call: events and devices refer to it.
 pub(super) fn open_library(library: &OsString) -> Result<&'static Nvml, NvmlError> {
     static OPENED: Mutex<BTreeMap<OsString, &'static Nvml>> = Mutex::new(BTreeMap::new());
     let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +115,7 @@ pub(super) fn open_library(library: &OsString) -> Result<&'static Nvml, NvmlErro
     Ok(nvml)
 }
 
-/// Returns a GPU, or its MIG instances if it is split into such.
+/// Returns a GPU, or its MIG instances if it is split.
 fn device_or_instances(nvml: &'static Nvml, index: u32) -> Vec<NvidiaDevice> {
     let Ok(handle) = nvml.device_by_index(index) else { return Vec::new() };
     let split = handle.mig_mode().is_ok_and(|mode| mode.current == 1);
@@ -131,7 +125,7 @@ fn device_or_instances(nvml: &'static Nvml, index: u32) -> Vec<NvidiaDevice> {
         .map(|part| NvidiaDevice::new(nvml, part, &handle))
         .collect();
     if parts.is_empty() {
-        // Request the device again, because a device handle cannot be copied.
+        // A device handle cannot be copied, so request the device again.
         return nvml
             .device_by_index(index)
             .map(|same| NvidiaDevice::new(nvml, same, &handle))
@@ -188,7 +182,7 @@ impl NvidiaDevice {
         }
     }
 
-    /// Lists compute and graphics processes; Vulkan programs count as graphics.
+    /// Lists compute and graphics processes; NVML counts Vulkan programs as graphics.
     fn listed(&self) -> Result<Vec<NvmlProcess>, String> {
         let compute = list_twice(|| self.handle.running_compute_processes());
         let graphics = list_twice(|| self.handle.running_graphics_processes());
@@ -228,8 +222,7 @@ impl NvidiaDevice {
         faults
     }
 
-    /// Returns the faults that are new since the last reading. A counter that is lower than before was
-    /// reset.
+    /// A counter that is lower than before was reset.
     fn new_faults(&self, ecc: Option<u64>, gone: bool) -> Vec<GpuFault> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let more = ecc.zip(last.ecc).map_or(0, |(now, before)| now.saturating_sub(before));
@@ -254,7 +247,7 @@ fn uncorrected_errors(handle: &Handle<'static>) -> Option<u64> {
     handle.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok()
 }
 
-/// Lists processes, and tries once more if the list has grown between counting and listing.
+/// Lists processes; tries once more if the list grew between counting and listing.
 fn list_twice(list: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
     match list() {
         Err(NvmlError::InsufficientSize(_)) => list(),

@@ -1,9 +1,8 @@
-//! Identifies the process behind a pid that a driver reports: searched in `/proc`, in our own view and, if
-//! available, in the host's.
+//! Finds the process behind a pid that a driver reports, in our own `/proc` and in the host's.
 //!
-//! In a container the driver may report the host's pids. If the host's `/proc` is readable (at
-//! `/host/proc`, or mounted in place of ours), `NSpid` and `NSpgid` translate them. A match counts only if
-//! the namespaces or the start times prove it, because small pids occur in many containers.
+//! In a container the driver may report the host's pids. If the host's `/proc` is readable (at `/host/proc`,
+//! or mounted in place of ours), `NSpid` and `NSpgid` translate them. Equal pids occur in many containers, so
+//! a match counts only if the namespaces or start times prove it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 #[derive(Clone, Debug)]
 struct ProcView {
     root: PathBuf,
-    /// Depth of our pid namespace below that of this view; 1 if both are the same.
+    /// Depth of our pid namespace below the namespace of this view; 1 if both are the same.
     depth: usize,
     namespace: Option<PathBuf>,
 }
@@ -58,13 +57,13 @@ impl ProcViews {
         if proved { ProcessOwner::Seen { pid: inner, group } } else { ProcessOwner::Other }
     }
 
-    /// Returns whether it is certain that process `pid` of this view is process `inner` of our view.
+    /// Returns whether pid `pid` of this view is certainly pid `inner` of our own view.
     fn is_proved(&self, view: &ProcView, pid: u32, inner: u32) -> bool {
         let namespace = fs::read_link(view.root.join(format!("{pid}/ns/pid"))).ok();
         if namespace.is_some() && namespace == view.namespace {
             return true;
         }
-        // Compare start times, which count from the boot in every view.
+        // Start times count from the boot in every view.
         let start = start_ticks(&view.root, pid);
         view.root != self.own && start.is_some() && start == start_ticks(&self.own, inner)
     }
@@ -108,8 +107,7 @@ fn start_ticks(root: &Path, pid: u32) -> Option<u64> {
     stat_field(root, &pid.to_string(), 22)
 }
 
-/// Reads a field of `stat`, numbered as in `proc(5)`. Fields are counted from the end of the second one
-/// (the program's name), because that one may contain any characters.
+/// Numbered as in `proc(5)`; counted after the program's name, which may contain any character.
 fn stat_field(root: &Path, pid: &str, field: usize) -> Option<u64> {
     let text = fs::read_to_string(root.join(pid).join("stat")).ok()?;
     text.rsplit_once(')')?.1.split_ascii_whitespace().nth(field.checked_sub(3)?)?.parse().ok()

@@ -8,29 +8,28 @@ use super::drm::{self, DrmCard, DrmClients};
 use super::ladder::{self, ChildProcesses, DeviceUse, ListedProcess, VramContext, VramFinding};
 use super::{DeviceReading, GpuSensors, GroupVram, VramUnknown};
 
-/// A reading of all devices and of the processes on them, shared by all backends in one round of sampling.
+/// A reading of all devices and of their processes, shared by all backends in one sampling round.
 #[derive(Clone, Debug)]
 pub struct GpuSnapshot {
     devices: Vec<DeviceReading>,
     users: Vec<DeviceUsers>,
     place: VramContext,
     proc: PathBuf,
-    /// Why there are no devices, in words.
+    /// Reason why there are no devices.
     none: String,
 }
 
 #[derive(Clone, Debug)]
 enum DeviceUsers {
-    /// The processes are not read, because the device has no memory of its own.
+    /// The device uses host memory, so its processes are not read.
     Unified,
     /// NVML has listed the processes, or reported an error.
     Listed(Result<Vec<ListedProcess>, String>),
-    /// The memory has to be read from the files of each process; only KFD's list of processes is read
-    /// already.
+    /// The memory of each process must be read from its own files; only KFD's list has been read already.
     Files { card: DrmCard, kfd: Vec<ListedProcess> },
 }
 
-/// Memory use of the devices right before a backend is spawned, as the reference for estimates.
+/// Memory use of the devices right before a backend is spawned, the reference for estimates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuBaseline {
     devices: Vec<DeviceBaseline>,
@@ -40,7 +39,6 @@ pub struct GpuBaseline {
 pub(super) struct DeviceBaseline {
     gpu: GpuIndex,
     pub(super) used: u64,
-    /// True if the driver listed no process on the device.
     pub(super) is_unlisted: bool,
 }
 
@@ -76,18 +74,17 @@ impl GpuSnapshot {
         &self.devices
     }
 
-    /// Returns the VRAM of the process group that `leader` leads, as drivers report it; no estimates. On
-    /// AMD and Intel this reads files of the group's processes, so it may block like [`GpuSensors::read`].
+    /// Returns the VRAM of the process group that `leader` leads, as drivers report it. On AMD and Intel this
+    /// reads files of the processes, so it may block like [`GpuSensors::read`].
     pub fn group_vram(&self, leader: u32) -> GroupVram {
         self.child_vram(leader, &[], None)
     }
 
     /// Like [`Self::group_vram`], including the processes `outside` the group that belong to it.
     ///
-    /// `before` is the memory use before the spawn, and a flag: true if no other backend of ours has run
-    /// since then. A hidden list of processes could not show such a backend. With `before`, a device whose
-    /// driver reports no bytes gets an estimate: the increase of its use. There is no estimate if the device
-    /// was in use before, or if other programs use it now.
+    /// `before` is the memory use before the spawn, with a flag: true if none of our other backends has run
+    /// since. A device whose driver reports no bytes then gets an estimate: the increase of its use. Devices
+    /// that were in use before, or that other programs use now, get none.
     pub fn child_vram(
         &self,
         leader: u32,
@@ -98,7 +95,7 @@ impl GpuSnapshot {
         self.find(ChildProcesses { leader, outside }, before.map(|(before, _)| before), place)
     }
 
-    /// Returns the present memory use, to be kept for estimates after the next spawn.
+    /// Returns the present memory use, for estimates after the next spawn.
     pub fn baseline(&self) -> GpuBaseline {
         let devices = self.devices.iter().zip(&self.users).filter_map(|(device, users)| {
             let nobody = match users {
@@ -158,8 +155,7 @@ fn listed(gpus: &GpuSensors, entries: Vec<(u32, Option<u64>)>) -> Vec<ListedProc
     entries.map(|(pid, bytes)| ListedProcess { pid, bytes, who: gpus.processes.identify(pid) }).collect()
 }
 
-/// Determines the VRAM from KFD (for HIP) and fdinfo (for everything else). Newer kernels count HIP in
-/// both, so the larger number is taken, not the sum.
+/// Newer kernels count HIP in KFD and in fdinfo, so the larger number is taken, not the sum.
 fn from_files(
     gpu: GpuIndex,
     child: ChildProcesses<'_>,

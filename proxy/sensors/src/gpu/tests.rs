@@ -1,5 +1,4 @@
-//! The GPUs as a whole: NVML with a fake library (`tests/fake-nvml/nvml.c`), AMD and Intel with artificial
-//! trees.
+//! The GPUs as a whole, with a fake NVML (`tests/fake-nvml/nvml.c`) and artificial trees.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,29 +1,25 @@
-//! Reasons why the VRAM of a backend is unknown: sentences for status and logs. `docs/sensors.md` gives the
-//! remedies.
+//! Reasons for unknown VRAM, as sentences for status and logs; `docs/sensors.md` gives the remedies.
 
 use serde::{Serialize, Serializer};
 use warden_policies::GpuIndex;
 
-/// Why VRAM is unknown. The text is the second half of a sentence: "the VRAM policy is off because …", or
-/// "… off for GPU 0 because …".
+/// Reason for unknown VRAM, worded to follow "the VRAM policy is off because" or "… off for GPU 0 because".
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum VramUnknown {
-    /// No device was found; the text says which driver is missing.
+    /// No device was found; the text names the missing driver.
     #[error("no GPU is visible here: {0}")]
     NoDevice(String),
-    /// The drivers list everything, and the backend is on no device. Normal for a backend that computes on
-    /// the CPU, and for any backend in its first second.
+    /// Drivers list all their processes, and none of them is the backend's. This is normal for a backend that
+    /// computes on the CPU, and for any backend in its first second.
     #[error("no driver lists this backend on a GPU")]
     NotOnAny,
-    /// All devices share the host's memory.
     #[error("{} uses the host's memory, so the host series watches all there is", gpu_name(*.0))]
     Unified(GpuIndex),
-    /// The driver gives no list of processes.
     #[error("the driver does not say which processes use {} ({reason})", gpu_name(*.gpu))]
     NotListed { gpu: GpuIndex, reason: String },
-    /// The driver lists the backend without its bytes, or with 0 bytes, which no process on a GPU holds.
+    /// The driver lists the backend without its bytes, or with 0 bytes, which no GPU program holds.
     #[error("the driver lists this backend on {} but not the bytes that it holds; {doubt}", gpu_name(*.gpu))]
     NoBytes { gpu: GpuIndex, doubt: EstimateDoubt },
     /// The listed processes cannot be matched with the processes that we see.
@@ -32,18 +28,12 @@ pub enum VramUnknown {
          ids; {doubt}",
         gpu_name(*.gpu)
     )]
-    Hidden {
-        /// Index of the device.
-        gpu: GpuIndex,
-        /// Reason why there is no estimate.
-        doubt: EstimateDoubt,
-    },
-    /// The files with the memory figures cannot be read.
+    Hidden { gpu: GpuIndex, doubt: EstimateDoubt },
     #[error("what the backend holds on {} cannot be read: {reason}", gpu_name(*.gpu))]
     Unreadable { gpu: GpuIndex, reason: String },
 }
 
-/// Why there is no estimate of VRAM.
+/// Reason for a missing estimate of VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum EstimateDoubt {
     /// The memory use was not read before the spawn.
@@ -52,7 +42,7 @@ pub enum EstimateDoubt {
     /// The device was in use before the backend was spawned.
     #[error("and the GPU was in use before it started")]
     WasInUse,
-    /// Another backend of ours ran at the same time.
+    /// Another backend of this gateway ran at the same time.
     #[error("and another backend runs beside it")]
     NotAlone,
     /// Other programs are on the device now.

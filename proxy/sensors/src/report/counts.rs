@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ContextReport;
 
-/// Kind of a count, which determines how it is summed.
+/// Rule for summing a count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CountSpan {
-    /// A present value: ended contexts are left out of sums.
+    /// A present value: sums leave out ended contexts.
     Now,
-    /// A counter since the start of the process: ended contexts are included in sums.
+    /// A counter since the start of the process: sums include ended contexts.
     Ever,
 }
 
@@ -21,7 +21,6 @@ macro_rules! counts {
         pub struct ContextCounts { $($(#[$meta])* pub $field: u64,)* }
 
         impl ContextCounts {
-            /// Takes the fields in order from `words`; missing ones are 0.
             pub(super) fn from_words(words: impl IntoIterator<Item = u64>) -> Self {
                 let mut words = words.into_iter();
                 Self { $($field: words.next().unwrap_or(0),)* }
@@ -55,13 +54,11 @@ counts! {
     Ever graphs_trimmed,
     /// Number of parts of the current computation, each of which has its own graph.
     Now live_splits,
-    /// Number of graphs that may exist: the configured cap, or more if the parts of the computation need
-    /// more.
+    /// Maximum number of graphs: the configured cap, or more if the parts of the computation need more.
     Now effective_cap,
     /// Device memory cached in the memory pools, in bytes.
     Now pool_bytes,
-    /// Peak of the bytes cached in the pools. For several contexts, the sum of their peaks, which is at
-    /// least the peak of the sum.
+    /// Peak of the bytes cached in the pools. For several contexts: the sum of their peaks.
     Now pool_bytes_peak,
     /// Number of purges of the pools.
     Ever pool_purges,
@@ -75,14 +72,13 @@ counts! {
     Ever cublas_resets,
     /// Number of captured graphs dropped because a purge or a reset invalidated them.
     Ever graph_invalidations,
-    /// Number of times that a fix did nothing: the context was in use, a capture was running, or too little
-    /// device memory was free.
+    /// Number of times that a fix did nothing: context busy, capture running, or too little memory free.
     Ever skipped_busy,
     /// Number of errors in the fixes.
     Ever errors,
 }
 
-/// Sums over contexts; they saturate instead of overflowing.
+/// Sums over contexts, saturating on overflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextTotals {
     /// Number of live contexts.

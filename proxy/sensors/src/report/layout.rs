@@ -1,4 +1,4 @@
-//! Layout of the report file. The byte order is the machine's own, because the writer runs on this machine.
+//! Layout of the report file, in this machine's byte order: the writer runs on this machine.
 
 use super::counts::ContextCounts;
 use super::{ContextReport, FixSettings};
@@ -11,7 +11,7 @@ const RECORD_BYTES: usize = 256;
 const MAGIC: [u8; 8] = *b"LWREPT1\0";
 const VERSION: u32 = 1;
 
-/// Index in a record of the word with the time of the last write, which follows the counts.
+/// Index of the word in a record that has the time of the last write; it follows the counts.
 const UPDATED_WORD: usize = 20;
 
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl WordReader<'_> {
     }
 }
 
-/// Reads the header of a whole file; `None` if the file is no report in a known format.
+/// Reads the header of a whole file; `None` unless the file is a report in a known format.
 pub(super) fn read_header(file: &[u8]) -> Option<ReportHeader> {
     if file.len() != FILE_BYTES {
         return None;
@@ -72,7 +72,7 @@ pub(super) fn header_bytes(file: &[u8]) -> Option<&[u8]> {
     file.get(..HEADER_BYTES)
 }
 
-/// A record that the writer did not change while it was read.
+/// A record that the writer did not change between two readings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReportRecord {
     state: u32,

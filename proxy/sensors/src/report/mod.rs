@@ -1,26 +1,18 @@
 //! Reads the memory report of a patched llama-server: counters of its CUDA contexts in a small file that
 //! the server keeps mapped.
 //!
-//! The server writes and we read, without locks. We read the file several times in a row with plain reads:
-//! reading 16 KiB from the page cache takes microseconds. A mapping would need `unsafe`, and could kill us
-//! if the file were truncated.
+//! The server writes while we read, without locks. Plain reads of 16 KiB from the page cache take
+//! microseconds. A mapping would need `unsafe`, and would kill us if the file were truncated.
 //!
 //! ```text
 //!   file:    header (128 bytes) | 62 records (256 bytes each) | rest, unused
 //!   record:  seq, state, device, context | 30 numbers of 64 bits
 //! ```
 //!
-//! `seq` is odd while a record is being written. A record counts if `seq` is even and two readings in a row
-//! agree on all its bytes; a record that keeps changing is left out. If there is no valid report (no file,
-//! a short one, other magic, another version), the result is `None` and no error: an unpatched llama-server
-//! writes none.
+//! `seq` is odd while the server writes a record. A record counts if `seq` is even and two readings in a row
+//! are equal. A missing or invalid file gives `None` and no error: an unpatched llama-server writes none.
 //!
-//! No number is trusted: sums saturate, and no value from the file is used as an index.
-//!
-//! | file | job |
-//! |---|---|
-//! | `layout` | bytes to header and records |
-//! | `counts` | the numbers, and their sums |
+//! Numbers from the file are not trusted: sums saturate, and no number is used as an index.
 
 mod counts;
 mod layout;
@@ -38,12 +30,10 @@ use layout::{FILE_BYTES, RECORD_COUNT, ReportRecord};
 /// Environment variable with the path to which a patched llama-server writes its report.
 pub const REPORT_VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 
-/// Maximum number of readings, of which two in a row must agree. Writing a record takes less than a
-/// microsecond, and happens about a thousand times a second.
+/// Maximum number of readings. The server writes a thousand records a second, each within 1 µs.
 const MAX_READINGS: usize = 6;
 
-/// Maximum number of names in a folder that are examined for further reports; limited because this happens
-/// every second.
+/// Maximum number of file names examined for further reports, because this happens every second.
 const MAX_FOLDER_NAMES: usize = 4096;
 
 /// A fix (a patch to llama.cpp) that is active in the process.
@@ -98,14 +88,14 @@ pub struct ContextReport {
     /// Counts of the context.
     #[serde(flatten)]
     pub counts: ContextCounts,
-    /// Time of the last write to the context's record, in milliseconds since 1970.
+    /// Time of the last write to the record, in milliseconds since 1970.
     pub updated_unix_ms: u64,
 }
 
 /// The complete report of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaReport {
-    /// Pid of the writer in its own pid namespace, where it may differ from the pid that we see.
+    /// Pid of the writer in its own pid namespace; may differ from the pid in ours.
     pub pid: u32,
     /// Time at which the file was created, in milliseconds since 1970.
     pub started_unix_ms: u64,
@@ -133,7 +123,7 @@ impl CudaReport {
         devices
     }
 
-    /// Merges two reports as if one process had written them: the contexts of both, and all fixes of either.
+    /// Merges two reports as if one process had written them.
     #[must_use]
     pub fn with(mut self, other: Self) -> Self {
         self.active.extend(other.active);
@@ -141,8 +131,8 @@ impl CudaReport {
         self
     }
 
-    /// Returns whether the writer is the process `leader` or a member of its group, such as a llama-server
-    /// started by a wrapper script. Needed only for a file that several processes may share.
+    /// Returns whether the writer is the process `leader` or in its group, such as a llama-server started by
+    /// a wrapper script. Needed only for a file that several processes may share.
     pub fn is_from(&self, leader: u32) -> bool {
         let group = |pid: u32| {
             let process = procfs::process::Process::new(i32::try_from(pid).ok()?).ok()?;
@@ -157,9 +147,8 @@ pub fn read_report(path: &Path) -> Option<CudaReport> {
     read_settled(|| bytes_of(path))
 }
 
-/// Returns the files of processes that inherited the variable from the writer of `path`: each has the name
-/// of that file followed by a pid. A file does not show whether its writer is alive. Blocks for reading a
-/// folder.
+/// Returns the files of processes that inherited the variable from the writer of `path`: the name of that
+/// file followed by a pid. Their writers may have ended. Blocks for reading a folder.
 pub fn sibling_reports(path: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Vec::new();
@@ -177,9 +166,9 @@ pub fn sibling_reports(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Reads the whole file plus one byte, so that a longer file is recognised as no report.
+/// Reads one byte more than a report has, so that a longer file is recognised as invalid.
 fn bytes_of(path: &Path) -> Option<Vec<u8>> {
-    // Read only regular files: reading a pipe would block.
+    // Reading a pipe would block.
     if !std::fs::metadata(path).ok()?.is_file() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! The rights that a client has by its key: admission of requests, and the models it may use.
+//! Rights of a client by its key: admission of requests, and the models it may use.
 
 use std::sync::Arc;
 
@@ -11,19 +11,18 @@ use crate::backend::LeaseProvider;
 use crate::body::ClientShare;
 use crate::refusal::RequestRefusal;
 
-/// Rights of a client. [`Default`] permits everything, for a gateway without keys.
+/// Rights of a client. [`Default`] permits everything, as in a gateway without keys.
 #[derive(Debug, Default)]
 pub(crate) struct ClientAccess {
     key: Option<Arc<ApiKey>>,
 }
 
 impl ClientAccess {
-    /// Finds the key in a request's headers. A key that is not in `keys` is refused.
     pub(crate) fn from_headers(keys: &ApiKeys, headers: &HeaderMap) -> Result<Self, RequestRefusal> {
         Ok(Self { key: Some(keys.find(headers)?.clone()) })
     }
 
-    /// Returns whether the request came with a valid key; `false` if the gateway requires none.
+    /// False if the gateway requires no key.
     pub(crate) fn has_key(&self) -> bool {
         self.key.is_some()
     }
@@ -36,7 +35,6 @@ impl ClientAccess {
         self.key.as_ref().is_some_and(|key| key.spec.operator)
     }
 
-    /// Counts one request against the key's limits.
     pub(crate) fn take_pass(&self) -> Result<Option<ConcurrencyPass>, RequestRefusal> {
         self.key.as_ref().map(ApiKey::admit).transpose()
     }
@@ -71,8 +69,7 @@ impl ClientAccess {
         }
     }
 
-    /// Refuses a model that the key may not use, in the same way as an unknown model. So a key does not
-    /// reveal the names of other models.
+    /// Refuses a model like an unknown one: a client must not learn the names of other models.
     pub(crate) fn refuse_hidden(&self, backends: &dyn LeaseProvider, name: &str) -> RequestRefusal {
         if let Some(key) = &self.key {
             key.usage.count_rejection(KeyLimit::Model);

@@ -1,6 +1,5 @@
-//! API keys: which clients may send requests, to which models, and how many. Only hashes of keys are
-//! stored. A key in clear text exists here no longer than the head of its request, and is never sent
-//! upstream.
+//! API keys: which clients may send requests, to which models, and how many. The gateway stores only hashes.
+//! A key in clear text is held no longer than the head of its request, and is never sent upstream.
 //!
 //! ```text
 //!   head -> [ route open to all? ] -> yes: admitted
@@ -47,11 +46,10 @@ pub struct KeySpec {
     pub models: Option<HashSet<ModelName>>,
     /// Request rate limit.
     pub rate: Option<RateLimit>,
-    /// Rate limit for tokens, evaluated and generated. The tokens of a request are known when it has ended.
-    /// Therefore a request that begins while tokens are left may exceed the limit; later requests then wait
-    /// longer.
+    /// Rate limit for tokens, evaluated and generated. A request's tokens are known only at its end, so a
+    /// request that begins while tokens are left may exceed the limit. Later requests then wait longer.
     pub tokens: Option<RateLimit>,
-    /// Most requests at a time.
+    /// Maximum number of concurrent requests.
     pub concurrency: Option<usize>,
     /// The key opens the operators' page.
     pub operator: bool,
@@ -63,13 +61,12 @@ pub(crate) struct ApiKey {
     usage: Arc<KeyUsage>,
 }
 
-/// All keys. Cheap to clone.
+/// All keys.
 #[derive(Clone, Debug, Default)]
 pub struct ApiKeys(Arc<KeyRing>);
 
 #[derive(Debug, Default)]
 struct KeyRing {
-    /// Keys in the order of the key file.
     all: Vec<Arc<ApiKey>>,
     by_hash: QuickMap<KeyHash, usize>,
     has_operators: bool,
@@ -93,15 +90,15 @@ impl FromIterator<Arc<ApiKey>> for ApiKeys {
 pub struct KeyCounts {
     /// Name of the key.
     pub name: Arc<str>,
-    /// Ended requests that were admitted for a backend.
+    /// Number of ended requests that were admitted for a backend.
     pub requests: u64,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub running: u64,
-    /// Prompt tokens evaluated.
+    /// Number of prompt tokens evaluated.
     pub prompt_tokens: u64,
-    /// Tokens generated.
+    /// Number of tokens generated.
     pub output_tokens: u64,
-    /// Refused requests, by the limit they hit.
+    /// Number of refused requests by limit.
     pub rejected: Vec<(&'static str, u64)>,
 }
 
@@ -111,7 +108,7 @@ impl ApiKeys {
         specs.into_iter().map(|spec| Arc::new(ApiKey { spec, usage: Arc::new(KeyUsage::new()) })).collect()
     }
 
-    /// Returns these keys with the usage of the keys of the same names in `old`.
+    /// Returns these keys with the usage of the equally named keys in `old`.
     pub(crate) fn with_usage_of(&self, old: &Self) -> Self {
         let one = |key: &Arc<ApiKey>| {
             let before = old.0.all.iter().find(|old| old.spec.name == key.spec.name);
@@ -144,12 +141,12 @@ impl ApiKeys {
         self.find_by_hash(hash).map(|key| &key.spec)
     }
 
-    /// Returns the hashes of all keys that a request's headers contain, known or not.
+    /// Returns the hashes of all keys in a request's headers, valid or not.
     pub fn presented_hashes(headers: &HeaderMap) -> Vec<KeyHash> {
         presented::presented_keys(headers).map(|key| KeyHash::from_key(&key)).collect()
     }
 
-    /// Finds the first valid key in a request's headers.
+    /// Finds the first valid key in the headers.
     fn find(&self, headers: &HeaderMap) -> Result<&Arc<ApiKey>, RequestRefusal> {
         let mut refusal = RequestRefusal::NoKey;
         for given in presented::presented_keys(headers) {
@@ -161,8 +158,8 @@ impl ApiKeys {
         Err(refusal)
     }
 
-    /// Finds a key by its hash. The duration does not show how close a guess was: the position in the map
-    /// also depends on a secret of this process, and the comparison takes constant time.
+    /// Finds a key by its hash. Timing does not reveal how close a guess was: the map is seeded with a
+    /// secret, and the comparison takes constant time.
     fn find_by_hash(&self, given: &KeyHash) -> Option<&Arc<ApiKey>> {
         self.0.all.get(*self.0.by_hash.get(given)?)
     }
@@ -173,7 +170,6 @@ impl ApiKey {
         self.spec.models.as_ref().is_none_or(|models| models.contains(model))
     }
 
-    /// Checks the key's limits for one request and counts the request.
     fn admit(self: &Arc<Self>) -> Result<ConcurrencyPass, RequestRefusal> {
         let refuse = |limit, refusal| {
             self.usage.count_rejection(limit);
@@ -204,7 +200,7 @@ impl ApiKey {
     }
 }
 
-/// SHA-256 of a key. Keys are long and random, so a hash without salt cannot be inverted.
+/// SHA-256 of a key. Keys are long and random, so the hash needs no salt.
 #[derive(Clone, Copy)]
 pub struct KeyHash([u8; 32]);
 

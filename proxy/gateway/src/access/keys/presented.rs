@@ -20,7 +20,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 static KEY_HEADERS: [HeaderName; 4] = [AUTHORIZATION, PROXY_AUTHORIZATION, X_API_KEY, API_KEY];
 
-/// Returns every key in a request. Some clients send a placeholder in one header and the key in another.
+/// Returns every key in the headers. Some clients send a placeholder in one header and the key in another.
 pub(super) fn presented_keys(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, [u8]>> {
     let authorization = headers.get(AUTHORIZATION).and_then(|value| key_in_authorization(value.as_bytes()));
     let plain = [X_API_KEY, API_KEY]
@@ -33,7 +33,7 @@ pub(super) fn presented_keys(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_
 fn key_in_authorization(value: &[u8]) -> Option<Cow<'_, [u8]>> {
     let value = value.trim_ascii();
     let Some(space) = value.iter().position(|byte| *byte == b' ') else {
-        // A scheme without anything after it is not a key.
+        // A scheme with nothing after it is not a key.
         let is_scheme = [&b"bearer"[..], b"basic"].iter().any(|scheme| value.eq_ignore_ascii_case(scheme));
         return (!is_scheme).then_some(Cow::Borrowed(value));
     };

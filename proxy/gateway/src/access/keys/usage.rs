@@ -1,5 +1,4 @@
-//! The usage of a key: its rates, its requests in flight, its counters. The usage survives a reload of the
-//! key file.
+//! Usage of a key: its rates, its requests in flight, its counters. Usage survives a reload of the key file.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,13 +12,12 @@ use warden_policies::rate::{RateLimit, RateNanos, as_nanos};
 use super::ApiKey;
 use crate::body::{ClientShare, add_within_limit};
 
-/// Assumed bytes per token, for text without a token count: about the ratio of English with today's
-/// vocabularies.
+/// Assumed bytes per token without a token count: the ratio of English with today's vocabularies.
 pub(crate) const BYTES_PER_TOKEN: u64 = 4;
 
 #[derive(Debug)]
 pub(super) struct KeyUsage {
-    /// Instant from which the times below are counted.
+    /// Origin of the times below.
     base: Instant,
     requests_until: AtomicU64,
     tokens_until: AtomicU64,
@@ -36,7 +34,6 @@ pub(crate) enum KeyLimit {
     Rate,
     Tokens,
     Concurrency,
-    /// The requested model is not permitted for the key.
     Model,
 }
 
@@ -84,7 +81,7 @@ impl KeyUsage {
         }
     }
 
-    /// Checks that the token limit is not used up. The error is the time to wait.
+    /// Checks that tokens are left. The error is the time to wait.
     pub(super) fn has_tokens(&self, rate: RateLimit) -> Result<(), Duration> {
         rate.check(self.tokens_until.load(Relaxed), self.now())
     }
@@ -104,7 +101,7 @@ impl KeyUsage {
     }
 }
 
-/// One of a key's concurrent requests, counted until this value is dropped.
+/// One of a key's concurrent requests; counts until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ConcurrencyPass(Arc<ApiKey>);
 
@@ -116,8 +113,7 @@ impl ConcurrencyPass {
         Some(Self(key.clone()))
     }
 
-    /// Charges an ended request to its key: `work`, and `untold` bytes of text for which no answer reported
-    /// tokens.
+    /// Charges an ended request to its key; `untold` is the text in bytes that no answer counted.
     pub(crate) fn charge_request(self, work: WorkDone, untold: u64) {
         let usage = &self.0.usage;
         usage.requests.fetch_add(1, Relaxed);

@@ -1,8 +1,6 @@
-//! Decides whether the answer to a non-streaming request can be assembled from a stream, and builds the
-//! streaming request: the same bytes with `"stream":true` spliced in.
-//!
-//! A request passes unchanged if its stream would lack a part of the answer. docs/cancellation.md gives the
-//! reason for each rule below.
+//! Decides whether the answer to a non-streaming request can be assembled from a stream. If so, splices
+//! `"stream":true` into the request. A request whose stream would lack a part of the answer passes unchanged;
+//! docs/cancellation.md gives the reason for each rule below.
 
 use std::collections::VecDeque;
 
@@ -14,24 +12,22 @@ use super::AnswerFormat;
 use crate::body::{BodyIntake, ByteEdit, JsonIndex, LastRole, ValueGist, splice};
 use crate::refusal::RequestRefusal;
 
-/// Members of a request body that decide whether its answer can be assembled. Only the outline of each
-/// value is parsed, because a client may send megabytes.
+/// Members that decide whether an answer can be assembled, as summaries: bodies may be large.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct StreamableMembers {
     stream: Option<ValueGist>,
     stream_options: Option<IgnoredAny>,
-    // A stream holds back text that may begin a stop word, and never sends that text if the token limit is
-    // reached first.
+    // A stream holds back text that may begin a stop word, and loses it if the token limit comes first.
     stop: Option<ValueGist>,
     stop_sequences: Option<ValueGist>,
     // With `n_indent`, llama-server cuts off lines that a stream has already sent.
     n_indent: Option<ValueGist>,
-    // A chat stream leaves out the probabilities of tokens without text.
+    // A chat stream omits the probabilities of tokens without text.
     logprobs: Option<ValueGist>,
     top_logprobs: Option<ValueGist>,
     n_probs: Option<ValueGist>,
-    // A stream reports one token per piece of text, and a piece may consist of several.
+    // A stream reports one token per piece of text, but a piece may consist of several.
     return_tokens: Option<ValueGist>,
     // Only the last event of a stream has these fields.
     response_fields: Option<IgnoredAny>,
@@ -42,8 +38,7 @@ struct StreamableMembers {
     messages: Option<LastRole>,
     input: Option<LastRole>,
     reasoning_format: Option<ValueGist>,
-    // Output that breaks off inside a prescribed format is returned as raw text in a whole answer, and is
-    // missing from a stream.
+    // Output that breaks off inside a prescribed format is only in a whole answer, as raw text.
     response_format: Option<ValueGist>,
     json_schema: Option<IgnoredAny>,
     grammar: Option<ValueGist>,
@@ -53,8 +48,8 @@ struct StreamableMembers {
     n_cmpl: Option<ValueGist>,
 }
 
-/// Replaces a request by a streaming one, if the answer can be assembled from the stream. Returns the dialect
-/// of the stream, or `None` if the request is left unchanged.
+/// Replaces a request by a streaming one if the answer can be assembled from the stream, and returns the
+/// dialect of the stream. Returns `None` for an unchanged request.
 pub(crate) async fn request_stream(
     kind: AnswerFormat,
     intake: &mut BodyIntake,
@@ -66,7 +61,7 @@ pub(crate) async fn request_stream(
     Ok(asked.filter(|body| intake.replace(body)).map(|_| kind))
 }
 
-/// Returns the body of the streaming request, or `None` if the original body is to be sent unchanged.
+/// Returns the body of the streaming request; `None` if the original body has to be sent.
 fn streaming_body(kind: AnswerFormat, body: &Bytes) -> Option<VecDeque<Bytes>> {
     let asked: StreamableMembers = serde_json::from_slice(body).ok()?;
     if !can_be_assembled(kind, &asked) {
@@ -77,7 +72,7 @@ fn streaming_body(kind: AnswerFormat, body: &Bytes) -> Option<VecDeque<Bytes>> {
     }
     let index = JsonIndex::from_pieces([body], &["stream"]).ok()?;
     if index.count == 0 {
-        // llama-server refuses an empty object itself.
+        // llama-server itself refuses an empty object.
         return None;
     }
     let mut insert = String::new();

@@ -1,8 +1,7 @@
 //! Assembles OpenAI's chat completions, and the completions of OpenAI's and llama-server's own routes. Pure.
 //!
-//! The deltas of a chat are added to the message of their choice, by index. In a stream of completions, the
-//! last event of each answer has all fields except two: the whole text and the probabilities. These two are
-//! collected from the other events.
+//! The deltas of a chat extend the message of their choice. In a stream of completions, the last event of
+//! each answer lacks only two fields, which the other events supply: the whole text and the probabilities.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +14,7 @@ pub(super) struct ChatAssembly {
     choices: BTreeMap<u64, ChatChoice>,
     /// Top-level fields of the chunk that ends the choice with the lowest index, and of later chunks.
     last: Map<String, Value>,
-    /// Index of the choice that ended last; the usage chunk that follows has no index.
+    /// Index of the choice that ended last, for the usage chunk, which has no index.
     ended: Option<u64>,
 }
 
@@ -25,7 +24,6 @@ struct ChatChoice {
     content: String,
     reasoning: String,
     tools: BTreeMap<u64, ChatToolCall>,
-    /// Unknown fields of the message.
     other: Map<String, Value>,
     finish: Option<Value>,
 }

@@ -1,8 +1,6 @@
-//! Runs one request whose answer is assembled: reads the backend's stream to its end before anything is
-//! sent to the client.
+//! Reads a backend's stream to its end, before the client gets the assembled answer.
 //!
-//! The future is dropped when the client leaves. The drop closes the backend connection at once, and
-//! llama-server ends a stream whose connection is closed.
+//! hyper drops the future when the client leaves. The drop closes the connection, which ends the stream.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,8 +23,7 @@ use crate::protocol::{headers, wire};
 use crate::refusal::RequestRefusal;
 use crate::requests::ProgressHandle;
 
-/// Counters reported by the stream so far. The counters are recorded once: at the end, or on drop if the
-/// client leaves early.
+/// Counters that the stream has reported so far. Recorded once: at the end, or on drop if the client leaves.
 struct StreamTally<'a> {
     meter: AnswerMeter,
     events: u64,
@@ -37,7 +34,6 @@ struct StreamTally<'a> {
 }
 
 impl StreamTally<'_> {
-    /// Records the counters at the end of the stream and returns the meter, for the outcome.
     fn end(mut self, whole: bool) -> AnswerMeter {
         self.record(whole);
         std::mem::take(&mut self.meter)
@@ -61,7 +57,7 @@ impl Drop for StreamTally<'_> {
 struct StreamGathering<'a> {
     incoming: Incoming,
     conn: UpstreamConn,
-    /// Deadline for the first event of a canary.
+    /// Deadline for the first event, if a canary answers.
     begins_by: Option<Instant>,
     model: &'a ModelName,
     tally: StreamTally<'a>,
@@ -71,7 +67,7 @@ struct StreamGathering<'a> {
 }
 
 impl StreamGathering<'_> {
-    /// Reads the stream to its end. Returns why the answer cannot be assembled, if it cannot.
+    /// Reads the stream to its end. Returns the reason if the answer cannot be assembled.
     async fn read(&mut self) -> Result<Option<AssemblyError>, RequestRefusal> {
         loop {
             self.tally.lease.note_waiting(Instant::now());
@@ -84,7 +80,7 @@ impl StreamGathering<'_> {
 
     async fn next_piece(&mut self) -> Result<Option<Bytes>, RequestRefusal> {
         let died = || RequestRefusal::Died { model: self.model.clone() };
-        // The connection has no task of its own: it makes progress only while it is polled.
+        // The connection has no task, so only polling makes progress.
         let piece = poll_fn(|context| self.conn.poll_piece(&mut self.incoming, context));
         let piece = match self.begins_by {
             Some(by) if self.tally.events == 0 => timeout_at(by, piece).await.map_err(|_| {
@@ -128,7 +124,6 @@ impl StreamGathering<'_> {
     }
 }
 
-/// Reads a stream to its end and returns status, head and body of the assembled answer.
 pub(crate) async fn gather_stream(
     kind: AnswerFormat,
     relayed: RelayedAnswer,
@@ -205,7 +200,7 @@ pub(crate) async fn gather_stream(
     Ok((status, answer_headers(parts, request_id), body))
 }
 
-/// Returns the head of the stream as the head of an answer that is no stream.
+/// Turns the head of the stream into the head of a non-streaming answer.
 fn answer_headers(mut parts: Parts, request_id: &HeaderValue) -> HeaderMap {
     let version = parts.version;
     headers::prepare_for_client(&mut parts.headers, request_id, true);

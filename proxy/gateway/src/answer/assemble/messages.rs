@@ -1,7 +1,7 @@
 //! Assembles Anthropic's messages and OpenAI's responses. Pure.
 //!
-//! Deltas extend the blocks of a message, and its first event has the other fields. A response is the object
-//! in the last event; the fields that differ from a non-streaming answer are corrected.
+//! The first event of a message has most fields, and deltas extend its blocks. A response is the object in
+//! its last event; fields that differ from a non-streaming answer are corrected.
 
 use std::collections::HashMap;
 

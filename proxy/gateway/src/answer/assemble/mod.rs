@@ -1,5 +1,5 @@
-//! Assembles non-streaming answers from streams (`cancel = "assemble"`), for a llama-server that does not
-//! notice when the client of a non-streaming request leaves. With a stream, llama-server does notice.
+//! Assembles non-streaming answers from streams (`cancel = "assemble"`), for builds of llama-server that
+//! notice a client's leaving only during a stream.
 //!
 //! ```text
 //!   request, no stream --[ does a stream have all of its answer? ]-- no --> passes as it is
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Streaming requests, and models without the rule, are never touched. docs/cancellation.md lists the
-//! differences from llama-server's own answers and the comparison that was made.
+//! differences from llama-server's own answers.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -36,7 +36,6 @@ mod messages;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerFormat {
     Chat,
-    /// OpenAI's text completions.
     Text,
     /// llama-server's own `/completion`.
     Native,
@@ -84,7 +83,7 @@ enum FormatAssembly {
 }
 
 impl AnswerAssembly {
-    /// Creates an assembly that holds at most about `limit` bytes.
+    /// Creates an assembly that holds about `limit` bytes at most.
     pub(crate) fn new(kind: AnswerFormat, limit: usize) -> Self {
         let parts = match kind {
             AnswerFormat::Chat => FormatAssembly::Chat(completions::ChatAssembly::default()),
@@ -101,7 +100,7 @@ impl AnswerAssembly {
         if self.cutter.is_torn() { Err(AssemblyError::TooLarge) } else { self.add_events(&whole) }
     }
 
-    /// Handles the end of the stream: the remaining bytes are an event without its blank line.
+    /// Handles the end of the stream; the remaining bytes are an event without its blank line.
     pub(crate) fn end_stream(&mut self) -> Result<(), AssemblyError> {
         let rest = self.cutter.finish();
         self.add_events(&rest)
@@ -128,9 +127,9 @@ impl AnswerAssembly {
 }
 
 impl FormatAssembly {
-    /// Adds an event; returns by how many bytes the held state has grown, roughly.
+    /// Adds an event; returns the approximate number of bytes by which the held state grew.
     fn add_event(&mut self, event: &SseEvent<'_>, veil: &NumberMask) -> Result<usize, AssemblyError> {
-        // If a request has several answers, the data of all events but the first may begin with `null`.
+        // In a request with several answers, llama-server may begin the data of later events with `null`.
         if matches!(event.data, "[DONE]" | "null") {
             return Ok(0);
         }
@@ -155,7 +154,7 @@ impl FormatAssembly {
     }
 }
 
-/// Converts an error event into the response that llama-server would have sent without a stream.
+/// Converts an error event into llama-server's response without a stream.
 fn reported_error(error: Value, veil: &NumberMask) -> AssemblyError {
     let status = error["code"].as_u64().and_then(|code| StatusCode::from_u16(u16::try_from(code).ok()?).ok());
     let status = status.filter(|status| status.is_client_error() || status.is_server_error());
@@ -166,7 +165,7 @@ fn reported_error(error: Value, veil: &NumberMask) -> AssemblyError {
     )
 }
 
-/// Returns the fields named in `order`, in that order, followed by all others.
+/// Puts the fields named in `order` first.
 fn order_fields(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, Value> {
     let mut all = Map::new();
     for name in order {
@@ -178,20 +177,18 @@ fn order_fields(mut fields: Map<String, Value>, order: &[&str]) -> Map<String, V
     all
 }
 
-/// Appends a text value; returns its length in bytes.
 fn append_text(to: &mut String, value: &Value) -> usize {
     let text = value.as_str().unwrap_or_default();
     to.push_str(text);
     text.len()
 }
 
-/// Returns the member `index`: the number of the answer within its request, 0 if absent.
+/// Returns the number of the answer within its request; 0 without a member `index`.
 fn answer_index(fields: &Map<String, Value>) -> u64 {
     fields.get("index").and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Sets `stream` to false in the settings that a verbose answer reports, because the client asked for no
-/// stream.
+/// Sets `stream` to false in the settings of a verbose answer, as the client requested no stream.
 fn clear_stream_setting(settings: Option<&mut Value>) {
     if let Some(stream) = settings.and_then(|settings| settings.get_mut("stream")) {
         *stream = Value::Bool(false);
@@ -205,8 +202,7 @@ pub(super) struct SseEvent<'a> {
     pub(super) data: &'a str,
 }
 
-/// Calls `take` for each event until it returns an error. llama-server writes the data of an event on one
-/// line.
+/// Calls `take` for each event until it fails. llama-server writes the data of an event on one line.
 pub(super) fn for_each_event<E>(
     whole: &[u8],
     mut take: impl FnMut(SseEvent<'_>) -> Result<(), E>,
@@ -223,7 +219,7 @@ pub(super) fn for_each_event<E>(
     Ok(())
 }
 
-/// Random prefix that marks the strings in which the fractional numbers of one answer are kept as written.
+/// Random prefix of strings that stand in for fractional numbers, so that the numbers keep their spelling.
 #[derive(Debug)]
 pub(super) struct NumberMask(String);
 
@@ -232,7 +228,6 @@ impl NumberMask {
         Self(format!("{:032x}:", rand::random::<u128>()))
     }
 
-    /// Replaces the fractional numbers of valid JSON by marked strings.
     pub(super) fn mask_numbers(&self, json: &str) -> String {
         let bytes = json.as_bytes();
         let mut all = String::with_capacity(json.len() + 64);
@@ -266,7 +261,6 @@ impl NumberMask {
         all
     }
 
-    /// Turns marked strings back into numbers.
     pub(super) fn unmask_numbers(&self, json: &str) -> String {
         let mark = format!("\"{}", self.0);
         let mut all = String::with_capacity(json.len());

@@ -1,5 +1,4 @@
-//! Requests that the gateway sends to the next server to continue an answer: preparatory questions (probe,
-//! template, tokens), and the request for the rest of the answer.
+//! Questions to the next server (probe, template, tokens), and the request for the rest.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::backend::{
 pub(super) struct ProbedResponse {
     pub(super) response: Response<Incoming>,
     pub(super) conn: UpstreamConn,
-    /// The probe was sent completely.
+    /// True if the whole probe was sent.
     pub(super) is_sent: bool,
     pub(super) pool: Arc<ConnectionPool>,
 }
@@ -43,8 +42,7 @@ pub(super) struct ContinuationClient<'a> {
 }
 
 impl ContinuationClient<'_> {
-    /// Runs `future` until the lease is revoked or the deadline passes. Neither counts as a failure of the
-    /// server.
+    /// Runs `future` until the lease is revoked or the deadline passes, which is no failure of the server.
     async fn until_deadline<T>(&mut self, future: impl Future<Output = T>) -> Result<T, ContinuationStop> {
         tokio::select! {
             biased;
@@ -75,8 +73,7 @@ impl ContinuationClient<'_> {
         })
     }
 
-    /// Reports a broken connection to the lease if the request was sent completely (`whole`): the request
-    /// may have killed the server.
+    /// Reports a broken connection to the lease. `whole`: all of the request was sent.
     fn note_broken(&self, whole: bool) -> ContinuationStop {
         if let Some(print) = self.message.sent().fingerprint()
             && whole
@@ -100,7 +97,7 @@ impl ContinuationClient<'_> {
         Ok(told)
     }
 
-    /// Sends a question to `path`, or to the client's own route, and returns the answer.
+    /// Sends a question to `path`, or to the client's own route.
     pub(super) async fn ask(
         &mut self,
         path: Option<&'static str>,

@@ -16,11 +16,10 @@
 //!        prompt and those tokens, for the rest (`rest`) --> voice --> the client
 //! ```
 //!
-//! In doubt the stream ends with an error, because the client must never get half of one answer followed by
-//! an unrelated second half. Therefore tokens are sent to another server under three conditions only: its
-//! command, binary and files are those of the dead server; every member of the request is known; the server
-//! counts the expected number of prompt tokens. The answer to a repeated request must begin with the text
-//! that the client has.
+//! In doubt the stream ends with an error: the client must never get half of one answer followed by half of
+//! another. So another server gets tokens under three conditions only. Its command, binary and files are
+//! those of the dead server; every member of the request is known; the server counts the expected number of
+//! prompt tokens. The answer to a repeated request must begin with the text that the client has.
 
 use warden_policies::WorkDone;
 use warden_supervisor::AnswerIdentity;
@@ -52,15 +51,13 @@ mod spelling;
 mod transcript;
 mod voice;
 
-/// Bytes allowed in the answer to a question of the gateway (settings, tokens, a prompt), apart from the
-/// part that grows with the question.
+/// Maximum size of an answer to a question of the gateway, without the part that grows with the question.
 const ANSWER_BASE_BYTES: usize = 64 * 1024;
 
-/// Bytes allowed in the answer for each byte of the question: each token is listed with its number and its
-/// text.
+/// Maximum size of the answer per byte of the question: each token is listed with its number and its text.
 const ANSWER_BYTES_PER_BYTE: usize = 48;
 
-/// Error with which a stream ends if it cannot be continued.
+/// Error for a stream that cannot be continued.
 #[derive(Debug)]
 pub(crate) struct StreamCut {
     pub(crate) outcome: RequestOutcome,
@@ -79,7 +76,7 @@ pub(crate) fn wants_usage(again: &RepeatableRequest) -> bool {
     body.map_or(true, |body| body["stream_options"]["include_usage"] == true)
 }
 
-/// Returns whether a request has a single answer, whose end can be recognised in the stream.
+/// Returns whether a request has a single answer, whose end is visible in the stream.
 pub(crate) fn has_single_answer(again: &RepeatableRequest, heard: &AnswerTranscript) -> bool {
     again.message.json().is_some_and(|body| repeat::check_single_answer(heard.kind, &body).is_ok())
 }
@@ -95,8 +92,8 @@ pub(crate) fn rest_error_text(died: &str, why: &str) -> String {
     format!("{died} (the rest of it cannot be computed elsewhere: {why})")
 }
 
-/// Requests the rest of an answer from another server. `died` is the error that explains the first server's
-/// end; `paid` is the work that the client has already received.
+/// Requests the rest of an answer from another server. `died` is the error about the first server; `paid` is
+/// the work for the part that the client has.
 pub(crate) async fn continue_answer(
     again: RepeatableRequest,
     heard: Box<AnswerTranscript>,
@@ -130,8 +127,7 @@ impl From<NoContinuationReason> for ContinuationStop {
     }
 }
 
-/// Methods by which another server can continue an answer, as far as the request and the transcript show it.
-/// An error says why a method is impossible.
+/// Methods of continuing an answer, each with the reason if it is impossible.
 struct ContinuationPlans {
     tokens: Result<TokenContinuation, NoContinuationReason>,
     repeat: Result<SamplingRepeat, NoContinuationReason>,
@@ -159,16 +155,14 @@ impl ContinuationPlans {
         }
     }
 
-    /// Returns whether the request is sent once more at once, without asking the next server a question
-    /// first.
+    /// Returns whether to repeat the request at once, without a question to the next server.
     fn repeats_at_once(&self) -> bool {
-        // If the server's default settings decide whether the answer is repeatable, ask for the settings
-        // first, provided that another method is possible.
+        // The server's default settings may decide, so ask for them first if another method is possible.
         let asks_first = self.repeat == Ok(SamplingRepeat::Default) && self.prefill.is_ok();
         self.tokens.is_err() && self.repeat.is_ok() && !asks_first
     }
 
-    /// Builds the question that shows how the next server sees the request.
+    /// Builds the question that shows how the next server reads the request.
     fn probe(&self, message: &UpstreamRequest) -> Result<UpstreamRequest, NoContinuationReason> {
         match &self.tokens {
             Ok(plan) => side_request(message, None, plan.wish.probe_request(), false),
@@ -179,7 +173,7 @@ impl ContinuationPlans {
     }
 }
 
-/// The start of an answer, and the work that the client has already received.
+/// The part of an answer that the client has, and the work for it.
 struct DeliveredAnswer {
     heard: AnswerTranscript,
     paid: WorkDone,
@@ -212,7 +206,7 @@ async fn compute_rest(
     let first = dead.kin().map(|kin| FirstServer { kin, by_canary: dead.is_canary() });
     let plans = ContinuationPlans::from_request(&delivered.heard, &body, first)?;
     let mut attempts = BackendAttempts::new(&search, record);
-    // The death of a canary is not reported to the client.
+    // The client does not learn of a canary's death.
     attempts.died = (!dead.is_canary()).then_some(died);
     let lease = attempts
         .lease_once_more(dead)
@@ -224,8 +218,7 @@ async fn compute_rest(
         return Ok((relayed, translator));
     }
     let probe = plans.probe(&message)?;
-    // The probe obeys all rules for a suspect request. It may have to wait until no other request runs on the
-    // next server.
+    // The probe obeys all rules for a suspect: it may have to wait until no other request runs on the server.
     let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(ContinuationStop::Refused)?;
     let RelayedAnswer { response, backend, .. } = probed;
     let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
@@ -234,7 +227,7 @@ async fn compute_rest(
     continue_after_probe(plans, delivered, &body, asking, probed).await
 }
 
-/// Tries the methods in their order, given the answer to the probe.
+/// Tries the methods in their order after the probe.
 async fn continue_after_probe(
     plans: ContinuationPlans,
     delivered: DeliveredAnswer,
@@ -257,7 +250,7 @@ async fn continue_after_probe(
                 Err(ContinuationStop::NotThisWay(_)) => Vec::new(),
                 told => told?,
             };
-            // Settings that the build does not report are covered by the comparison of the two answers.
+            // The comparison of the two answers covers settings that the build does not report.
             (why, PrefillContinuation::is_greedy(&settings).ok(), Some(settings))
         }
     };
@@ -285,9 +278,9 @@ async fn continue_after_probe(
     }
 }
 
-/// Builds the request for the rest after a text, if the next server shows that it continues after this
-/// text. `settings`: the server's settings, if already known. Otherwise they are requested before the
-/// prompt is sent, because the question would overwrite the slot that holds the prompt.
+/// Builds the request for the rest, if the next server shows that it continues after the text. `settings` are
+/// the server's settings, if known. Unknown settings are requested before the prompt is sent: that question
+/// would overwrite the prompt's slot.
 async fn prefill_request(
     asking: &mut ContinuationClient<'_>,
     prefill: &PrefillContinuation,
@@ -325,12 +318,11 @@ struct FirstServer {
 }
 
 impl FirstServer {
-    /// Returns whether a server with this identity may compute the rest: it needs the same command, binary
-    /// and files.
+    /// A server that computes the rest must have the same command, binary and files.
     ///
-    /// The model's normal build may also continue the answer of a canary, whose command and files differ in
-    /// the binary only. Both builds have the same vocabulary. The normal build renders the prompt itself and
-    /// continues exactly the text that the client has. So the normal build might have given the whole answer.
+    /// A canary differs from the model's normal build only in the binary, so the normal build may continue a
+    /// canary's answer, too. It has the same vocabulary, renders the prompt itself, and continues exactly the
+    /// client's text.
     fn may_be_continued_by(self, next: Option<AnswerIdentity>) -> bool {
         let Some(next) = next else { return false };
         next == self.kin
@@ -358,11 +350,11 @@ fn no_event_stop() -> ContinuationStop {
     ContinuationStop::NoWay("it has no event".to_owned())
 }
 
-/// An answer that can be continued by its tokens, as far as the gateway knows without asking the server.
+/// An answer that may be continued by its tokens, before any question to the server.
 struct TokenContinuation {
     wish: ContinuationRequest,
     kin: FirstServer,
-    /// The next server gives the same answer to the same request each time.
+    /// True if the next server gives the same answer to the same request each time.
     is_greedy: Option<bool>,
 }
 
@@ -377,11 +369,11 @@ impl TokenContinuation {
         heard.is_plain()?;
         let mut wish = ContinuationRequest::from_body(kind, body)?;
         if wish.is_shaped() && *may_repeat == Ok(SamplingRepeat::Same) {
-            // The raw answer may have blanks and code fences around the text, which the client did not get.
+            // The raw answer may have blanks and code fences that the client did not get.
             return Err("it has a format, and can be repeated exactly".to_owned());
         }
-        // Tokens whose text was withheld from the client are generated again. In llama-server's own dialect
-        // the client has these tokens, although not their text.
+        // The next server generates tokens with withheld text again. In llama-server's own dialect the client
+        // has these tokens, although not their text.
         if heard.has_withheld_text() && (kind == AnswerFormat::Native || !wish.has_stop_words()) {
             return Err("its last tokens have no text, or stop words may begin there".to_owned());
         }
@@ -394,8 +386,7 @@ impl TokenContinuation {
         Ok(Self { wish, kin, is_greedy: None })
     }
 
-    /// Returns path and body of the request for the rest, after the server has reported how it reads the
-    /// client's request.
+    /// Returns path and body of the request for the rest, after the answer to the probe.
     async fn rest_request(
         &mut self,
         asking: &mut ContinuationClient<'_>,
@@ -437,7 +428,7 @@ impl TokenContinuation {
         let ids = read_ids(asking, heard).await?;
         let text = heard.decode_string();
         if let Some(measure) = wish.grammar_test(&settings, rendered.clone(), &ids, text) {
-            // A vocabulary that tokenizes the text differently leads to a refusal.
+            // A vocabulary that tokenizes the text differently makes this test fail.
             let is_in_place = match asking.ask(Some("/completion"), measure).await {
                 Ok(answer) => request::is_grammar_in_place(&answer),
                 Err(ContinuationStop::NotThisWay(_)) => false,
@@ -462,7 +453,7 @@ impl TokenContinuation {
     }
 }
 
-/// Returns the tokens of the text that the client has.
+/// Returns the tokens of the client's text.
 async fn read_ids(
     asking: &mut ContinuationClient<'_>,
     heard: &AnswerTranscript,
@@ -479,7 +470,7 @@ async fn read_ids(
     }
     let answer = asking.ask(Some("/tokenize"), spelling::tokenize_request(heard)).await?;
     let ids = spelling::read_tokens(&answer, text);
-    // If the stream reported a token count, the number of tokens must equal it.
+    // A token count that the stream reported must equal the number of tokens.
     let ids = ids.filter(|ids| heard.tokens.counted.is_none_or(|counted| counted == ids.len() as u64));
     Ok(ids.ok_or_else(|| "its vocabulary tokenizes that text differently".to_owned())?)
 }

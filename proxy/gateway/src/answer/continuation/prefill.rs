@@ -6,15 +6,15 @@
 //!   the second request, with a larger token limit             the text once more, then its continuation
 //! ```
 //!
-//! Used for routes that do not report the rendered prompt, and for chats with tools. The next server's own
-//! handler of the route renders the prompt, so the request's sampling, tools and templates apply to the
-//! rest, too. Older builds begin another message after the text; such a build reports more than P + T
-//! tokens. A server that treats the text in any other way does not report P tokens as cached. A server with
-//! another model would pass these checks, so the next server must have the same command, binary and files.
+//! For routes that do not report the rendered prompt, and for chats with tools. The next server's own route
+//! renders the prompt, so the request's sampling, tools and templates apply to the rest, too. Older builds
+//! begin another message after the text and report more than P + T tokens. A server that treats the text in
+//! another way does not report P cached tokens. Another model would pass these checks, so the next server
+//! must have the same command, binary and files.
 //!
-//! The rest is requested only from a server that repeats the text in its answer. The repetition is compared
-//! byte by byte, and the blanks between text and rest are therefore right. The chat parsers of older builds
-//! strip blanks at the beginning of the rest.
+//! The server must repeat the text in its answer. The gateway compares the repetition byte by byte, so the
+//! blanks between text and rest are right: chat parsers of older builds strip blanks at the beginning of the
+//! rest.
 
 use serde_json::{Map, Value, json};
 use warden_policies::units::{as_f64, scale_bytes};
@@ -25,16 +25,15 @@ use super::spelling;
 use super::transcript::{AnswerStage, AnswerTranscript};
 use crate::answer::AnswerFormat;
 
-/// Members of a request that limit the length of its answer, of all routes together.
+/// Members that limit the length of an answer, over all routes.
 const LIMIT_MEMBERS: [&str; 4] = ["max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens"];
 
-/// Largest factor by which a prompt grows from one step to the next. By default, llama-server reuses a slot
-/// that shares at least a tenth of the prompt.
+/// Maximum growth of a prompt per step; llama-server reuses a slot that shares a tenth of the prompt.
 const STEP_GROWTH: u64 = 4;
 
 const DEFAULT_MESSAGE_TOKENS: u64 = 4096;
 
-/// Members that restrict the form of an answer, or need a sampling state that the next process does not have.
+/// Members that restrict the form of an answer, or need a sampling state that the next process lacks.
 const STATEFUL_MEMBERS: [&str; 12] = [
     "grammar",
     "json_schema",
@@ -50,7 +49,7 @@ const STATEFUL_MEMBERS: [&str; 12] = [
     "functions",
 ];
 
-/// A request and the part of its answer that the client has.
+/// A request and the client's part of its answer.
 #[derive(Debug)]
 pub(super) struct PrefillContinuation {
     kind: AnswerFormat,
@@ -58,18 +57,16 @@ pub(super) struct PrefillContinuation {
     pub(super) text: String,
 }
 
-/// Counters and text in a server's answer to a request for one token.
+/// Counters and text of an answer of one token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PrefillCounts {
     pub(super) prompt: u64,
-    /// Prompt tokens that were cached.
     cached: u64,
     text: String,
 }
 
 impl PrefillContinuation {
-    /// Reads the whole body as it was sent to the dead server. The error says why the text cannot be
-    /// continued by this method.
+    /// Reads the whole body as the dead server got it. The error says why this method is impossible.
     pub(super) fn from_body(heard: &AnswerTranscript, body: &[u8]) -> Result<Self, NoContinuationReason> {
         let kind = heard.kind;
         let why = |why: &str| Err(why.to_owned());
@@ -121,14 +118,14 @@ impl PrefillContinuation {
         Ok(Self { kind, body, text: text.to_owned() })
     }
 
-    /// Builds the request for one token, without the text that the client has.
+    /// Builds the request for one token, without the client's text.
     pub(super) fn first_request(&self) -> Vec<u8> {
         body_bytes(self.limit_to_one_token(self.body.clone()))
     }
 
-    /// Returns growing prefixes of the text; the last is the whole text. A server with several slots picks
-    /// the slot that holds a sufficient part of the prompt. Therefore a text of `tokens` tokens after a
-    /// prompt of `prompt` tokens is sent in steps small enough to hit the same slot.
+    /// Returns growing prefixes of the text, the last being the whole text. A server with several slots picks
+    /// the slot that holds enough of the prompt, so a text of `tokens` tokens after `prompt` prompt tokens is
+    /// sent in steps small enough for the same slot.
     pub(super) fn text_steps(&self, prompt: u64, tokens: u64) -> Vec<&str> {
         let all = self.text.len();
         let mut held = prompt.max(1);
@@ -138,7 +135,7 @@ impl PrefillContinuation {
             if next >= tokens {
                 break;
             }
-            // Position in bytes. The text is cut after a word, where no token crosses the cut.
+            // The text is cut after a word, where no token crosses the cut.
             let end = scale_bytes(all as u64, as_f64(next) / as_f64(tokens));
             let end = usize::try_from(end).unwrap_or(all).min(all);
             let begun = steps.last().map_or(0, |step: &&str| step.len());
@@ -153,13 +150,12 @@ impl PrefillContinuation {
         steps
     }
 
-    /// Builds the request for one token whose assistant message begins with `text`.
+    /// Builds the request for one token after an assistant message that begins with `text`.
     pub(super) fn second_request(&self, text: &str) -> Vec<u8> {
         body_bytes(self.limit_to_one_token(self.body_with_text(text)))
     }
 
-    /// Builds the request for the rest of an answer of which the client has `had` tokens. `own`: the server's
-    /// default token limit.
+    /// Builds the request for the rest after `had` tokens. `own` is the server's default token limit.
     pub(super) fn rest_request(&self, had: u64, own: Option<u64>) -> Result<Vec<u8>, NoContinuationReason> {
         let mut body = self.body_with_text(&self.text);
         let left = |most: u64| most.checked_sub(had).filter(|left| *left > 0);
@@ -186,9 +182,8 @@ impl PrefillContinuation {
         json!({ "prompt": "a", "n_predict": 1, "stream": false }).to_string().into_bytes()
     }
 
-    /// Returns whether the same request gets the same answer each time, according to the answer to
-    /// [`Self::settings_request`]. The error names a setting with a state that the next process does not
-    /// have.
+    /// Returns whether the same request gets the same answer each time, by the answer to
+    /// [`Self::settings_request`]. The error names a setting with a state that the next process lacks.
     pub(super) fn is_greedy(answer: &[u8]) -> Result<bool, NoContinuationReason> {
         let told: Value = serde_json::from_slice(answer).unwrap_or_default();
         let settings = &told["generation_settings"];
@@ -228,17 +223,16 @@ impl PrefillContinuation {
         Ok(PrefillCounts { prompt, cached, text })
     }
 
-    /// Checks that an answer comes from a server that continues after `text`, a prefix of the delivered
-    /// text with `tokens` tokens. `first`: counters of the request without the text; `before`: counters of
-    /// the request with the previous, shorter prefix, if any.
+    /// Checks that the server continues after `text`, a prefix of `tokens` tokens of the client's text.
+    /// `first` has the counters without the text, `before` those with the previous, shorter prefix.
     pub(super) fn check_continues(
         first: &PrefillCounts,
         before: Option<&PrefillCounts>,
         now: &PrefillCounts,
         (text, tokens): (&str, u64),
     ) -> Result<(), NoContinuationReason> {
-        // The cached tokens may include the one generated token, if it is also the next token of the text.
-        // The last token of a prefix may differ from the token at that position in a longer prefix.
+        // The one generated token may be cached, too, if it is the next token of the text. The last token of
+        // a prefix may differ from the token at this position in a longer prefix.
         let known = match before {
             None => first.prompt..=first.prompt + 1,
             Some(before) => before.prompt.saturating_sub(2)..=before.prompt + 1,
@@ -248,16 +242,14 @@ impl PrefillContinuation {
                 "its build does not continue after a text, or the prompt is no longer cached".to_owned()
             );
         }
-        // One token cannot spell a text of two or more tokens, so a server that returns the text has
-        // repeated it.
+        // One token cannot spell two or more, so a server that returns the text has repeated it.
         if tokens < 2 || !now.text.starts_with(text) {
             return Err("its build does not repeat the text that it continues".to_owned());
         }
         Ok(())
     }
 
-    /// Returns the correction of the counters of an answer whose first `tokens` tokens were part of the
-    /// prompt.
+    /// Returns the correction of the counters of an answer whose first `tokens` tokens were in the prompt.
     pub(super) fn prompt_shift(first: &PrefillCounts, tokens: u64) -> PromptShift {
         PromptShift { tokens, evaluated: first.prompt.saturating_sub(first.cached) }
     }
@@ -307,7 +299,7 @@ fn is_unset(value: &Value) -> bool {
     }
 }
 
-/// Returns whether a message consists of texts, tool calls and tool results only.
+/// Returns whether a message has only texts, tool calls and tool results.
 fn has_only_texts(turn: &Value) -> bool {
     let is_known = |part: &Value| match part["type"].as_str() {
         Some("text" | "input_text" | "output_text" | "tool_use" | "thinking") => true,
@@ -324,7 +316,6 @@ fn has_only_texts(turn: &Value) -> bool {
     }
 }
 
-/// Returns a text, or the concatenated texts of its parts.
 fn content_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),

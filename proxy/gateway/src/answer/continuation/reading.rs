@@ -1,18 +1,17 @@
 //! Reads the events of a streamed answer in the dialect of each route. Pure.
 //!
-//! A stream with an unknown event is not continued: the client could get the event's content twice or not
-//! at all.
+//! A stream with an unknown event is not continued: the client could get its content twice or never.
 
 use serde_json::{Map, Value};
 
 use super::said::{AnswerItem, ChannelKind, TextChannel};
 use crate::answer::AnswerFormat;
 
-/// Progress of an answer that one event reports.
+/// Progress of an answer according to one event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerStep {
     Continues,
-    /// The event has the finish reason; `counted`: the event has the counters, too.
+    /// The event has the finish reason and, if `counted`, the counters.
     Finished {
         counted: bool,
     },
@@ -58,7 +57,6 @@ pub(super) fn split_event(event: &[u8]) -> Result<(Option<&[u8]>, &[u8]), Unread
     data.map(|data| (name, data)).ok_or(odd)
 }
 
-/// Reads the JSON object that is the data of an event.
 pub(super) fn read_event(
     kind: AnswerFormat,
     event: &Map<String, Value>,
@@ -172,7 +170,6 @@ fn read_tool_call(call: &Value, items: &mut Vec<AnswerItem>) -> Result<(), Unrea
     Ok(())
 }
 
-/// Returns the string values of these members, as far as they exist.
 fn string_members<const N: usize>(of: &Value, members: [&str; N]) -> Vec<String> {
     members.into_iter().filter_map(|member| Some(of[member].as_str()?.to_owned())).collect()
 }

@@ -1,5 +1,5 @@
-//! Continues a stream by sending the same request to another server: the client gets the part of the second
-//! answer that comes after the text it has. Pure.
+//! Continues a stream by sending the same request to another server. The client gets the part of the second
+//! answer after the text that it has. Pure.
 //!
 //! ```text
 //!   the client has:   reasoning "so" | content "Hel"
@@ -7,10 +7,9 @@
 //!   the client gets:                                 "lo" " you" | end      under the names that it knows
 //! ```
 //!
-//! The client ends up with the complete answer of one server, including grammars, tools and reasoning. If
-//! the second answer differs from the text that the client has, the stream ends with an error. So nothing has
-//! to be known about either server. Only requests whose answer is the same each time can be continued by this
-//! method: see [`may_repeat`].
+//! The client ends up with the complete answer of one server, including grammars, tools and reasoning. If the
+//! second answer differs from the client's text, the stream ends with an error, so nothing has to be known
+//! about either server. This method needs a request whose answer is the same each time: see [`may_repeat`].
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -26,26 +25,24 @@ use crate::answer::AnswerFormat;
 const DIFFERENT_ANSWER: MismatchReason =
     "asked for the same again, the process that follows says something else";
 
-/// Members whose value identifies something within one answer, and differs in the second answer.
+/// Members with identifiers, which differ in the second answer.
 const ID_MEMBERS: [&str; 3] = ["id", "item_id", "call_id"];
 
-/// State of an answer that is computed once more from its beginning.
+/// State of an answer that another server computes from its beginning.
 #[derive(Debug)]
 pub(crate) struct RepeatTranslator {
     kind: AnswerFormat,
-    /// The first event that the client got.
     frame: Map<String, Value>,
     compared: ContentComparison,
-    /// Identifiers in the second answer, each with the one that the client knows instead.
+    /// Identifiers in the second answer, each with the identifier that the client has instead.
     names: Vec<(Box<str>, Box<str>)>,
-    /// Tokens that the client has; llama-server's own dialect only.
+    /// Number of tokens that the client has; only in llama-server's own dialect.
     counted: u64,
-    /// Events that the client has with the token count `counted`: tokens drafted together come in several
-    /// events with the same count.
+    /// Number of the client's events with token count `counted`: tokens drafted together share a count.
     with_count: u64,
-    /// Token count that the second answer has reached, and the number of its events with that count.
+    /// Token count of the second answer so far, and the number of its events with that count.
     other_count: (u64, u64),
-    /// Last sequence number that the client has, on routes whose events are numbered.
+    /// Last sequence number that the client has, on routes that number their events.
     pub(super) sequence: Option<u64>,
     /// Correction of the counters, if the second server's prompt contained the beginning of the answer.
     shift: Option<PromptShift>,
@@ -54,18 +51,18 @@ pub(crate) struct RepeatTranslator {
     pub(super) is_ended: bool,
 }
 
-/// Correction of the counters of an answer whose beginning was part of the prompt.
+/// Correction of the counters of an answer whose beginning was in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PromptShift {
-    /// Tokens of the answer that were part of the prompt.
+    /// Number of the answer's tokens in the prompt.
     pub(super) tokens: u64,
-    /// Prompt tokens that were evaluated by the preparing requests.
+    /// Number of prompt tokens that the preparing requests evaluated.
     pub(super) evaluated: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SamplingRepeat {
-    /// The request itself ensures the same answer each time.
+    /// The request itself makes the answer the same each time.
     Same,
     /// The server's default settings decide whether the answer is the same.
     Default,
@@ -74,8 +71,7 @@ pub(super) enum SamplingRepeat {
 const RANDOM_ANSWER: &str = "another answer would be drawn, with a temperature and no seed";
 
 impl SamplingRepeat {
-    /// Checks that the answer is the same each time, using the server's default if known. The error says
-    /// why not.
+    /// Checks that the answer is the same each time. `is_greedy` is the server's default, if known.
     pub(super) fn check_repeats(self, is_greedy: Option<bool>) -> Result<(), String> {
         match (self, is_greedy) {
             (Self::Default, Some(false)) => Err(RANDOM_ANSWER.to_owned()),
@@ -84,7 +80,7 @@ impl SamplingRepeat {
     }
 }
 
-/// Decides from a request whether its answer is the same each time. The error says why not.
+/// Decides from a request whether its answer is the same each time.
 pub(super) fn may_repeat(kind: AnswerFormat, body: &[u8]) -> Result<SamplingRepeat, String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
@@ -95,20 +91,18 @@ pub(super) fn may_repeat(kind: AnswerFormat, body: &[u8]) -> Result<SamplingRepe
     let temperature = member("temperature").and_then(Value::as_f64);
     let is_greedy =
         !mirostat && (temperature.is_some_and(|temperature| temperature <= 0.0) || top_k == Some(1));
-    // The seeds -1 and u32::MAX mean a random seed each time. llama-server's messages route ignores a seed.
+    // The seeds -1 and u32::MAX mean a random seed. llama-server's messages route ignores a seed.
     let seed = member("seed").and_then(Value::as_u64);
     let has_seed = kind != AnswerFormat::Messages && seed.is_some_and(|seed| seed < u64::from(u32::MAX));
     match (is_greedy || has_seed, member("temperature")) {
         (true, _) => Ok(SamplingRepeat::Same),
-        // The server's defaults may be random; then the second answer differs from the first, which is
-        // noticed.
+        // The server's defaults may be random. The comparison then finds that the second answer differs.
         (false, None) if !mirostat => Ok(SamplingRepeat::Default),
         _ => Err(RANDOM_ANSWER.to_owned()),
     }
 }
 
-/// Checks that a request has a single answer, in events that can be read to its end. The error says why
-/// not. If a stream has several answers, the end of the first would be taken for the end of the stream.
+/// Checks for a single answer: the end of the first of several would seem to end the stream.
 pub(super) fn check_single_answer(kind: AnswerFormat, body: &[u8]) -> Result<(), String> {
     let Ok(Value::Object(body)) = serde_json::from_slice(body) else {
         return Err("its request is no JSON object".to_owned());
@@ -139,7 +133,7 @@ pub(super) fn check_single_answer(kind: AnswerFormat, body: &[u8]) -> Result<(),
 }
 
 impl RepeatTranslator {
-    /// Starts from a transcript of the events that the client has; `None` if there is no event.
+    /// Starts from a transcript of the client's events; `None` if there is no event.
     pub(crate) fn from_transcript(heard: AnswerTranscript, paid: WorkDone) -> Option<Self> {
         let kind = heard.kind;
         let AnswerTranscript { said, frame, tokens, sequence, .. } = heard;
@@ -158,20 +152,19 @@ impl RepeatTranslator {
         })
     }
 
-    /// Like [`Self::from_transcript`], for a second answer whose beginning was part of the prompt.
+    /// Like [`Self::from_transcript`], for a second answer whose beginning was in the prompt.
     pub(super) fn after_prefix(heard: AnswerTranscript, paid: WorkDone, shift: PromptShift) -> Option<Self> {
         let mut repeat = Self::from_transcript(heard, paid)?;
         repeat.shift = Some(shift);
         Some(repeat)
     }
 
-    /// Returns whether the second answer still repeats text that the client already has.
+    /// Returns whether the second answer still repeats text that the client has.
     pub(crate) fn is_catching_up(&self) -> bool {
         !self.compared.has_passed_all()
     }
 
-    /// Returns the work for the answer as the client got it: while the second answer catches up, that of
-    /// the first.
+    /// Returns the work for the client's answer; while the second answer catches up, for the first.
     pub(crate) fn work(&self, all: WorkDone) -> WorkDone {
         if self.is_catching_up() {
             return self.paid;
@@ -180,7 +173,7 @@ impl RepeatTranslator {
         WorkDone { prompt_tokens: evaluated, output_tokens: all.output_tokens + tokens, ..all }
     }
 
-    /// Translates complete events of the second answer into the events that the client lacks.
+    /// Translates whole events of the second answer into the events that the client lacks.
     pub(crate) fn translate(&mut self, whole: &[u8]) -> Result<Bytes, MismatchReason> {
         let mut out = Vec::new();
         let mut name = None;
@@ -218,7 +211,7 @@ impl RepeatTranslator {
         };
         let is_error = event.get("error").is_some_and(|error| !error.is_null());
         if is_error || event.get("type").is_some_and(|kind| kind == "error" || kind == "response.failed") {
-            // An error event is passed on with the server's text.
+            // Pass on an error event with the server's text.
             self.is_ended = true;
             self.write_event(out, name, event);
             return Ok(());
@@ -246,7 +239,7 @@ impl RepeatTranslator {
         Ok(())
     }
 
-    /// Removes the content that the client has from an event. Returns whether any content is left.
+    /// Removes from an event the content that the client has. Returns whether any content is left.
     fn remove_known(
         &mut self,
         items: Vec<AnswerItem>,
@@ -286,8 +279,7 @@ impl RepeatTranslator {
         Ok(is_new)
     }
 
-    /// Returns whether an event in llama-server's own dialect has tokens that the client lacks. The tokens
-    /// of such an event cannot be split.
+    /// Returns whether an event, whose tokens cannot be split, has tokens that the client lacks.
     fn has_new_tokens(
         &mut self,
         event: &Map<String, Value>,
@@ -307,7 +299,7 @@ impl RepeatTranslator {
         }
     }
 
-    /// Writes an event with its identifiers replaced by those that the client knows.
+    /// Writes an event with the identifiers that the client has.
     fn write_event(&mut self, out: &mut Vec<u8>, name: Option<&[u8]>, mut event: Map<String, Value>) {
         if matches!(self.kind, AnswerFormat::Chat | AnswerFormat::Text) && !event.contains_key("error") {
             set_shared_members(&mut event, &self.frame);
@@ -353,7 +345,7 @@ impl RepeatTranslator {
     }
 }
 
-/// Returns whether a chat event without text contains more than the role, which the client has already.
+/// Returns whether a chat event without text has more than the role, which the client has.
 fn is_news_to_chat(event: &mut Map<String, Value>, step: AnswerStep) -> bool {
     let delta = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let Some(Value::Object(delta)) = delta else { return true };
@@ -405,7 +397,7 @@ fn shift_counts(of: &mut Map<String, Value>, tokens: u64) {
         }
     }
     let Some(Value::Object(usage)) = of.get_mut("usage") else { return };
-    // The messages route does not include cached tokens in its count of prompt tokens.
+    // The messages route does not count cached tokens as prompt tokens.
     let apart = known(usage, "cache_read_input_tokens");
     for name in ["prompt_tokens", "input_tokens"] {
         let Some(counted) = known(usage, name) else { continue };
@@ -430,7 +422,7 @@ fn shift_counts(of: &mut Map<String, Value>, tokens: u64) {
     }
 }
 
-/// Removes the beginning of a tool call from a chunk, because the client has that beginning.
+/// Removes the beginning of a tool call, which the client has, from a chunk.
 fn strip_call_head(event: &mut Map<String, Value>) {
     let call = event.get_mut("choices").and_then(|choices| choices.get_mut(0)?.get_mut("delta"));
     let call = call.and_then(|delta| delta.get_mut("tool_calls")?.get_mut(0));

@@ -1,7 +1,7 @@
 //! Requests by which another server computes the rest of an answer. Pure.
 //!
 //! A request is continued only if each of its members is in the lists below. An unknown member may change
-//! sampling or the form of events; then the stream ends with an error instead of unrelated text.
+//! sampling or the form of events, so the stream then ends with an error.
 
 use std::fmt::Write as _;
 
@@ -10,11 +10,10 @@ use serde_json::{Map, Value, json};
 use super::spelling::{THOUGHT_END, unknown_marks_reason};
 use crate::answer::AnswerFormat;
 
-/// Reason why an answer is not continued; completes the sentence "the rest of it cannot be computed
-/// elsewhere: ".
+/// Reason why an answer is not continued; it follows "the rest of it cannot be computed elsewhere: ".
 pub(crate) type NoContinuationReason = String;
 
-/// Sampling members: passed on unchanged.
+/// Sampling members, passed on unchanged.
 const SAMPLING_MEMBERS: [&str; 32] = [
     "cache_prompt",
     "dry_allowed_length",
@@ -69,30 +68,28 @@ const NEUTRAL_MEMBERS: [&str; 15] = [
     "user",
 ];
 
-/// Members from which the prompt of a chat is made; the next server's template renders them.
+/// Members that make the prompt of a chat; the next server's template renders them.
 const TEMPLATE_MEMBERS: [&str; 4] =
     ["chat_template_kwargs", "messages", "reasoning_effort", "reasoning_format"];
 
-/// Members that restrict the form of an answer. They become a grammar, which must start after the delivered
-/// text.
+/// Members that become a grammar, which must start after the client's text.
 const SHAPE_MEMBERS: [&str; 3] = ["grammar", "json_schema", "response_format"];
 
-/// Fields that the last event of the rest of a chat must have.
+/// Fields that the last event of the rest of a chat needs.
 const LAST_EVENT_FIELDS: [&str; 8] =
     ["content", "index", "stop", "stop_type", "timings", "tokens_evaluated", "tokens_predicted", "truncated"];
 
-/// Tokens of a probe: enough to show whether the build's chat parser strips anything from the beginning of
-/// an answer.
+/// Number of tokens of a probe: enough to see whether the build's chat parser strips the beginning.
 const PROBE_TOKENS: u64 = 8;
 
-/// A request that can be continued by its tokens.
+/// A request whose answer can be continued by its tokens.
 #[derive(Debug)]
 pub(super) struct ContinuationRequest {
     kind: AnswerFormat,
     body: Map<String, Value>,
     /// Token limit of the whole answer, if the client set one.
     pub(super) limit: Option<u64>,
-    /// The client of a chat asks for usage counters at the end of the stream.
+    /// True if the client of a chat wants usage counters at the end of the stream.
     pub(super) wants_usage: bool,
 }
 
@@ -115,7 +112,7 @@ impl ContinuationRequest {
         Ok(Self { kind, body, limit, wants_usage })
     }
 
-    /// Builds a probe: the same request, limited to a few tokens, whose answer lists all settings.
+    /// Builds a probe: the same request for a few tokens, whose answer lists all settings.
     pub(super) fn probe_request(&self) -> Vec<u8> {
         let mut body = self.body.clone();
         for name in ["stream_options", "max_completion_tokens", "return_progress", "timings_per_token"] {
@@ -140,7 +137,7 @@ impl ContinuationRequest {
         body_bytes(self.body.clone())
     }
 
-    /// Builds the request for the rest: the prompt and the delivered tokens, which spell `text`.
+    /// Builds the request for the rest: the prompt and the tokens of the client's text.
     pub(super) fn rest_request(
         &self,
         settings: &ProbedSettings,
@@ -151,8 +148,8 @@ impl ContinuationRequest {
         body_bytes(self.build_rest(settings, rendered, said, text))
     }
 
-    /// Builds a request that shows whether the server starts a grammar after the delivered text: the
-    /// grammar then allows only [`TEST_LETTER`]. `None` if the form of the answer is not restricted.
+    /// Builds a request that shows whether the server starts a grammar after the client's text: the grammar
+    /// then allows only [`TEST_LETTER`]. `None` if the form of the answer is free.
     pub(super) fn grammar_test(
         &self,
         settings: &ProbedSettings,
@@ -185,21 +182,20 @@ impl ContinuationRequest {
             body.insert("stop".to_owned(), stop);
         }
         if let Some(limit) = self.limit {
-            // If no token is left, one token is generated all the same, and thrown away.
+            // If no token is left, the server generates one all the same, which is dropped.
             body.insert("n_predict".to_owned(), json!(limit.saturating_sub(said.len() as u64).max(1)));
         }
         let begun =
             rendered.map_or_else(|| self.body.get("prompt").cloned().unwrap_or_default(), Value::String);
         body.insert("prompt".to_owned(), join_tokens(begun, said));
         if self.kind == AnswerFormat::Chat {
-            // Without this list the last event repeats the prompt and all settings, which the last event of a
-            // chat lacks.
+            // Without this list, the last event would repeat the prompt and all settings.
             body.insert("response_fields".to_owned(), json!(LAST_EVENT_FIELDS));
         }
         if let Some((grammar, begun)) = &settings.shape {
             body.insert("grammar".to_owned(), json!(grammar));
-            // Some builds start a grammar after given text only if llama-server itself made the grammar; this
-            // member declares it as such.
+            // Some builds start a grammar after given text only if they take it for one that llama-server
+            // made.
             body.insert("grammar_type".to_owned(), json!("tool_calls"));
             let is_own = self.body.get("grammar").is_some_and(|grammar| *grammar != "");
             let begun = if is_own { "" } else { begun };
@@ -209,7 +205,7 @@ impl ContinuationRequest {
         body
     }
 
-    /// Returns the stop words; those of a chat include the stop words that its template adds.
+    /// Returns the stop words. For a chat, the probe's settings include those that its template adds.
     fn stop_words(&self, settings: &ProbedSettings) -> Option<Value> {
         match self.kind {
             AnswerFormat::Chat => Some(settings.stop.clone())
@@ -219,11 +215,10 @@ impl ContinuationRequest {
     }
 }
 
-/// The only text that the test grammar allows after the delivered text.
+/// The only text that the test grammar allows after the client's text.
 const TEST_LETTER: &str = "q";
 
-/// Returns whether the answer to [`ContinuationRequest::grammar_test`] shows a server that starts grammars
-/// after the delivered text.
+/// Reads the answer to [`ContinuationRequest::grammar_test`].
 pub(super) fn is_grammar_in_place(answer: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     answer["content"] == TEST_LETTER && answer["stop_type"] == "eos"
@@ -244,9 +239,8 @@ fn grammar_literal(text: &str) -> String {
     out
 }
 
-/// Appends the delivered tokens to a prompt, as token numbers. Their text could be tokenized differently
-/// where prompt and answer meet (some vocabularies add a blank). Text that looks like a template marker would
-/// become a marker.
+/// Appends the client's tokens to a prompt, as token numbers. As text, they could be tokenized differently
+/// where prompt and answer meet (some vocabularies add a blank), and could form a template marker.
 fn join_tokens(prompt: Value, said: &[u32]) -> Value {
     let said = said.iter().map(|id| json!(id));
     match prompt {
@@ -267,10 +261,9 @@ pub(super) struct ProbedSettings {
     pub(super) prompt: u64,
     /// Special tokens that the template keeps visible in the generated text.
     pub(super) marks: Vec<u32>,
-    /// Repeating the request gives the same answer.
+    /// True if repeating the request gives the same answer.
     pub(super) is_greedy: bool,
-    /// Grammar of the answer, and the text that the grammar must read first to be in the state in which the
-    /// answer begins.
+    /// Grammar of the answer, and the text that the grammar must read before the answer.
     shape: Option<(String, String)>,
 }
 
@@ -300,9 +293,9 @@ impl ProbedSettings {
         self.shape.is_some()
     }
 
-    /// Returns whether the answer may have begun with text that the client does not have, although the
-    /// answer to the probe did not: with another random draw, a reasoning model may begin with an empty
-    /// thought. Returns false if the prompt itself has ended the thought.
+    /// Returns whether the answer may have begun with text that the client lacks, although the probe's answer
+    /// did not: with another random draw, a reasoning model may begin with an empty thought. False if the
+    /// prompt itself has ended the thought.
     pub(super) fn may_hide_thought(&self, marks: &str, rendered: &str) -> bool {
         let thinks = marks.contains(THOUGHT_END) || rendered.contains(THOUGHT_END);
         thinks && !self.is_greedy && !rendered.trim_ascii_end().ends_with(THOUGHT_END)
@@ -313,11 +306,10 @@ pub(super) fn settings_unknown() -> NoContinuationReason {
     "its build does not report its settings".to_owned()
 }
 
-/// Settings that need a sampling state, which the next process does not have; checked for each server.
+/// Settings that need a sampling state, which the next process lacks.
 const STATEFUL_SETTINGS: [&str; 3] = ["mirostat", "adaptive_target", "n_probs"];
 
-/// Checks that neither [`STATEFUL_SETTINGS`] nor the settings in `more` are in use. The error names the
-/// setting.
+/// Checks that [`STATEFUL_SETTINGS`] and `more` are not in use. The error names the setting.
 pub(super) fn check_stateless(settings: &Value, more: &[&str]) -> Result<(), NoContinuationReason> {
     let is_empty = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
@@ -341,16 +333,15 @@ fn is_greedy_of(settings: &Value) -> Option<bool> {
     Some((temperature <= 0.0 || settings["top_k"] == 1) && settings["mirostat"].as_u64().unwrap_or(0) == 0)
 }
 
-/// Returns whether the same request gets the same answer each time; `None` if the probe's answer does not
-/// report it.
+/// Returns whether the answer is the same each time; `None` if the probe does not report it.
 pub(super) fn is_greedy(kind: AnswerFormat, answer: &[u8]) -> Option<bool> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     is_greedy_of(&probe_view(kind, &answer)["generation_settings"])
 }
 
-/// Returns whether the client gets every byte that the model produced. If the build's chat parser strips
-/// text (leading blanks, thoughts, markers), the next server's prompt would lack it. Answers bound to a
-/// grammar or schema may have blanks and a code fence around them, which do not affect the continuation.
+/// Returns whether the client gets every byte that the model generates. The next server's prompt would lack
+/// any text that the build's chat parser strips (leading blanks, thoughts, markers). Blanks and a code fence
+/// around an answer with a grammar or schema do not affect the continuation.
 fn is_passed_whole(answer: &Value, told: &Value, has_shape: bool) -> bool {
     let message = &answer["choices"][0]["message"];
     let content = match &message["content"] {
@@ -367,8 +358,7 @@ fn is_sampling(name: &str) -> bool {
     SAMPLING_MEMBERS.contains(&name)
 }
 
-/// Returns whether a member of a request is known, and any effect it has is reproduced by the request for
-/// the rest.
+/// Returns whether a member of a request is known and the request for the rest reproduces its effect.
 fn is_understood(kind: AnswerFormat, name: &str, value: &Value) -> bool {
     value.is_null()
         || is_sampling(name)
@@ -398,7 +388,7 @@ fn is_understood(kind: AnswerFormat, name: &str, value: &Value) -> bool {
         }
 }
 
-/// Returns whether a member that may restrict the form of the answer has a value that does not.
+/// Returns whether a member that can restrict the form of the answer has a value that does not.
 fn is_no_shape(name: &str, value: &Value) -> bool {
     match name {
         "grammar" => *value == "",
@@ -409,7 +399,7 @@ fn is_no_shape(name: &str, value: &Value) -> bool {
     }
 }
 
-/// Checks that a prompt is one text, or a list of tokens.
+/// Checks that a prompt is one text or a list of tokens.
 pub(super) fn check_prompt(prompt: Option<&Value>) -> Result<(), NoContinuationReason> {
     let is_one = match prompt {
         Some(Value::String(_)) => true,

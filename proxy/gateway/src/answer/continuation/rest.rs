@@ -1,8 +1,7 @@
-//! Rewrites the events of a continuation so that they fit the stream they continue: the same id, names
-//! and indices, counters of the whole answer, one end. Pure.
+//! Rewrites the events of a continuation to fit the first stream: ids, names, indices, counters. Pure.
 //!
-//! A chat is continued through llama-server's own `/completion` route, which has no roles and no reasoning;
-//! the events of that route become chat chunks. Other answers are continued in their own dialect.
+//! llama-server's own `/completion` route continues a chat, without roles and reasoning; its events become
+//! chat chunks. Other answers are continued in their own dialect.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -11,15 +10,13 @@ use warden_policies::WorkDone;
 use super::voice::{DONE, MismatchReason, SHARED_MEMBERS, set_member, set_shared_members, write_event};
 use crate::answer::AnswerFormat;
 
-/// Values that are rewritten in each event of a continuation.
 #[derive(Debug)]
 pub(crate) struct RestTranslator {
     pub(super) kind: AnswerFormat,
-    /// The first event that the client got.
     pub(super) frame: Map<String, Value>,
-    /// Tokens that the client had before the continuation.
+    /// Number of tokens that the client had before the continuation.
     pub(super) delivered: u64,
-    /// Prompt tokens of the client's request, without the delivered text.
+    /// Number of prompt tokens of the client's request, without the client's text.
     pub(super) prompt: u64,
     /// Text that the client had before the continuation.
     pub(super) text: String,
@@ -57,7 +54,7 @@ impl RestTranslator {
                 return Err("its continuation is not written as llama-server writes one");
             };
             if event.contains_key("error") {
-                // An error event is passed on with the server's text.
+                // Pass on an error event with the server's text.
                 write_event(&mut out, &event);
                 self.ended = true;
                 continue;
@@ -76,7 +73,7 @@ impl RestTranslator {
         self.limit.is_some_and(|limit| self.delivered >= limit)
     }
 
-    /// Checks the server's count of prompt tokens: the client's prompt plus the delivered tokens.
+    /// Checks the server's count of prompt tokens: the client's prompt plus the tokens of the client's text.
     fn check_prompt_count(&self, counted: Option<u64>) -> Result<(), MismatchReason> {
         match counted {
             Some(counted) if counted != self.prompt + self.delivered => {
@@ -207,8 +204,7 @@ impl RestTranslator {
         Ok(())
     }
 
-    /// Sets the token counts to those of the whole answer. Times and speeds stay those of the continuing
-    /// process.
+    /// Sets the token counts of the whole answer. Times and speeds stay those of this process.
     fn set_timings(&self, event: &mut Map<String, Value>) {
         let Some(Value::Object(timings)) = event.get_mut("timings") else { return };
         let told = |name: &str| timings.get(name).and_then(Value::as_u64).unwrap_or(0);
@@ -228,7 +224,7 @@ impl RestTranslator {
     /// Builds a chunk like the first one of the stream.
     fn chunk(&self, choices: Value, beside: Option<(&str, Value)>) -> Map<String, Value> {
         let mut chunk = self.frame.clone();
-        // Prompt progress and timings of the first event belong to that event only.
+        // Prompt progress and timings belong to the first event only.
         chunk.retain(|name, _| {
             SHARED_MEMBERS.contains(&name.as_str()) || ["choices", "object"].contains(&name.as_str())
         });

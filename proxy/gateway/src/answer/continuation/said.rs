@@ -1,25 +1,24 @@
-//! The content of an answer so far, in order: texts with their channels, and the marks between them. Pure.
+//! The content of an answer so far: texts with their channels, and the marks between them. Pure.
 //!
 //! ```text
 //!   reasoning "so, the user" | reasoning ends | content "Hello" | call 0 `weather` | arguments 0
 //!   "{\"city\":"
 //! ```
 //!
-//! The second answer, computed by another server for the same request, is compared with this content. The
-//! client gets only the part of the second answer that comes after it.
+//! Another server computes the answer to the same request again. Its answer is compared with this content,
+//! and the client gets the part that comes after it.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChannelKind {
     Content,
     Reasoning,
-    /// Arguments of a tool call.
     Arguments,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TextChannel {
     pub(super) kind: ChannelKind,
-    /// Index of the content block or tool call, on routes that number them; otherwise 0.
+    /// Index of the content block or tool call; 0 on routes without indices.
     pub(super) index: u64,
 }
 
@@ -32,15 +31,14 @@ impl TextChannel {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AnswerItem {
     Text(TextChannel, String),
-    /// A content block or tool call begins or ends. The second field has the identifiers, which may differ
-    /// between two answers.
+    /// Begin or end of a block or tool call, with its identifiers, which may differ between two answers.
     Mark(String, Vec<String>),
 }
 
 const CONTENT_MARKS: [&str; 5] =
     ["start", "block 0 text ", "created", "item \"message\" ", "part \"output_text\""];
 
-/// Overhead of an entry in bytes, apart from its text.
+/// Bytes that an entry needs apart from its text.
 const ENTRY_OVERHEAD: usize = 48;
 
 #[derive(Debug)]
@@ -54,9 +52,9 @@ enum ContentEntry {
 pub(super) struct AnswerContent {
     text: String,
     entries: Vec<ContentEntry>,
-    /// Identifiers of all marks, in the order of the marks.
+    /// Identifiers of all marks, in order.
     names: Vec<Box<str>>,
-    /// Bytes of marks and identifiers.
+    /// Number of bytes of marks and identifiers.
     mark_bytes: usize,
 }
 
@@ -69,8 +67,7 @@ impl AnswerContent {
         &self.text
     }
 
-    /// Returns all texts like [`Self::text`], or `None` if any of them is reasoning or belongs to a tool
-    /// call.
+    /// Returns all texts joined; `None` if any is reasoning or belongs to a tool call.
     pub(super) fn content(&self) -> Option<&str> {
         let is_content = |entry: &ContentEntry| match entry {
             ContentEntry::Text(channel, _) => channel.kind == ChannelKind::Content,
@@ -79,7 +76,7 @@ impl AnswerContent {
         self.entries.iter().all(is_content).then_some(&self.text)
     }
 
-    /// Returns the text if the answer so far consists of one unfinished text of the content channel.
+    /// Returns the text of an answer that is one unfinished text of the content channel.
     pub(super) fn only_text(&self) -> Option<&str> {
         let (last, before) = self.entries.split_last()?;
         let begins = |entry: &ContentEntry| match entry {
@@ -95,7 +92,6 @@ impl AnswerContent {
         self.text.is_empty()
     }
 
-    /// Extends the last text, or begins another one.
     pub(super) fn add_text(&mut self, channel: TextChannel, text: &str) {
         if text.is_empty() {
             return;
@@ -115,21 +111,21 @@ impl AnswerContent {
     }
 }
 
-/// Part of an item of the second answer that the client has already.
+/// Part of an item of the second answer that the client has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KnownPart {
     All,
-    /// The first so many bytes of the item's text.
+    /// Number of bytes at the beginning of the item's text.
     Part(usize),
     Nothing,
 }
 
-/// Compares a second answer with the content that the client has, item by item.
+/// Compares a second answer with the client's content, item by item.
 #[derive(Debug, Default)]
 pub(super) struct ContentComparison {
     said: AnswerContent,
     entry_index: usize,
-    /// Offset reached in the concatenated texts.
+    /// Offset reached in the joined texts.
     text_offset: usize,
     /// Number of identifiers passed so far.
     name_index: usize,
@@ -148,17 +144,15 @@ impl ContentComparison {
         self.entry_index >= self.said.entries.len()
     }
 
-    /// Frees the content once the second answer has repeated all of it.
+    /// Frees the content once the second answer has repeated it.
     pub(super) fn forget(&mut self) {
         if self.has_passed_all() && self.entry_index > 0 {
             *self = Self::default();
         }
     }
 
-    /// Compares a text of the second answer with the content at the position reached.
-    ///
-    /// # Errors
-    /// The client has a different text at this position, or a shorter text followed by something else.
+    /// Compares a text of the second answer with the content at the current position. Fails if the client has
+    /// a different text there, or a shorter text followed by something else.
     pub(super) fn compare_text(
         &mut self,
         channel: TextChannel,
@@ -187,10 +181,8 @@ impl ContentComparison {
         Ok(KnownPart::Part(had))
     }
 
-    /// Compares a mark of the second answer. Returns the identifiers that the client has for this mark.
-    ///
-    /// # Errors
-    /// The client has a text or another mark at this position.
+    /// Compares a mark of the second answer and returns the identifiers that the client has for it. Fails if
+    /// the client has a text or another mark at the current position.
     pub(super) fn compare_mark(
         &mut self,
         mark: &str,

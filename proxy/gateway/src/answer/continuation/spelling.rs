@@ -1,4 +1,4 @@
-//! Questions to a server about texts and their tokens, and the parsing of its answers. Pure.
+//! Questions to a server about texts and their tokens, and their answers. Pure.
 
 use std::borrow::Cow;
 
@@ -10,8 +10,8 @@ use super::transcript::AnswerTranscript;
 
 pub(super) const THOUGHT_END: &str = "</think>";
 
-/// Special tokens that a template may keep visible in a text without effect on its continuation: beginning
-/// and end of reasoning and of tool calls. A plain answer contains none of them.
+/// Special tokens that a template may keep visible in a text without effect on its continuation: begin and
+/// end of reasoning and of tool calls. A plain answer has none of them.
 const HARMLESS_MARKS: [&str; 6] =
     ["<think>", THOUGHT_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 
@@ -26,8 +26,7 @@ pub(super) fn detokenize_request(ids: &[u32]) -> Vec<u8> {
     json!({ "tokens": ids }).to_string().into_bytes()
 }
 
-/// Reads the answer to [`detokenize_request`] for a template's special tokens. Returns their text if all of
-/// them are in [`HARMLESS_MARKS`].
+/// Returns the text of a template's special tokens, if all are in [`HARMLESS_MARKS`].
 pub(super) fn read_harmless_marks(marks: &[u8]) -> Result<String, NoContinuationReason> {
     let mut told = serde_json::from_slice::<Value>(marks).unwrap_or_default();
     let Value::String(marks) = told["content"].take() else { return Err(unknown_marks_reason()) };
@@ -41,8 +40,7 @@ pub(super) fn read_harmless_marks(marks: &[u8]) -> Result<String, NoContinuation
     Ok(marks)
 }
 
-/// Returns whether a text contains something that may have been one special token in the model's output. As
-/// plain text, it would be tokenized as several tokens.
+/// Returns whether a text may contain a special token, which as text would become several tokens.
 pub(super) fn has_marks(text: &str) -> bool {
     text.contains("<|") || HARMLESS_MARKS.iter().any(|mark| text.contains(mark))
 }
@@ -51,7 +49,7 @@ pub(super) fn unknown_marks_reason() -> NoContinuationReason {
     "its template has special tokens in the text that are not passed on".to_owned()
 }
 
-/// Builds the request that tokenizes the delivered text piece by piece.
+/// Builds the request that tokenizes the client's text piece by piece.
 pub(super) fn tokenize_request(heard: &AnswerTranscript) -> Vec<u8> {
     let pieces: Vec<&str> = heard.pieces().collect();
     json!({ "content": pieces, "add_special": false, "parse_special": false, "with_pieces": true })
@@ -69,8 +67,7 @@ pub(super) fn read_count(answer: &[u8]) -> Result<u64, NoContinuationReason> {
     tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "its build does not tokenize texts".to_owned())
 }
 
-/// Answer to [`tokenize_request`]. Parsed into this type instead of a JSON tree, because a long text has a
-/// token for every few bytes, and a tree would take much memory.
+/// Answer to [`tokenize_request`]. For a long text, a JSON tree would take much memory.
 #[derive(Deserialize)]
 struct TokenizeAnswer<'a> {
     #[serde(borrow)]
@@ -92,7 +89,7 @@ enum TokenPiece<'a> {
     Bytes(Vec<u8>),
 }
 
-/// Returns the tokens of `text`, or `None` if their concatenated pieces differ from it in any byte.
+/// Returns the tokens of `text`; `None` if their joined pieces differ from it.
 pub(super) fn read_tokens(answer: &[u8], text: &str) -> Option<Vec<u32>> {
     let TokenizeAnswer { tokens } = serde_json::from_slice(answer).ok()?;
     let mut rest = text.as_bytes();

@@ -1,5 +1,4 @@
-//! Keeps the part of a streamed answer that the client has, so that another server can compute the rest.
-//! Pure.
+//! The part of a streamed answer that the client has, kept so that another server can compute the rest. Pure.
 //!
 //! ```text
 //!   whole events --> [ previous event with another text? ] --yes--> the text is noted, nothing is parsed
@@ -11,8 +10,8 @@
 //!                    given up, with the reason: the rest could not be sent in the same form
 //! ```
 //!
-//! A transcript holds the texts once, and the marks between them. For plain text it also holds the offset
-//! where each piece ends, and token ids if the stream reports them. Its size never exceeds its limit.
+//! Holds the texts and the marks between them. For plain text, also holds the offset where each piece ends,
+//! and token ids if the stream reports them. Its size never exceeds its limit.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -30,13 +29,12 @@ static BLANK_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n
 pub(crate) enum AnswerStage {
     /// Tokens are missing.
     Unfinished,
-    /// The stream has sent the finish reason; `counted`: it has sent the counters, too.
+    /// The client has the finish reason and, if `counted`, the counters.
     Finished { counted: bool },
     /// Nothing is missing.
     Done,
 }
 
-/// The part of an answer that a client has.
 #[derive(Debug)]
 pub(crate) struct AnswerTranscript {
     pub(super) kind: AnswerFormat,
@@ -45,34 +43,34 @@ pub(crate) struct AnswerTranscript {
     /// Offset where each piece of the text ends; used only while the answer is a single text.
     pub(super) ends: Vec<u32>,
     pub(super) tokens: TokenTrail,
-    /// Last sequence number, in dialects whose events are numbered.
+    /// Last sequence number, in dialects that number their events.
     pub(super) sequence: Option<u64>,
-    /// The client lacks the text of the last tokens: llama-server holds back text that may begin a stop word.
+    /// True if llama-server holds back the text of the last tokens, because it may begin a stop word.
     withholds: bool,
     /// First event; all other events repeat its id and names.
     pub(super) frame: Option<Map<String, Value>>,
     pub(crate) stage: AnswerStage,
-    /// Reason why the answer is not a single text, so that its tokens cannot be given to another server.
+    /// Reason why the answer is not a single text, so that no other server can continue from its tokens.
     not_plain: Option<UnreadableReason>,
-    /// Reason why the rest cannot be computed elsewhere, if it cannot.
+    /// Reason why the rest cannot be computed elsewhere.
     pub(crate) lost: Option<UnreadableReason>,
     mould: Option<EventTemplate>,
 }
 
-/// Tokens as the stream reports them; llama-server's own dialect only.
+/// Tokens as the stream reports them; only in llama-server's own dialect.
 #[derive(Debug, Default)]
 pub(super) struct TokenTrail {
-    /// Ids, as long as the stream reports an id for each token.
+    /// Ids, while the stream reports an id for each token.
     ids: Vec<u32>,
     has_gap: bool,
-    /// Tokens so far by the stream's own count.
+    /// Number of tokens by the stream's own count.
     pub(super) counted: Option<u64>,
-    /// Number of events so far whose token count is `counted`.
+    /// Number of events so far with token count `counted`.
     pub(super) with_count: u64,
 }
 
 impl TokenTrail {
-    /// Forgets the ids: a list with a gap never counts as complete again.
+    /// Drops the ids: a list with a gap never counts as complete again.
     fn give_up_ids(&mut self) {
         self.ids = Vec::new();
         self.has_gap = true;
@@ -87,13 +85,12 @@ struct EventTemplate {
     channel: TextChannel,
 }
 
-/// Memory for a piece in bytes, apart from its text.
+/// Bytes that a piece needs apart from its text.
 const PIECE_OVERHEAD: usize = 8;
-/// Memory for a token id in bytes.
 const TOKEN_BYTES: usize = 4;
 
 impl AnswerTranscript {
-    /// Starts the transcript of a stream in dialect `kind`. The transcript holds at most `limit` bytes.
+    /// Starts the transcript of a stream, with at most `limit` bytes.
     pub(crate) fn for_stream(kind: AnswerFormat, limit: usize) -> Self {
         let not_plain = match kind {
             AnswerFormat::Chat | AnswerFormat::Text | AnswerFormat::Native => None,
@@ -117,13 +114,12 @@ impl AnswerTranscript {
         }
     }
 
-    /// Marks the answer as one whose tokens cannot be given to another server.
     pub(crate) fn marked_not_plain(mut self, why: UnreadableReason) -> Self {
         self.mark_not_plain(why);
         self
     }
 
-    /// Returns the whole answer; `None` if the transcript was given up or has reasoning or tool calls.
+    /// Returns the whole answer; `None` if the transcript was given up, or has reasoning or tool calls.
     pub(crate) fn whole_content(&self) -> Option<&str> {
         self.lost.is_none().then(|| self.said.content()).flatten()
     }
@@ -133,7 +129,6 @@ impl AnswerTranscript {
         self.lost.is_none().then(|| self.said.only_text()).flatten()
     }
 
-    /// Gives the transcript up: the rest cannot be computed elsewhere, for the reason `why`.
     pub(crate) fn give_up(&mut self, why: UnreadableReason) {
         if self.lost.is_none() {
             self.lost = Some(why);
@@ -151,7 +146,7 @@ impl AnswerTranscript {
         self.tokens.give_up_ids();
     }
 
-    /// Checks that the answer is the beginning of one text and nothing else. The error says why not.
+    /// Checks that the answer is the beginning of one text and nothing else.
     pub(super) fn is_plain(&self) -> Result<(), UnreadableReason> {
         match (self.not_plain, self.stage) {
             (Some(why), _) => Err(why),
@@ -175,7 +170,7 @@ impl AnswerTranscript {
         })
     }
 
-    /// Returns the tokens of the whole text, if the stream reported the id of each.
+    /// Returns the tokens of the whole text, if the stream reported each id.
     pub(super) fn all_token_ids(&self) -> Option<&[u32]> {
         let TokenTrail { ids, has_gap, counted, .. } = &self.tokens;
         (!has_gap && *counted == Some(ids.len() as u64)).then_some(ids.as_slice())
@@ -191,12 +186,12 @@ impl AnswerTranscript {
         self.withholds
     }
 
-    /// Records whole events that were passed to the client.
+    /// Records whole events that the client got.
     pub(crate) fn feed(&mut self, whole: &[u8]) {
         let mut rest = whole;
         while self.lost.is_none() && !rest.is_empty() {
             let Some(end) = BLANK_LINE.find(rest) else {
-                // The events have other line ends, so another kind of server wrote them.
+                // Other line ends: another kind of server wrote the events.
                 return self.give_up("its stream is not written as llama-server writes one");
             };
             let (event, behind) = rest.split_at(end);
@@ -276,8 +271,8 @@ impl AnswerTranscript {
         Ok(())
     }
 
-    /// Records the tokens of an event. An event that lacks any of its tokens leaves a gap. A list with a gap
-    /// never counts as complete again, even if later counts match. (An event with the last byte of a
+    /// Records the tokens of an event. An event without all its tokens leaves a gap, and a list with a gap
+    /// never counts as complete again, even if later counts match. (The event with the last byte of a
     /// multi-byte character has all tokens of this character.)
     fn add_tokens(&mut self, chunk: &Map<String, Value>) {
         let counted = chunk.get("tokens_predicted").and_then(Value::as_u64);
@@ -339,7 +334,7 @@ const TEXT_MEMBERS: [&[u8]; 7] = [
 ];
 
 impl EventTemplate {
-    /// Makes a template from an event with this text, if the text occurs in the event exactly once.
+    /// Makes a template from an event in which the text occurs exactly once.
     fn from_event(event: &[u8], channel: TextChannel, text: &str) -> Option<Self> {
         let quoted = serde_json::to_string(text).ok()?;
         let mut found = memchr::memmem::find_iter(event, &quoted);
@@ -352,7 +347,7 @@ impl EventTemplate {
         Some(Self { before: event[..=at].into(), after: event[end..].into(), channel })
     }
 
-    /// Returns the text of an event, with its quotes, if the rest of the event equals the template.
+    /// Returns the quoted text of an event whose other bytes equal the template.
     fn event_text<'a>(&self, event: &'a [u8]) -> Option<&'a [u8]> {
         let before = self.before.len();
         let behind = self.after.len();
@@ -365,13 +360,12 @@ impl EventTemplate {
     }
 }
 
-/// Returns whether these bytes between two quotes would be exactly one JSON string.
+/// Returns whether these bytes between two quotes are exactly one JSON string.
 fn is_whole_string(inner: &[u8]) -> bool {
     let is_escaped = |at: usize| inner[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1;
     memchr::memchr_iter(b'"', inner).all(is_escaped) && !is_escaped(inner.len())
 }
 
-/// Decodes a quoted JSON string.
 fn text(quoted: &[u8]) -> Option<Cow<'_, str>> {
     let inner = &quoted[1..quoted.len() - 1];
     if memchr::memchr(b'\\', inner).is_none() {

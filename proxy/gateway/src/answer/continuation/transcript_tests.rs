@@ -109,8 +109,7 @@ fn tokens_whose_text_is_held_back_are_known_until_the_text_comes() {
     assert!(!come.has_withheld_text());
     assert_eq!(come.all_token_ids(), Some(&[5, 6, 7][..]));
     assert!(heard(AnswerFormat::Native, &[native("", 6, 1)]).has_withheld_text());
-    // The other dialects have no token ids: there, an event without text is the only sign of a withheld
-    // token.
+    // Without token ids, an event without text is the only sign of a withheld token.
     let one = |piece: &str| text(piece, &Value::Null);
     assert!(heard(AnswerFormat::Text, &[one("a"), one("")]).has_withheld_text());
     assert!(!heard(AnswerFormat::Text, &[one("a"), one(""), one("b")]).has_withheld_text());

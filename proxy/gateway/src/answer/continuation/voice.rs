@@ -1,4 +1,4 @@
-//! Translates the events of the server that continues an answer into events of the first stream.
+//! Translates the events of the continuing server into events of the first stream.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -13,15 +13,14 @@ pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
 /// Members with the same value in all events of one stream, in `OpenAI`'s dialect.
 pub(super) const SHARED_MEMBERS: [&str; 4] = ["id", "created", "model", "system_fingerprint"];
 
-/// Reason why a second stream cannot serve as the continuation of the first.
+/// Reason why a second stream cannot continue the first.
 pub(crate) type MismatchReason = &'static str;
 
-/// Translators for the two methods of continuing an answer on another server.
 #[derive(Debug)]
 pub(crate) enum EventTranslator {
-    /// The server got the tokens of the answer so far and computes only the rest.
+    /// The server got the tokens of the answer so far, and computes only the rest.
     Rest(RestTranslator),
-    /// The server computes the whole answer once more.
+    /// The server computes the whole answer again.
     Repeat(RepeatTranslator),
 }
 
@@ -51,7 +50,7 @@ impl EventTranslator {
         }
     }
 
-    /// Returns the number of tokens of the whole answer, given the number from the other server.
+    /// Returns the number of tokens of the whole answer, given the other server's number.
     pub(crate) fn total_tokens(&self, continued: u64) -> u64 {
         self.work(WorkDone { output_tokens: continued, ..WorkDone::default() }).output_tokens
     }
@@ -69,7 +68,6 @@ pub(super) fn set_member(event: &mut Map<String, Value>, name: &str, value: Valu
     event.insert(name.to_owned(), value);
 }
 
-/// Gives an event the members that all events of the first stream share.
 pub(super) fn set_shared_members(event: &mut Map<String, Value>, first: &Map<String, Value>) {
     for name in SHARED_MEMBERS {
         if let Some(value) = first.get(name) {

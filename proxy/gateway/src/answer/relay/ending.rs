@@ -1,5 +1,4 @@
-//! Ends a relayed answer: counts its work, releases connection and lease, and informs the client if
-//! the answer is incomplete.
+//! Ends a relayed answer: counts its work, releases connection and lease, reports an incomplete answer.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -18,7 +17,7 @@ use crate::protocol::EventSplitter;
 use crate::refusal::{CANCELLED, StreamEnd, stream_error};
 
 impl AnswerRelay {
-    /// Cuts an answer that cannot continue. An event stream gets an error event; any other body breaks off.
+    /// Cuts an answer that cannot continue: an event stream gets an error event, any other body breaks off.
     fn cut(&mut self, outcome: RequestOutcome, why: &str) -> io::Result<()> {
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
         let died = matches!(outcome, RequestOutcome::UpstreamDied | RequestOutcome::Revoked);
@@ -46,31 +45,28 @@ impl AnswerRelay {
         }
     }
 
-    /// Defers the error to the next poll. On an error hyper discards unsent data; it sends all data before it
-    /// polls again.
+    /// Defers the error to the next poll: by then hyper has sent the data that an error would discard.
     fn defer_error(&mut self, error: io::Error, context: &Context<'_>) -> PolledFrame {
         self.tail.pending_error = Some(error);
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Ends the answer for an operator's cancel request: releases everything as if the client had left, and
-    /// records the cancellation. The body breaks off only in the next poll, as after any cut: hyper may have
-    /// taken the head just now, and would discard it on an error.
+    /// Ends the answer for an operator: releases everything as if the client had left, and records the
+    /// cancellation. The body breaks off in the next poll: hyper may have just taken the head, and would
+    /// discard it on an error.
     pub(in crate::answer) fn cancel(&mut self, context: &Context<'_>) -> Option<PolledFrame> {
         if self.tail.ended {
             return None;
         }
-        // Stop looking for another backend.
         self.onward.search = None;
         let cut = self.cut(RequestOutcome::Cancelled, CANCELLED);
-        // While another backend is searched for, there is no lease, and `cut` reports nothing.
+        // During the search for another backend there is no lease, and `cut` reports nothing.
         self.flight.finish(RequestOutcome::Cancelled);
         cut.err().map(|error| self.defer_error(error, context))
     }
 
-    /// Cuts the stream because another backend's answer to the same request differs. The backend is not at
-    /// fault.
+    /// Cuts the stream because another backend's answer differs, without blame for that backend.
     pub(super) fn cut_different(&mut self, why: &str) {
         let model = self.flight.record.model.as_ref().map_or("", |model| model.as_str());
         let died = continuation::describe_server_end(RequestOutcome::UpstreamDied);
@@ -79,7 +75,7 @@ impl AnswerRelay {
         self.close(RequestOutcome::UpstreamGarbled, RequestOutcome::UpstreamDied);
     }
 
-    /// Queues an error event for a stream that cannot continue; does nothing for any other answer.
+    /// Queues an error event if the answer is a stream.
     pub(super) fn queue_error_event(&mut self, message: &str) {
         self.queue_end_event(StreamEnd::Fault, message);
     }
@@ -99,14 +95,14 @@ impl AnswerRelay {
         Bytes::from_static(words.as_bytes())
     }
 
-    /// Returns a keep-alive: clients ignore its content, but clients and proxies reset their timeouts.
+    /// Returns a keep-alive. Clients ignore its content, but clients and proxies reset their timeouts.
     pub(super) fn keep_alive(&mut self, comment: &'static str) -> Bytes {
         let sign = keep_alive(self.terms.dialect, true, comment);
         self.flight.count_passed(sign.len());
         sign
     }
 
-    /// Finishes the answer of a backend that died after the client had received all of its output.
+    /// Finishes an answer whose backend died after the client had received all output.
     pub(super) fn finish_complete(&mut self, words: Bytes) {
         self.terms.reusable = false;
         if let Some(backend) = &self.backend {
@@ -124,8 +120,8 @@ impl AnswerRelay {
     }
 
     /// Counts the work, releases connection and lease, and reports the request. Only the first call has an
-    /// effect. `outcome` is for the backend that answers now. `whole` is for the whole answer, which may have
-    /// failed at an earlier backend.
+    /// effect. `outcome` is for the current backend, `whole` for the whole answer, which may have failed at
+    /// an earlier backend.
     pub(super) fn close(&mut self, outcome: RequestOutcome, whole: RequestOutcome) {
         self.tail.ended = true;
         let Some(backend) = self.backend.take() else { return };
@@ -135,7 +131,7 @@ impl AnswerRelay {
         if is_ok {
             lease.note_whole_answer(sent.fingerprint());
         }
-        // Release the connection before the lease: once the lease is gone, the generation may be stopped.
+        // Once the lease is gone, the generation may be stopped, so release the connection before.
         if is_ok && self.terms.reusable && sent.is_whole() {
             pool.put_back(conn, lease.server_facts());
         } else {
@@ -152,7 +148,6 @@ impl AnswerRelay {
         self.flight.finish(whole);
     }
 
-    /// Records what the answer reported, and the work that was done for it.
     fn record_work(
         &mut self,
         meter: &AnswerMeter,
@@ -179,7 +174,7 @@ impl AnswerRelay {
             }
         }
         if !(200..300).contains(&status) {
-            // The prompt of a refused request was not evaluated.
+            // The backend did not evaluate the prompt of a request that it refused.
             self.flight.prompt_bytes = 0;
             return;
         }
@@ -204,7 +199,7 @@ impl Drop for AnswerRelay {
     }
 }
 
-/// Records the loss of a backend for its request, which may be the cause, and for the backend.
+/// Records the loss of a backend for the backend, and for the request, which may be the cause.
 pub(super) fn blame_request(lease: &dyn BackendLease, sent: &SentBody, outcome: RequestOutcome) {
     match (outcome, sent.sent_fingerprint()) {
         (RequestOutcome::UpstreamDied, print) => {

@@ -1,4 +1,4 @@
-//! Body of the response that passes a backend's answer to the client. This body owns the lease, the backend's
+//! Body of the response that passes a backend's answer to the client. Owns the lease, the backend's
 //! connection and the request's record, and releases them however it ends.
 //!
 //! ```text
@@ -14,12 +14,7 @@
 //!      +---> connection closed at once, lease returned
 //! ```
 //!
-//! | file | job |
-//! |---|---|
-//! | `onward` | moves an answer to another backend when its first backend is lost |
-//! | `ending` | counts the work, releases connection and lease, reports the request |
-//!
-//! The relay requests the next piece when the client has taken the previous piece, or reads ahead as far as
+//! The relay requests the next piece when the client has taken the previous one, or reads ahead as far as
 //! [`super::answer_body`] has room. So a slow client slows down only its own backend connection.
 
 use std::collections::VecDeque;
@@ -47,49 +42,47 @@ use crate::refusal::ErrorDialect;
 mod ending;
 mod onward;
 
-/// Limits and modes of a relay.
 pub(crate) struct RelayTerms {
-    /// Bytes that may be held to read an answer's counters; `None` if the counters are not read.
+    /// Number of bytes that may be held to read an answer's counters; `None` if they are not read.
     pub(crate) tail_bytes: Option<usize>,
     pub(crate) generates: bool,
     pub(crate) events: Option<EventTerms>,
     pub(crate) dialect: ErrorDialect,
-    /// The connection may carry another request after this answer.
+    /// True if the connection may carry another request after this answer.
     pub(crate) reusable: bool,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct EventTerms {
-    /// Most bytes held of an incomplete event.
+    /// Maximum number of bytes held of an incomplete event.
     pub(crate) limit: usize,
-    /// Longest time without data from the backend.
+    /// Maximum time without data from the backend.
     pub(crate) max_silence: Duration,
-    /// Interval of keep-alives while another backend is searched for.
+    /// Interval of keep-alives during the search for another backend.
     pub(crate) comment_interval: Duration,
-    /// Terms for a continuation by another backend; `None` if the stream cannot be continued.
+    /// Terms for a continuation by another backend; `None` if there must be none.
     pub(crate) continuation: Option<ContinuationTerms>,
 }
 
-/// Terms under which another backend can continue a generated stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContinuationTerms {
     pub(crate) kind: AnswerFormat,
     pub(crate) max_bytes: usize,
-    /// The generated text is inserted into the middle of another text.
+    /// True if the generated text is inserted into another text.
     pub(crate) fills_in: bool,
 }
 
 pub(crate) struct AnswerRelay {
     incoming: Incoming,
-    /// Pieces of the body that were read before the response head was passed to the client.
+    /// Pieces of the body that were read before the client got the head.
     read_ahead: VecDeque<Bytes>,
     flight: Box<InFlightRequest>,
-    /// `None` once the answer has ended, and while another backend is searched for.
+    /// `None` after the end of the answer, and during the search for another backend.
     backend: Option<Box<AnsweringBackend>>,
     terms: RelayTerms,
     meter: Option<AnswerMeter>,
     events: Option<EventSplitter>,
-    /// Request and answer, recorded so that the next process can be given the conversation.
+    /// Recorder of request and answer, from which the next process gets the conversation.
     remember: Option<Box<TurnRecorder>>,
     onward: AnswerContinuation,
     timers: RelayTimers,
@@ -98,20 +91,19 @@ pub(crate) struct AnswerRelay {
 
 #[derive(Default)]
 struct RelayTimers {
-    /// Start of the wait for the next piece; `None` while the client handles the last piece. A slow client is
-    /// therefore never mistaken for a silent backend.
+    /// Start of the wait for the backend's next piece; `None` while the client takes the last one.
     waiting_since: Option<Instant>,
     limit: Option<Pin<Box<Sleep>>>,
     /// Time of the next keep-alive while another backend repeats content that the client has.
     comment: Option<Pin<Box<Sleep>>>,
 }
 
-/// The end of an answer, apart from the backend's bytes.
+/// The end of an answer that the backend did not send.
 #[derive(Default)]
 struct RelayTail {
     ended: bool,
     last_words: Option<Bytes>,
-    /// Error that closes the client's connection after all bytes queued before have been sent.
+    /// Error that closes the client's connection after the queued bytes were sent.
     pending_error: Option<io::Error>,
 }
 
@@ -153,8 +145,7 @@ impl AnswerRelay {
         } else if let Some(backend) = &mut self.backend
             && !backend.sent.is_whole()
         {
-            // The relay is polled only while the client reads. Sending the rest of the request must not
-            // wait for the client.
+            // The relay is polled only while the client reads, and the rest of the request must not wait.
             backend.conn.detach(&backend.pool.tracker);
         }
     }
@@ -164,8 +155,7 @@ impl AnswerRelay {
         *ended && last_words.is_none() && pending_error.is_none()
     }
 
-    /// Gives no size for event streams: a stream that is cut gets an error event, and is then longer than
-    /// announced.
+    /// Announces no size for event streams: an error event would make a cut stream longer.
     pub(super) fn size_hint(&self) -> SizeHint {
         if self.tail.ended || self.events.is_some() {
             return SizeHint::new();
@@ -202,7 +192,7 @@ impl AnswerRelay {
             {
                 return frame(piece);
             }
-            // Without a backend the answer has ended.
+            // Without a backend, the answer has ended.
             let Some(backend) = &mut self.backend else { return Poll::Ready(None) };
             let polled = backend.conn.poll_piece(&mut self.incoming, context);
             if let ControlFlow::Break(polled) = self.handle_polled(polled, context) {
@@ -211,8 +201,7 @@ impl AnswerRelay {
         }
     }
 
-    /// Handles the result of polling the backend. Breaks with the result for the client, or continues if the
-    /// relay is to be polled again.
+    /// Breaks with the result for the client, or continues if the relay has to be polled again.
     fn handle_polled(
         &mut self,
         polled: Poll<Option<Result<Bytes, hyper::Error>>>,
@@ -243,8 +232,7 @@ impl AnswerRelay {
                 {
                     ControlFlow::Continue(())
                 }
-                // A silent canary is replaced at once; the client does not wait for the canary's process to
-                // end.
+                // Replace a silent canary at once: the client does not wait for the end of its process.
                 Some((RequestOutcome::UpstreamStalled, _))
                     if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) =>
                 {
@@ -256,8 +244,7 @@ impl AnswerRelay {
     }
 
     fn handle_broken(&mut self, context: &Context<'_>) -> ControlFlow<PolledFrame> {
-        // If the request is still being sent, the cause may be a failure of the request's body, not the
-        // backend.
+        // While the request is still being sent, its body may be the cause, not the backend.
         if let Some(fault) = self.backend.as_ref().and_then(|backend| backend.sent.fault()) {
             return self.cut_or_defer(fault.outcome(), &fault.to_string(), context);
         }
@@ -268,16 +255,15 @@ impl AnswerRelay {
         self.cut_or_defer(outcome, continuation::describe_server_end(outcome), context)
     }
 
-    /// Handles the proper end of a backend's answer.
     fn handle_end(&mut self, context: &Context<'_>) -> ControlFlow<PolledFrame> {
         if self.onward.translator.as_ref().is_some_and(|translator| !translator.has_ended()) {
             return self.cut_or_defer(RequestOutcome::UpstreamDied, "its continuation has no end", context);
         }
-        // A canary's stream that ends too early is treated as the canary's death.
+        // A canary's stream that ends too early counts as the canary's death.
         if self.is_unfinished() && self.try_continue(RequestOutcome::UpstreamDied) {
             return ControlFlow::Continue(());
         }
-        // An incomplete last event is dropped if it belongs to a continuation.
+        // Drop an incomplete last event of a continuation.
         if let Some(events) = &mut self.events
             && self.onward.translator.is_none()
         {
@@ -288,7 +274,6 @@ impl AnswerRelay {
         ControlFlow::Continue(())
     }
 
-    /// Handles a piece from the backend; returns the bytes that may be passed on now.
     fn handle_piece(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
         if let Some(backend) = &self.backend {
             backend.lease.note_progress(piece.len());
@@ -308,14 +293,14 @@ impl AnswerRelay {
         if !piece.is_empty() {
             self.flight.count_passed(piece.len());
         }
-        // End a body of known length at its last byte, because hyper may never poll again.
+        // hyper may never poll again after the last byte of a body of known length.
         if self.events.is_none() && self.incoming.is_end_stream() && self.read_ahead.is_empty() {
             self.end(RequestOutcome::Ok);
         }
         Ok(piece)
     }
 
-    /// Handles a piece of an event stream; returns the whole events for the client.
+    /// Handles a piece of an event stream; returns its whole events for the client.
     fn handle_events(&mut self, piece: Bytes) -> Result<Bytes, &'static str> {
         let is_canarys = self.is_from_canary();
         let Some(events) = &mut self.events else { return Ok(piece) };
@@ -350,7 +335,7 @@ impl AnswerRelay {
         }
     }
 
-    /// Returns whether a canary is answering and its stream would be incomplete if it ended now.
+    /// Returns whether a canary's stream would be incomplete if it ended now.
     fn is_unfinished(&self) -> bool {
         let is_empty = self.events.as_ref().is_some_and(|events| events.event_count() == 0);
         let transcript = self.onward.transcript.as_ref();
@@ -362,8 +347,7 @@ impl AnswerRelay {
         self.backend.as_ref().is_some_and(|backend| backend.lease.is_canary())
     }
 
-    /// Checks the time limits while the backend sends nothing. Returns outcome and reason if a limit has
-    /// passed.
+    /// Returns outcome and reason if a time limit has passed while the backend sends nothing.
     fn check_deadlines(&mut self, context: &mut Context<'_>) -> Option<(RequestOutcome, &'static str)> {
         let backend = self.backend.as_mut()?;
         if backend.revoked.as_mut().poll(context).is_ready() {
@@ -375,8 +359,7 @@ impl AnswerRelay {
         if let (Some(terms), Some(events)) = (&self.terms.events, &self.events) {
             let since = *self.timers.waiting_since.get_or_insert_with(Instant::now);
             backend.lease.note_waiting(since);
-            // Before the first comment or token of a stream, the backend may be evaluating a prompt.
-            // The supervisor's health checks limit that time by the times of other prompts.
+            // Before its first event, the backend may evaluate a prompt; the supervisor limits that time.
             if events.has_passed_any() {
                 due = due.min(since + terms.max_silence);
             }
@@ -387,8 +370,7 @@ impl AnswerRelay {
                 due = due.min(by);
             }
         }
-        // To save work, the timer is not reset for every piece. It is reset when it has fired too early, and
-        // when the first event replaces the overall deadline by an earlier one.
+        // Resetting the timer for every piece would cost work, so reset it only for an earlier deadline.
         let timer = self.timers.limit.get_or_insert_with(|| Box::pin(sleep_until(due)));
         if timer.deadline() > due {
             timer.as_mut().reset(due);

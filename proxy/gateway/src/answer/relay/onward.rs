@@ -1,4 +1,4 @@
-//! Moves an answer to another backend when its own is lost.
+//! Moves an answer to another backend when its own backend is lost.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -24,13 +24,12 @@ use crate::refusal::RequestRefusal;
 /// State by which another backend can take over a stream.
 #[derive(Default)]
 pub(super) struct AnswerContinuation {
-    /// The request, as long as it may be executed again or its answer continued elsewhere.
+    /// The request, while it may be executed again or its answer continued elsewhere.
     again: Option<Box<RepeatableRequest>>,
-    /// Parameters of a search for another server, kept for the death of a server that replaces a canary.
+    /// Search parameters for another server, kept for the death of the server that replaces a canary.
     spare_search: Option<Box<BackendSearch>>,
-    /// The part of a stream that the client has, if the stream may be continued elsewhere.
+    /// The client's part of a stream that may be continued elsewhere.
     pub(super) transcript: Option<Box<AnswerTranscript>>,
-    /// Translates the events of a second backend.
     pub(super) translator: Option<Box<EventTranslator>>,
     pub(super) search: Option<Box<ResumeSearch>>,
 }
@@ -50,8 +49,7 @@ impl AnswerContinuation {
         Self { again: Some(again), transcript, ..Self::default() }
     }
 
-    /// Records events of a stream that may be continued elsewhere. Drops the request once a continuation is
-    /// impossible.
+    /// Records events of a stream that may be continued elsewhere. Drops the request once that is impossible.
     pub(super) fn record_events(&mut self, whole: &[u8], begins: bool, is_torn: bool) {
         let Some(again) = &self.again else { return };
         let Some(heard) = &mut self.transcript else {
@@ -75,10 +73,10 @@ impl AnswerContinuation {
 }
 
 /// Result of the search for another backend, with the request's record. With an [`EventTranslator`], that
-/// backend continues the answer of the first.
+/// backend continues the first answer.
 type ResumeResult = (RequestRecord, Result<(RelayedAnswer, Option<EventTranslator>), StreamCut>);
 
-/// A search during which the client gets a comment at each interval.
+/// Search for another backend, with a comment to the client at each interval.
 pub(super) struct ResumeSearch {
     looking: BoxFuture<'static, ResumeResult>,
     comment: Pin<Box<Sleep>>,
@@ -86,7 +84,7 @@ pub(super) struct ResumeSearch {
 }
 
 impl ResumeSearch {
-    /// Returns the result, or `None` when a comment is due.
+    /// Returns the result; `None` when a comment is due.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<ResumeResult>> {
         if let Poll::Ready(found) = self.looking.as_mut().poll(context) {
             return Poll::Ready(Some(found));
@@ -98,8 +96,7 @@ impl ResumeSearch {
 }
 
 impl AnswerRelay {
-    /// Polls the search for another backend. Returns a comment for the client, or `None` if the relay is to
-    /// be polled again.
+    /// Polls the search. Returns a comment for the client; `None` if the relay has to be polled again.
     pub(super) fn poll_search(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let Some(search) = &mut self.onward.search else { return Poll::Ready(None) };
         let Some((record, found)) = ready!(search.poll(context)) else {
@@ -123,8 +120,7 @@ impl AnswerRelay {
         }
     }
 
-    /// Handles the loss of the backend. Returns whether the stream continues, or the client already has all
-    /// of it.
+    /// Handles the loss of the backend. Returns whether the stream continues or is already complete.
     pub(super) fn try_continue(&mut self, outcome: RequestOutcome) -> bool {
         let onward = &mut self.onward;
         if onward.translator.as_ref().is_some_and(|translator| translator.has_ended()) {
@@ -199,8 +195,7 @@ impl AnswerRelay {
         true
     }
 
-    /// Starts to relay another backend's answer to the same request, or that backend's rest of the first
-    /// answer.
+    /// Relays another backend's answer to the same request, or its rest of the first answer.
     fn resume(&mut self, relayed: RelayedAnswer, translator: Option<EventTranslator>) {
         let RelayedAnswer { response, backend, message: kept, .. } = relayed;
         let deadline = backend.deadline;
@@ -208,13 +203,12 @@ impl AnswerRelay {
         backend.lease.note_answered(true, true);
         self.incoming = response.into_body();
         self.backend = Some(backend);
-        // An incomplete event of the first backend is dropped.
+        // Drop an incomplete event of the first backend.
         self.events = self.terms.events.map(|terms| EventSplitter::new(terms.limit));
         self.meter = self.terms.tail_bytes.map(AnswerMeter::new);
         self.onward.translator = translator.map(Box::new);
         self.timers = RelayTimers { comment: self.timers.comment.take(), ..RelayTimers::default() };
-        // If this backend dies, too, the request may be moved again, because the first backend was only a
-        // canary.
+        // The first backend was only a canary, so the request may be moved again if this backend dies.
         if let Some((search, message)) = self.onward.spare_search.take().zip(kept) {
             self.onward.again = Some(Box::new(RepeatableRequest { search: *search, message, deadline }));
             let terms = self.terms.events.and_then(|terms| terms.continuation);
@@ -224,7 +218,7 @@ impl AnswerRelay {
     }
 }
 
-/// Returns the bytes that complete an answer whose content the client has already.
+/// Returns the bytes that complete an answer whose content the client has.
 fn missing_end(heard: &AnswerTranscript, again: &RepeatableRequest) -> Option<Bytes> {
     match heard.stage {
         AnswerStage::Done => Some(Bytes::new()),
@@ -235,7 +229,7 @@ fn missing_end(heard: &AnswerTranscript, again: &RepeatableRequest) -> Option<By
     }
 }
 
-/// Checks that the answer of a second backend is an event stream that can replace the first.
+/// Checks that a second backend's answer is an event stream that can replace the first.
 fn check_stream(relayed: RelayedAnswer, model: &ModelName) -> Result<RelayedAnswer, RequestRefusal> {
     let status = relayed.response.status();
     let headers = relayed.response.headers();

@@ -1,4 +1,4 @@
-//! Reads a wanted list of the body, such as `messages`: counts its elements and records system messages.
+//! Reads a wanted list of the body, such as `messages`: counts its elements, records system messages.
 //!
 //! ```text
 //!   depth 2   elements of the list      counted
@@ -17,7 +17,6 @@ enum MessageField {
     Other,
 }
 
-/// An element that may be a message.
 #[derive(Debug)]
 struct ListElement {
     start: u64,
@@ -27,7 +26,7 @@ struct ListElement {
     content: Option<(u64, ContentKind)>,
 }
 
-/// State of a list that is being read. Methods take the depth of the token itself: 2 for an element.
+/// State of a list being read. The depth of a method is the depth of the token: 2 for an element.
 #[derive(Debug, Default)]
 pub(super) struct MessageListReader {
     list: JsonList,
@@ -40,7 +39,6 @@ impl MessageListReader {
         self.list
     }
 
-    /// Handles the beginning of an object or a list.
     pub(super) fn opens(&mut self, depth: u32, here: u64, byte: u8) {
         match depth {
             2 => {
@@ -62,7 +60,7 @@ impl MessageListReader {
         }
     }
 
-    /// Handles the end of an element that is an object or a list; `end` is the offset after it.
+    /// Handles the end of an object or a list; `end` is the offset after it.
     pub(super) fn end_element(&mut self, end: u64) -> Result<(), UnreadableBody> {
         let Some(element) = self.element.as_ref().filter(|element| element.is_system) else { return Ok(()) };
         if self.list.system.len() >= MAX_OCCURRENCES {
@@ -104,7 +102,7 @@ impl MessageListReader {
         }
     }
 
-    /// Handles a string in its raw, still escaped spelling.
+    /// Handles a string, still escaped as in the body.
     pub(super) fn text(&mut self, depth: u32, start: u64, raw: &StringSpelling) {
         match depth {
             2 => self.list.count += 1,
@@ -134,7 +132,7 @@ impl MessageListReader {
         }
     }
 
-    /// Handles the beginning of the value of a message's field.
+    /// Handles the beginning of a field's value in a message.
     fn field(&mut self, here: u64, content: ContentKind, is_system: bool) {
         if let Some(element) = &mut self.element
             && element.slot == JsonSlot::Value
@@ -148,7 +146,7 @@ impl MessageListReader {
         }
     }
 
-    /// Records an element of a list that may be the content of a message.
+    /// Handles an element of a message's content.
     fn part(&mut self, depth: u32) {
         if depth == 4
             && let Some(element) = &mut self.element

@@ -1,11 +1,10 @@
-//! Index of a JSON body: offsets of each occurrence of the wanted members in the outermost object, and of the
-//! system messages in lists of messages. Reads pieces of any size and copies no more than short words.
+//! Index of a JSON body: offsets of wanted members and system messages. Copies only short words.
 //!
-//! If an object has several members with the same name, llama-server's parser keeps the last. The index
-//! therefore has every occurrence, and describes a message by the last occurrence of each field.
+//! If members of an object have the same name, llama-server's parser uses the last. The index has every
+//! occurrence, and describes a message by the last occurrence of each field.
 //!
-//! Syntax is checked only as far as needed. A body that llama-server's parser accepts is read in the same
-//! way here. Any other body is refused by llama-server, or here as [`UnreadableBody`].
+//! Checks syntax only as far as needed. The index is right for every body that llama-server's parser accepts.
+//! Any other body is refused by llama-server, or here as [`UnreadableBody`].
 
 mod messages;
 mod walk;
@@ -17,7 +16,7 @@ use bytes::Bytes;
 use self::walk::JsonWalk;
 use crate::refusal::UnreadableBody;
 
-/// Most occurrences of wanted members, and most system messages. Real requests have far fewer.
+/// Maximum number of wanted members, and of system messages; real requests have far fewer.
 const MAX_OCCURRENCES: usize = 64;
 
 /// Offsets of a member or an element, and of the commas around it.
@@ -44,7 +43,7 @@ pub(crate) struct JsonMember {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JsonKind {
     Text,
-    /// A number, `true`, `false` or `null`, as spelled; empty if it is unreasonably long.
+    /// A number, `true`, `false` or `null` as spelled; empty if it is unreasonably long.
     Word(String),
     List(JsonList),
     Object,
@@ -60,7 +59,7 @@ pub(crate) struct JsonList {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SystemMessage {
     pub(crate) place: JsonPlace,
-    /// Offset and kind of its last `content`.
+    /// Offset and kind of the last `content`.
     pub(crate) content: Option<(u64, ContentKind)>,
 }
 
@@ -73,9 +72,9 @@ pub(crate) enum ContentKind {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JsonIndex {
-    /// Number of members of the outermost object, wanted or not.
+    /// Number of all members of the outermost object.
     pub(crate) count: u32,
-    /// The wanted members, in the order of the body.
+    /// The wanted members in the order of the body.
     pub(crate) members: Vec<JsonMember>,
     pub(crate) open: u64,
     pub(crate) close: u64,
@@ -98,7 +97,6 @@ impl JsonIndex {
     }
 }
 
-/// Expected token in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum JsonSlot {
     #[default]

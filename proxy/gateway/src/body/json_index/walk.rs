@@ -1,4 +1,4 @@
-//! Reads the pieces of a body once and builds its index. Copies no more than a short word at a time.
+//! Reads the pieces of a body once and builds its index. Copies at most a short word at a time.
 //!
 //! ```text
 //!   depth 1   members of the object: key -> colon -> value -> after; wanted ones recorded at their comma
@@ -10,7 +10,7 @@ use super::{JsonIndex, JsonKind, JsonMember, JsonPlace, JsonSlot, MAX_OCCURRENCE
 use crate::body::StringSpelling;
 use crate::refusal::UnreadableBody;
 
-/// Longest raw spelling of a word that is compared: `developer` with every letter escaped takes 54 bytes.
+/// Maximum raw length of a compared word: `developer` with every letter escaped takes 54 bytes.
 const MAX_SPELLING_BYTES: usize = 72;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -19,7 +19,6 @@ enum WalkState {
     Between,
     Text,
     Word,
-    /// After the end of the outermost object.
     Ended,
 }
 
@@ -27,7 +26,7 @@ enum WalkState {
 pub(super) struct JsonWalk<'w> {
     wanted: &'w [&'w str],
     lex: WalkState,
-    /// Bytes of all pieces before the current one.
+    /// Length of all pieces before the current one.
     before: u64,
     depth: u32,
     start: u64,
@@ -40,16 +39,14 @@ pub(super) struct JsonWalk<'w> {
     fault: Option<UnreadableBody>,
 }
 
-/// The member of the outermost object that is being read.
 #[derive(Default)]
 struct MemberWalk {
     slot: JsonSlot,
     comma: Option<u64>,
     key: Option<(usize, u64)>,
     value: u64,
-    /// Member whose value has ended, kept until the comma after it is found.
+    /// Member whose value has ended, kept until the next comma is found.
     pending: Option<JsonMember>,
-    /// State of the wanted list that is being read.
     list: Option<MessageListReader>,
 }
 
@@ -114,7 +111,7 @@ impl<'w> JsonWalk<'w> {
         }
         let here = self.before + at as u64;
         if self.is_object.is_none() {
-            // A byte order mark is skipped, as by llama-server's parser.
+            // llama-server's parser skips a byte order mark, too.
             if matches!((here, byte), (0, 0xEF) | (1, 0xBB) | (2, 0xBF)) {
                 return at + 1;
             }
@@ -128,7 +125,7 @@ impl<'w> JsonWalk<'w> {
         }
         if self.closed {
             if byte == 0 {
-                // A zero byte ends the input for llama-server's parser.
+                // For llama-server's parser, a zero byte ends the input.
                 self.lex = WalkState::Ended;
             } else {
                 self.fault = Some(UnreadableBody::NotObject);

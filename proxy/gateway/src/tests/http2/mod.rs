@@ -43,7 +43,6 @@ impl Client {
         ready.send_request(request, ends).unwrap()
     }
 
-    /// Sends one request and returns its answer.
     pub(super) async fn ask(&mut self, request: Request<()>, body: &'static [u8]) -> (Response<()>, String) {
         let (answer, mut sending) = self.begin(request, body.is_empty()).await;
         if !body.is_empty() {
@@ -161,7 +160,7 @@ async fn a_preface_in_pieces_or_never_ended_is_dealt_with() {
     }
     client.send(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
     assert!(client.more().await && client.buffer.len() >= 9 && client.buffer[3] == 4, "settings come back");
-    // Bytes that only begin like the preface.
+    // These bytes only begin like the preface.
     let mut other = rig.client().await;
     other.send(b"P").await;
     sleep(Duration::from_millis(10)).await;
@@ -270,7 +269,7 @@ async fn what_is_no_http_2_is_ended_and_counted() {
     let upstream = echo();
     let rig = Rig::with(plan(), &[&upstream]).await;
     let mut client = rig.client().await;
-    // DATA on a stream that was never opened.
+    // A DATA frame on a stream that was never opened.
     client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x01\0\0\0\0\0\x05x").await;
     assert!(!client.rest().await.is_empty());
     eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::H2Invalid) == 1).await;

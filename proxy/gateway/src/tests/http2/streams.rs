@@ -73,7 +73,7 @@ async fn a_stream_that_is_not_read_stalls_its_own_backend_and_no_other_stream() 
         before = written.load(Ordering::SeqCst);
         sleep(Duration::from_millis(200)).await;
     }
-    // The kernel's buffers on the path from the backend, and a window.
+    // The bytes fit into the kernel's buffers on the path from the backend, and a window.
     assert!(before < 50 * 2 * 1024 * 1024, "{before} bytes were taken");
     for _ in 0..10 {
         let (answer, _) = client.ask(request("POST", "/quick"), b"{}").await;

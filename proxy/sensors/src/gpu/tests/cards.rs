@@ -58,7 +58,7 @@ fn vulkan_memory_is_summed_over_clients_and_a_duplicated_file_counts_once() {
     open_gpu(&machine, 100, 7, &client(1, "drm-resident-vram:\t100 MiB"));
     open_gpu(&machine, 100, 8, &client(1, "drm-resident-vram:\t100 MiB"));
     open_gpu(&machine, 100, 9, &client(2, "drm-memory-vram:\t2048 KiB"));
-    // No GPU: never opened.
+    // This file is no GPU, so the sensor does not open its fdinfo.
     symlink("/dev/null", machine.path("proc/100/fd/0")).unwrap();
     assert_eq!(machine.open().read().group_vram(100).readings, [told(0, 102 * MIB)]);
 }

@@ -28,7 +28,7 @@ fn two_devices_are_described_and_read() {
     let free: Vec<_> = read.devices().iter().filter_map(|read| Some((read.index, read.free?))).collect();
     assert_eq!((gpus.free(), free.len()), (free, 2), "asked for alone");
     assert_eq!(second.temperature, Some(41));
-    // This one has no error counter, but reports events.
+    // The second GPU has no error counter, but reports events.
     assert_eq!((second.ecc_uncorrected, second.faults.as_deref()), (None, Some(&[][..])));
 }
 
@@ -137,7 +137,7 @@ fn each_xid_and_each_new_memory_error_is_told_once() {
     machine.script(&format!("{H200}fail memory 15\nfail ecc 15\n"));
     assert_eq!(faults(), [GpuFault::Lost]);
     assert_eq!(faults(), []);
-    // Errors in between are not forgotten.
+    // Errors between two readings are reported.
     machine.script(&format!("{H200}ecc 0 3\n"));
     assert_eq!(faults(), [GpuFault::Ecc(3)]);
 }

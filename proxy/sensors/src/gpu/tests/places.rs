@@ -4,7 +4,7 @@ use super::*;
 
 const EMPTY: &str = "device -1 25769803776 3145728 00000000:65:00.0 GPU-a NVIDIA L4\n";
 
-/// The same device with this many bytes in use.
+/// Describes the device with this many bytes in use.
 fn used(bytes: u64, lists: &str) -> String {
     format!("device -1 25769803776 {bytes} 00000000:65:00.0 GPU-a NVIDIA L4\n{lists}")
 }
