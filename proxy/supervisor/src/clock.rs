@@ -1,17 +1,16 @@
-//! Clock functions. Only this module of the crate reads the wall clock, for timestamps that people read;
-//! decisions use tokio's clock. Adding a configured time to a moment cannot overflow.
+//! Clock functions. Only this module of the crate reads the wall clock; decisions use tokio's clock.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::backoff::DELAY_LEAST;
 
-/// Present time, as RFC 3339 in UTC with milliseconds.
+/// Present time: RFC 3339 in UTC, with milliseconds.
 pub(crate) fn wall_time() -> String {
     format!("{:.3}", jiff::Timestamp::now())
 }
 
-/// Wall-clock time of a future moment, in milliseconds since 1970 (UTC). A past moment counts as now.
+/// Milliseconds since 1970 (UTC). A past moment counts as now.
 pub(crate) fn unix_ms(moment: Instant) -> u64 {
     let left = moment.saturating_duration_since(Instant::now());
     let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
@@ -24,24 +23,22 @@ pub(crate) fn minute_of_day() -> Option<u16> {
     u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).ok()
 }
 
-/// `moment + by`. If the sum would overflow, returns a moment some 30 years away.
+/// `moment + by`, at most some 30 years later.
 pub(crate) fn after(moment: Instant, by: Duration) -> Instant {
     const MAX_OFFSET: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
     moment.checked_add(by.min(MAX_OFFSET)).unwrap_or(moment)
 }
 
-/// Time of the next repetition of an action: [`after`], but with a minimum pause, so that a configured
-/// pause of 0 does not occupy a CPU core.
+/// Like [`after`], but with a minimum pause, so that a configured pause of 0 does not occupy a CPU core.
 pub(crate) fn after_pause(moment: Instant, pause: Duration) -> Instant {
     after(moment, pause.max(DELAY_LEAST))
 }
 
-/// Whole milliseconds, for the ledger and events.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Time since the machine's boot (`CLOCK_MONOTONIC`), which all processes of the machine share.
+/// Time since the machine's boot (`CLOCK_MONOTONIC`), which all its processes share.
 pub(crate) fn monotonic_now() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::new(

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use warden_policies::sample::MemoryKind;
 use warden_policies::{ByteSize, ModelName};
 
-/// Why a start failed.
+/// Failure of a start, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackendFailure {
     /// Kind of failure.
@@ -43,11 +43,11 @@ pub enum FailureKind {
     Signal,
     /// The process did not become ready in time.
     Timeout,
-    /// The process loaded much less onto GPUs than an earlier process did, and another process could serve.
+    /// The process loaded much less onto GPUs than an earlier one, and another process could serve.
     Degraded,
-    /// The process ended with an exit code, without a known reason.
+    /// The process ended with an exit code for an unknown reason.
     Exit,
-    /// The remote endpoint does not answer, or refuses us.
+    /// The remote endpoint does not answer, or refuses requests.
     Endpoint,
 }
 
@@ -58,7 +58,7 @@ impl FailureKind {
     }
 }
 
-/// Why the fleet cannot start or apply a configuration.
+/// Error in a fleet's start or configuration.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum FleetError {
@@ -92,7 +92,7 @@ pub enum FleetError {
     ShuttingDown,
 }
 
-/// Why a name resolves to no model.
+/// Failure to find the model for a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum ResolveError {
@@ -117,14 +117,13 @@ pub struct NoRoom {
     pub series: MemoryKind,
     /// Tokens of the prompt, as far as known.
     pub tokens: u64,
-    /// Bytes needed beyond the memory that the process holds, including the reserve.
+    /// Bytes needed beyond the held memory, including the reserve.
     pub needed: u64,
     /// Bytes left until the memory limit.
     pub have: u64,
-    /// Measured cost of a token beyond the largest prompt so far, in bytes.
+    /// Measured bytes per token beyond the largest prompt so far.
     pub bytes_per_token: f64,
-    /// Time to wait before sending the request again. The serialized form must not change: another version
-    /// of the program may read it when it takes over.
+    /// Time to wait before a retry. Another version of the program may read the serialized form.
     #[serde(
         alias = "retry_after_seconds",
         deserialize_with = "warden_policies::seconds::known::deserialize"
@@ -165,8 +164,8 @@ impl std::fmt::Display for NoRoom {
     }
 }
 
-/// Why a lease was not granted. Nothing was sent to any backend. Another version of the program may read
-/// this type, and ignores variants that it does not know.
+/// Reason for not granting a lease. Nothing was sent to any backend. Another version of the program may
+/// read this type, and ignores variants that it does not know.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "each message says what its fields are")]
@@ -186,14 +185,13 @@ pub enum LeaseDenied {
     /// The model can never be loaded: pinned models leave too little memory.
     #[error("it cannot be loaded: {0}")]
     NeverLoaded(String),
-    /// The backend cannot be started at present; the next attempt comes after the given time.
+    /// The backend does not start at present; time until the next attempt.
     #[error("the backend does not start: {}", .0.message)]
     StartFailed(BackendFailure, Option<Duration>),
-    /// The backend cannot start until a flag or file changes. The next start follows such a change, or
-    /// comes after the given time at the latest.
+    /// The backend needs a changed flag or file; maximum time until the next start.
     #[error("the backend cannot start before something changes: {}", .0.message)]
     Failed(BackendFailure, Duration),
-    /// The remote endpoint does not answer; it is probed again after the given time.
+    /// The remote endpoint does not answer; time until the next probe.
     #[error("{}", .0.message)]
     Silent(BackendFailure, Duration),
     #[error("the server is shutting down")]
@@ -202,7 +200,7 @@ pub enum LeaseDenied {
     Removed,
 }
 
-/// Why an operator's command failed.
+/// Failure of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum ControlError {
@@ -222,7 +220,7 @@ pub enum ControlError {
     ShuttingDown,
 }
 
-/// Why a canary was not started, or could not be found.
+/// Failure to start or find a canary.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum CanaryError {
@@ -257,7 +255,7 @@ pub enum CanaryError {
     ShuttingDown,
 }
 
-/// Why a process could not be created.
+/// Failure to create a process.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message says what its fields are")]
 pub enum SpawnError {

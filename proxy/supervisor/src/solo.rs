@@ -1,12 +1,12 @@
-//! One llama-server outside of any fleet, for experiments: started and read on request, never replaced.
+//! A single llama-server outside of any fleet, for experiments.
 //!
 //! ```text
 //!     Starter::start ── spawn (nursery, private socket) ── probes ── 200 ──> Solo ── sample, … ── stop
 //!                        └── it ends, or time is over ──> Failure
 //! ```
 //!
-//! The same code starts, probes and reads a backend of a fleet, so measurements are comparable. This module
-//! makes no decisions and sends no requests: callers send to the process's socket.
+//! The same code starts and reads a fleet's backend, so measurements are comparable. Callers send requests to
+//! the process's socket themselves.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -55,20 +55,19 @@ pub struct SoloStarter {
 /// Process to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SoloSpec {
-    /// Binary, arguments without an address, environment.
+    /// Command without an address.
     pub command: ServerCommand,
     /// Number added to our own `oom_score_adj`.
     pub oom_score_adj: i32,
-    /// Kind of address on which the process listens.
+    /// Kind of the process's address.
     pub socket: SocketMode,
     /// Known facts about the binary.
     pub facts: ServerFacts,
 }
 
 impl SoloStarter {
-    /// `runtime_dir` is a private directory for sockets with a short path, created if missing. From
-    /// `lifecycle`, the settings for start, probes and stop apply; from `watch`, the number of kept lines
-    /// and the time limit of a reading.
+    /// `runtime_dir`: private directory for sockets, with a short path. `lifecycle`: only the settings for
+    /// start, probes and stop apply. `watch`: only the number of kept lines and the time limit of a reading.
     ///
     /// # Errors
     ///
@@ -100,13 +99,12 @@ impl SoloStarter {
     ///
     /// # Errors
     ///
-    /// The process ends before it is ready, or is not ready in time. The failure has its last output lines.
+    /// The process ends before it is ready, or is not ready in time.
     pub async fn start(&self, spec: &SoloSpec) -> Result<SoloProcess, Box<BackendFailure>> {
         self.start_unless(spec, std::future::pending()).await.map_err(|unstarted| unstarted.failure)
     }
 
-    /// Starts a process as [`Self::start`] does, until `stop` resolves: then the process is killed and
-    /// reaped. An error includes the exit status, if the process ended before it was ready.
+    /// Starts a process, unless `stop` resolves first: then the process is killed and reaped.
     pub(crate) async fn start_unless(
         &self,
         spec: &SoloSpec,
@@ -123,7 +121,7 @@ impl SoloStarter {
         request.command.args.extend(listen_flags(&endpoint));
         report_file::announce_report(&mut request.command, &socket, true);
         reclaim_file::announce_reclaim(&mut request.command, &socket, false);
-        // Remove what an earlier process left.
+        // An earlier process may have left files.
         drop(SoloFiles(socket.clone()));
         let files = SoloFiles(socket.clone());
         let log = Arc::clone(&said);
@@ -178,7 +176,7 @@ impl SoloStarter {
         self.world.has_gpu()
     }
 
-    /// Available memory of the machine in bytes; `None` if unreadable.
+    /// Available bytes of the machine; `None` if unreadable.
     pub fn available(&self) -> Option<u64> {
         self.world.available_memory()
     }
@@ -195,7 +193,7 @@ async fn until_too_late(process: &dyn BackendProcess, lifecycle: &LifecyclePolic
 #[derive(Debug)]
 pub(crate) struct FailedStart {
     pub(crate) failure: Box<BackendFailure>,
-    /// Exit of the process; `None` if it was never created, or was not ready in time.
+    /// `None` if the process was not created, or not ready in time.
     pub(crate) exit: Option<ProcessExit>,
 }
 
@@ -217,23 +215,23 @@ pub struct SoloProcess {
 /// Complete reading of a process's memory and of the machine.
 #[derive(Clone, Debug)]
 pub struct SoloReading {
-    /// Sample in the form that the policies use.
+    /// Sample for the policies.
     pub sample: BackendSample,
-    /// Bytes of host memory that the process may keep on purpose and that cannot be measured.
+    /// Host memory in bytes that the process may keep on purpose and that cannot be measured.
     pub allowed: u64,
-    /// Why VRAM is unknown on a machine where it should be known.
+    /// Reason for unknown VRAM on a machine that should report it.
     pub vram_unknown: Option<String>,
     /// The GPUs.
     pub devices: Vec<DeviceView>,
     /// Memory of the machine.
     pub totals: Option<HostTotals>,
-    /// Report of the process about its GPU memory, if the build writes one.
+    /// GPU memory report of the process, if its build writes one.
     pub report: Option<CudaReport>,
 }
 
 impl SoloReading {
-    /// Number of captured CUDA graphs, from the process's report; `None` without a report, or if the build
-    /// limits the number, because it may still grow up to that limit.
+    /// Number of captured CUDA graphs. `None` without a report, or if the build limits the number, which may
+    /// then still grow.
     pub fn graphs(&self) -> Option<u64> {
         let report = self.report.as_ref()?;
         let is_limited = report.active.contains(&ActiveFix::GraphCacheCap);
@@ -242,7 +240,7 @@ impl SoloReading {
 }
 
 impl SoloProcess {
-    /// Address on which the process listens.
+    /// Address of the process.
     pub fn endpoint(&self) -> &ListenAddress {
         &self.endpoint
     }
@@ -252,7 +250,7 @@ impl SoloProcess {
         self.key.as_deref()
     }
 
-    /// PID of the process, which is also the id of its process group.
+    /// PID of the process and its group.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
@@ -262,13 +260,12 @@ impl SoloProcess {
         self.ready_after
     }
 
-    /// Properties that the process reported when it was ready.
+    /// Properties of the ready process.
     pub fn props(&self) -> ServerProps {
         self.props
     }
 
-    /// Reads the memory of the process now. The caller passes `work` and `in_flight`, because this module
-    /// does not see the requests.
+    /// Reads the memory now. `work`, `in_flight`: requests, which only the caller sees.
     pub async fn read_sample(
         &self,
         edge: SampleEdge,
@@ -307,31 +304,29 @@ impl SoloProcess {
         lock(&self.said.state).declared.source_sentences()
     }
 
-    /// Last lines of output, oldest first.
+    /// Last output lines, oldest first.
     pub fn last_lines(&self) -> Vec<String> {
         self.said.lines()
     }
 
-    /// The process's output, which stays readable after the process has ended.
+    /// Output, readable also after the end of the process.
     pub fn output(&self) -> Arc<SoloLog> {
         Arc::clone(&self.said)
     }
 
-    /// Waits until the process ends by itself, and returns the failure. May be called repeatedly; the
-    /// future may be dropped.
+    /// Waits until the process ends by itself, and returns the failure. Cancel safe.
     pub async fn until_end(&self) -> BackendFailure {
         self.until_exit().await.1
     }
 
-    /// Waits like [`Self::until_end`], and also returns the exit status.
+    /// Like [`Self::until_end`], with the exit status.
     pub async fn until_exit(&self) -> (ProcessExit, BackendFailure) {
         let exit = self.process.wait().await;
         (exit, self.said.classify_end(&StartEnd::Exited(exit, OomEvidence::Unknown)))
     }
 
-    /// Waits until the process has logged a crash and then neither ends nor answers probes for
-    /// `lifecycle.crash_ends`: some builds wait for a debugger after a crash. Returns the crash line. The
-    /// future may be dropped.
+    /// Waits until a crashed process has neither ended nor answered for `lifecycle.crash_ends`: some builds
+    /// wait for a debugger. Returns the crash line. Cancel safe.
     pub async fn until_crash_hang(&self) -> String {
         let LifecyclePolicy { probe_interval, crash_ends, .. } = self.lifecycle;
         loop {
@@ -340,7 +335,7 @@ impl SoloProcess {
             if self.process.probe(crash_ends).await.is_answer() {
                 continue;
             }
-            // Probe twice: a process that is ending refuses connections too, but only for a moment.
+            // An ending process refuses connections too, but only for a moment.
             tokio::time::sleep(crash_ends).await;
             if !self.process.probe(crash_ends).await.is_answer() {
                 return line;
@@ -348,8 +343,7 @@ impl SoloProcess {
         }
     }
 
-    /// Sends SIGTERM, and SIGKILL after the grace period, and returns the exit status. Close all
-    /// connections to the process first: llama-server waits for them.
+    /// Stops the process and returns its exit. Close all connections first: llama-server waits for them.
     pub async fn stop(self) -> ProcessExit {
         self.process.terminate();
         if let Ok(exit) = tokio::time::timeout(self.lifecycle.stop_grace, self.process.wait()).await {
@@ -360,7 +354,7 @@ impl SoloProcess {
     }
 }
 
-/// Socket and memory report of the process, removed when the process is gone.
+/// Socket and report file, removed after the process.
 #[derive(Debug)]
 struct SoloFiles(PathBuf);
 
@@ -371,7 +365,7 @@ impl Drop for SoloFiles {
     }
 }
 
-/// Output of a process, readable after the process has ended.
+/// Output, readable also after the end of the process.
 #[derive(Debug)]
 pub struct SoloLog {
     limits: Child,
@@ -382,7 +376,7 @@ pub struct SoloLog {
 #[derive(Debug)]
 struct SoloLogState {
     lines: VecDeque<String>,
-    /// Number of lines so far, including lines that are no longer kept.
+    /// Lines so far, with those no longer kept.
     heard: usize,
     declared: DeclaredMemory,
 }
@@ -397,12 +391,12 @@ impl SoloLog {
         Self { limits, given: discreet::known_secrets(command), state: Mutex::new(state) }
     }
 
-    /// Number of lines so far, including lines that are no longer kept.
+    /// Number of lines so far, with those no longer kept.
     pub fn line_count(&self) -> usize {
         lock(&self.state).heard
     }
 
-    /// Lines after the first `heard` lines, as far as kept, oldest first.
+    /// Kept lines after the first `heard` lines, oldest first.
     pub fn lines_since(&self, heard: usize) -> Vec<String> {
         let state = lock(&self.state);
         let new = state.heard.saturating_sub(heard);
@@ -414,7 +408,7 @@ impl SoloLog {
         if declared_memory::is_memory_line(&line) {
             state.declared.apply_log_line(&line);
         }
-        // Remove secrets: kept lines go into reports that may be published.
+        // Reports with these lines may be published.
         let line = secrets::redact_text(&self.given.redact(line));
         tracing::debug!(target: "llama_server", "{line}");
         state.heard += 1;
@@ -424,7 +418,7 @@ impl SoloLog {
         state.lines.push_back(line);
     }
 
-    /// Records that the process is ready, because default sizes of its memory pools depend on the build.
+    /// Updates the declared memory: default sizes depend on the build.
     fn note_ready(&self, command: &ServerCommand, props: ServerProps, available: Option<u64>) {
         let mut state = lock(&self.state);
         if props.build.is_some() {

@@ -1,5 +1,4 @@
-//! Inputs of the supervisor: models, how to run them, and directories. Plain comparable data, so that a
-//! reload can tell which models changed.
+//! Inputs of the supervisor. They are plain comparable data, so that a reload can tell which models changed.
 
 use std::ffi::OsString;
 use std::ops::{Deref, DerefMut};
@@ -27,32 +26,31 @@ use crate::origin::RemoteOrigin;
 /// Command that runs llama-server for one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ServerCommand {
-    /// Words before the binary: a program that executes the binary in the end, such as `nice -n 5`.
+    /// Words before the binary, such as `nice -n 5`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wrapper: Vec<String>,
     /// The llama-server binary.
     pub binary: PathBuf,
-    /// Arguments without `--host` and `--port`: the supervisor chooses the address.
+    /// Arguments without `--host` and `--port`.
     pub args: Vec<String>,
-    /// Variables added to our own environment.
+    /// Variables added to our environment.
     pub env: Vec<(String, String)>,
-    /// Variables of our own environment that the process must not inherit. A variable named here is not
-    /// passed even if `env` sets it.
+    /// Variables of our environment that are not inherited, even if `env` sets them.
     pub env_remove: Vec<String>,
-    /// Working directory of the process; `None`: our own.
+    /// Working directory; `None`: ours.
     pub directory: Option<PathBuf>,
 }
 
-/// Name of llama.cpp's combined program, and its subcommand that runs llama-server.
+/// llama.cpp's combined program, and its subcommand that runs llama-server.
 const UNIFIED_PROGRAM: (&str, &str) = ("llama", "serve");
 
 impl ServerCommand {
-    /// Command with only a binary: no wrapper, no arguments, our environment and working directory.
+    /// Command with a binary only.
     pub fn from_binary(binary: PathBuf) -> Self {
         Self { binary, ..Self::default() }
     }
 
-    /// Words before `args`: wrapper, binary, and `serve` if llama.cpp's combined program needs it added.
+    /// Words before `args`: wrapper, binary, and `serve` for llama.cpp's combined program.
     pub fn program_words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = self.wrapper.iter().map(OsString::from).collect();
         words.push(self.binary.clone().into_os_string());
@@ -63,32 +61,29 @@ impl ServerCommand {
         words
     }
 
-    /// Value of a variable in the command's own environment. If a variable is given twice, the last value
-    /// counts.
+    /// Last value of a variable in the command's own environment.
     pub(crate) fn own_variable(&self, name: &str) -> Option<&str> {
         self.env.iter().rfind(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// Path as the process sees it: a relative one is in its working directory.
+    /// Resolves a path relative to the process's working directory.
     pub(crate) fn resolve_path(&self, path: &str) -> PathBuf {
         self.directory.as_ref().map_or_else(|| path.into(), |directory| directory.join(path))
     }
 
-    /// Sets a variable that names one of our files, or removes the variable if there is no file; a value in
-    /// the command's own environment stays.
+    /// Sets a variable to one of our files, or removes it. The command's own value stays.
     pub(crate) fn announce_file(&mut self, variable: &str, file: Option<PathBuf>) {
         if self.own_variable(variable).is_some() {
             return;
         }
         match file {
             Some(file) => self.env.push((variable.to_owned(), file.to_string_lossy().into_owned())),
-            // Remove an inherited value, which would give several processes the same file.
+            // An inherited value would give several processes the same file.
             None => self.env_remove.push(variable.to_owned()),
         }
     }
 
-    /// Moves all words after the first into the arguments, for a version of llama-warden that knows no
-    /// wrapper.
+    /// Moves all words after the first into the arguments, for a version of llama-warden without wrappers.
     pub(crate) fn without_wrapper(self) -> Self {
         let mut words = self.program_words().into_iter();
         let binary = words.next().map(PathBuf::from).unwrap_or_default();
@@ -102,14 +97,14 @@ impl ServerCommand {
 pub struct SpawnRequest {
     /// Binary, all arguments, environment, directory.
     pub command: ServerCommand,
-    /// Number added to our own `oom_score_adj`; the sum is kept within -1000 to 1000.
+    /// Number added to our own `oom_score_adj`; the sum is limited to -1000..=1000.
     pub oom_score_adj: i32,
 }
 
 /// Handling of prompts that do not fit into memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdmissionSpec {
-    /// Reaction to such a prompt: ignore the shortage, warn, or do not send the prompt.
+    /// Reaction to such a prompt.
     pub mode: AdmissionMode,
     /// Limits and factors for predicting a prompt's memory.
     pub policy: AdmissionPolicy,
@@ -128,18 +123,17 @@ pub struct ModelSpec {
     pub run: defaults::Model,
     /// Limits of the queue.
     pub queue: defaults::Queue,
-    /// Maximum number of simultaneous slot requests per process; `None`: the number of its slots.
+    /// Maximum concurrent slot requests per process; `None`: the number of its slots.
     pub max_in_flight: Option<u32>,
     /// Unload after this time without a request; `None`: never.
     pub ttl: Option<Duration>,
-    /// Memory needs, and models that may be loaded together with this one. `run` has the number of
-    /// processes.
+    /// Memory needs, and models that may be loaded together with this one.
     pub loading: loading::LoadSpec,
-    /// Arguments that are added if the model does not fit into memory.
+    /// Arguments to add if the model does not fit into memory.
     pub fallback: Option<FallbackSpec>,
-    /// Options that may help the server start if it dies while loading, the cheapest and likeliest first.
+    /// Options for a server that dies while loading, the cheapest and likeliest first.
     pub start_switches: Vec<StartSwitch>,
-    /// True if we choose the model's GPUs, because neither its command nor its environment names any.
+    /// True if the command leaves the choice of GPUs to the supervisor.
     pub choose_gpus: bool,
     /// Crash handling and deadlines.
     pub lifecycle: LifecyclePolicy,
@@ -151,17 +145,15 @@ pub struct ModelSpec {
     pub quarantine: QuarantinePolicy,
     /// Number added to the child's `oom_score_adj`, -1000 to 1000.
     pub oom_score_adj: i32,
-    /// Model whose canary this is; clients cannot request a canary. `None` for an ordinary model.
+    /// Model whose canary this is, if any.
     pub canary_of: Option<ModelName>,
 }
 
-/// Settings of one model, shared by the configuration, the fleet and the model's task. At 2.5 KiB a model,
-/// copies would cost a fleet of 1,000 models 10 MiB. A holder copies the settings before it changes one.
+/// Settings of one model, shared because they take 2.5 KiB. A holder copies them before a change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedSpec {
     settings: Arc<ModelSpec>,
-    /// Known facts about the binary; [`Fleet::learn_facts`](crate::Fleet::learn_facts) adds facts measured
-    /// later. Changed facts do not cause a replacement of the process.
+    /// Known facts about the binary. Changed facts cause no replacement.
     pub facts: ServerFacts,
 }
 
@@ -191,13 +183,13 @@ impl DerefMut for SharedSpec {
 pub struct CanarySpec {
     /// The llama-server binary.
     pub binary: PathBuf,
-    /// Id of the build in the store, if it is in the store.
+    /// Id of the build, if it is in the store.
     pub build: Option<String>,
     /// Known facts about the binary.
     pub facts: ServerFacts,
     /// Share of the model's conversations that the canary answers, above 0.
     pub share: f64,
-    /// Duration of the trial, and thresholds at which the build counts as worse.
+    /// Duration of the trial, and thresholds for a worse build.
     pub numbers: canary::CanaryConfig,
 }
 
@@ -214,29 +206,29 @@ pub struct RemoteSpec {
     pub model: String,
     /// Limits of the queue.
     pub queue: defaults::Queue,
-    /// Maximum number of simultaneous requests, at least 1.
+    /// Maximum concurrent requests, at least 1.
     pub max_in_flight: u32,
     /// Intervals and limits for probing the endpoint.
     pub numbers: defaults::Remote,
 }
 
-/// Arguments for starting a model that does not fit into memory, or dies while it loads.
+/// Arguments for a model that does not fit into memory or dies while it loads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FallbackSpec {
-    /// Arguments appended to the configured ones, so that they take precedence.
+    /// Arguments appended to the configured ones, which take precedence.
     pub args: Vec<String>,
-    /// Memory that one process needs with these arguments, as far as known.
+    /// Memory needs of one process with these arguments, if known.
     pub needs: Option<MemoryNeeds>,
 }
 
 /// Configuration of a fleet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FleetConfig {
-    /// Models, in the order in which clients see them.
+    /// Models in listed order.
     pub models: Vec<SharedSpec>,
-    /// Remote models, listed after the local models.
+    /// Remote models, listed after the local ones.
     pub remotes: Vec<RemoteSpec>,
-    /// If there is exactly one model, every requested name means that model, as in llama-server.
+    /// If there is exactly one model, every name means it, as in llama-server.
     pub any_name: bool,
     /// Budgets over all processes together.
     pub shared: SharedBudgets,
@@ -248,8 +240,8 @@ pub struct FleetConfig {
     pub health: HealthPolicy,
     /// Default parameters of canaries.
     pub canary: canary::CanaryConfig,
-    /// Private directory (mode 0700) for the children's sockets and memory reports. The path must be short:
-    /// a Unix socket's path has at most 107 bytes.
+    /// Private directory (mode 0700) for sockets and memory reports. A Unix socket's path has at most 107
+    /// bytes.
     pub runtime_dir: PathBuf,
     /// Directory of the ledger, recordings and data of earlier runs.
     pub state_dir: PathBuf,
@@ -267,8 +259,8 @@ impl FleetConfig {
     }
 }
 
-/// Budgets for the memory of all our processes together: on the host, and on each GPU. If one is exceeded,
-/// the process whose replacement frees most memory is replaced.
+/// Budgets for the memory of all our processes. If one is exceeded, the process that frees most memory is
+/// replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SharedBudgets {
     /// Host memory above which one process is replaced when quiet.

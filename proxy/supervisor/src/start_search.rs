@@ -1,5 +1,4 @@
-//! Runs the search for an option that lets a dying server start: one process at a time, each ended before
-//! the next.
+//! Searches for an option that lets a dying server start. Processes run one at a time.
 //!
 //! ```text
 //!     StartSearch ── as configured, or with an option ──> Starter ── result ──> StartSearch ── … ──> finding
@@ -28,9 +27,8 @@ pub struct StartSearchRun {
 }
 
 impl StartSearchRun {
-    /// Searches until there is a finding, the time is over, or `stop` is cancelled. Dropping the future
-    /// kills the process under test. `watch` is called before each start with the option, or `None` for the
-    /// configured command.
+    /// Searches until a finding, the time limit, or `stop`. Dropping the future kills the process. `watch` is
+    /// called before each start with the option, or `None` for the configured command.
     pub async fn run(
         self,
         starter: &SoloStarter,
@@ -87,11 +85,10 @@ async fn attempt_start(
     }
 }
 
-/// Description of a death during the start that an option may avoid. Such a death is a signal of the process
-/// itself, an exit code that stands for such a signal, or a logged crash. `None` for failures with a known
-/// cause (memory, a file, a flag).
+/// Description of a death that an option may avoid: a signal of the process itself, an exit code for such a
+/// signal, or a logged crash. `None` for failures with a known cause (memory, a file, a flag).
 pub(crate) fn death_at_load(exit: Option<ProcessExit>, failure: &BackendFailure) -> Option<String> {
-    /// Exit codes that a shell returns for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
+    /// Exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
     const SHELL_SIGNAL_CODES: [i32; 6] = [132, 133, 134, 135, 136, 139];
     let exit = exit.filter(|exit| exit.is_self_inflicted())?;
     let line = failure::crash_line(&failure.lines);
@@ -105,7 +102,7 @@ pub(crate) fn death_at_load(exit: Option<ProcessExit>, failure: &BackendFailure)
     (died && nameless).then(|| format!("{exit}{line}"))
 }
 
-/// True if the text of a failure suggests a death for which a search is worthwhile.
+/// True if a failure may be a death for which a search is worthwhile.
 pub fn may_be_load_death(failure: &BackendFailure) -> bool {
     failure.kind == FailureKind::Signal || failure::crash_line(&failure.lines).is_some()
 }

@@ -1,6 +1,5 @@
-//! Locking. A poisoned lock (its holder panicked) is used as before. The data are counters and queues that
-//! every step leaves consistent. Refusing to use them would turn one failed request into a model that serves
-//! none.
+//! Locking. A poisoned lock (its holder panicked) is used as before, because every step leaves the data
+//! consistent. Otherwise one failed request would stop a whole model.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -5,12 +5,10 @@
 //!              └── queue full, or no thread at all: an error, at once
 //! ```
 //!
-//! Each kind of job has its own threads, because a resource that hangs blocks all threads that use it: a
-//! dead mount must not delay a reading of `/proc`. The threads are started once and stay. tokio's own
-//! blocking threads come and go, and tokio panics if the system cannot start one.
+//! Each kind of job has its own threads, because a hanging resource blocks all threads that use it. The
+//! threads are started once and stay: tokio panics if the system cannot start one of its blocking threads.
 //!
-//! The most recently idle thread gets the next job, so that few threads are used: heap memory that a thread
-//! has used stays with that thread.
+//! The most recently idle thread gets the next job: heap memory that a thread has used stays with it.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -28,13 +26,13 @@ use crate::sync::lock;
 /// Resource that a job may wait for. Jobs of one kind share threads; different kinds never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkKind {
-    /// `/proc` and control groups. If a process hangs in the kernel, reading its files can block.
+    /// `/proc` and control groups, which may block while a process hangs in the kernel.
     Kernel,
     /// Libraries of GPU drivers.
     Driver,
-    /// Folders and files of models, programs, libraries and saved slots, on local or network disks.
+    /// Files of models, programs, libraries and saved slots.
     ModelFiles,
-    /// Configuration file and files that it names: certificates, log files, the next program to run.
+    /// Configuration file and the files that it names.
     Configuration,
     /// Reads of the state directory. A separate thread does the writes.
     StateFiles,
@@ -42,7 +40,7 @@ pub enum WorkKind {
     Names,
     /// Messages between two instances during a handover.
     HandOver,
-    /// Building of long pages: uses no disk, but would keep a serving thread busy for too long.
+    /// Long pages, which would keep a serving thread busy for too long.
     Pages,
 }
 
@@ -54,15 +52,15 @@ impl WorkKind {
 
 /// Thread pools, in the order of [`WorkKind`]. With a second thread, a kind continues while one job hangs.
 static POOLS: [WorkPool; 8] = [
-    // Each process is read every few seconds, which takes some milliseconds.
+    // Reading a process takes some milliseconds every few seconds.
     WorkPool::new("work-kernel", 2, 4096),
-    // A thread for a full reading, and another for a reading of free memory: callers run at most one of each.
+    // Two threads: at most one full reading and one reading of free memory run at the same time.
     WorkPool::new("work-driver", 2, 4),
-    // A thread each for checking the folders, for reading files ahead, and for checks before starts.
+    // Three threads: for checking folders, for reading files ahead, and for checks before starts.
     WorkPool::new("work-models", 3, 256),
-    // A thread for reading the whole configuration, and another for everything else.
+    // Two threads: for reading the whole configuration, and for everything else.
     WorkPool::new("work-config", 2, 16),
-    // All files are on one disk: if it hangs, a second thread would hang, too.
+    // All files are on one disk, so a second thread would hang too.
     WorkPool::new("work-state", 1, 16),
     WorkPool::new("work-names", 2, 64),
     // A handover has as few jobs as a change of the configuration.
@@ -70,7 +68,7 @@ static POOLS: [WorkPool; 8] = [
     WorkPool::new("work-pages", 1, 64),
 ];
 
-/// Why a job was not done. A retry may succeed.
+/// Reason why a job was not done. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
     /// All threads are busy and the queue is full.
@@ -101,7 +99,7 @@ struct WorkPool {
 
 struct WorkQueue {
     jobs: VecDeque<WorkJob>,
-    /// Idle threads; the last one became idle most recently.
+    /// Idle threads. The last one became idle most recently.
     resting: Vec<mpsc::Sender<WorkJob>>,
     started: usize,
 }
@@ -125,7 +123,7 @@ impl WorkPool {
         Ok(())
     }
 
-    /// Loop of a worker thread: waits for a job, runs the job, and takes further jobs from the queue.
+    /// Runs jobs from the queue, and waits for more.
     fn work_loop(&self, seat: &mpsc::Sender<WorkJob>, given: &mpsc::Receiver<WorkJob>) {
         while let Ok(job) = given.recv() {
             run_guarded(job);
@@ -175,11 +173,11 @@ fn panic_words(panic: &(dyn Any + Send)) -> &str {
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown")
 }
 
-/// Starts all threads now, before the system may run out of threads.
+/// Starts all threads now, while the system has some.
 ///
 /// # Errors
 ///
-/// The system cannot start a thread. Each later job tries again to start the missing threads.
+/// The system cannot start a thread. Later jobs try again.
 pub fn start_worker_threads() -> Result<(), WorkError> {
     for pool in &POOLS {
         pool.start_threads(&mut lock(&pool.queue)).map_err(|error| WorkError::NoThread(pool.name, error))?;
@@ -187,7 +185,7 @@ pub fn start_worker_threads() -> Result<(), WorkError> {
     Ok(())
 }
 
-/// Future for the result of a job. Dropping it cancels the job if the job has not begun.
+/// Result of a job. Dropping it cancels a job that has not begun.
 pub type PendingWork<T> = BoxFuture<'static, Result<T, WorkError>>;
 
 /// Runs a job on a thread of this kind.
@@ -209,7 +207,7 @@ fn run_in_pool<T: Send + 'static>(
         if reply.is_closed() {
             return;
         }
-        // Sending fails if the caller no longer waits for the result.
+        // Sending fails if the caller no longer waits.
         let _left = reply.send(job());
         #[cfg(test)]
         drop(held);
@@ -221,7 +219,7 @@ fn run_in_pool<T: Send + 'static>(
     })
 }
 
-/// Runs a job without a result on a thread of this kind, however long it takes.
+/// Runs a job without a result on a thread of this kind.
 ///
 /// # Errors
 ///
@@ -230,8 +228,8 @@ pub fn run_detached(kind: WorkKind, job: impl FnOnce() + Send + 'static) -> Resu
     kind.pool().submit(Box::new(job))
 }
 
-/// Runs a job on a thread of this kind, and blocks until the result is there, at most for `limit`; needs no
-/// async runtime. Meant for jobs that take microseconds unless a disk hangs.
+/// Runs a job on a thread of this kind, and blocks for its result, at most for `limit`. Meant for jobs that
+/// take microseconds unless a disk hangs.
 pub(crate) fn run_briefly<T: Send + 'static>(
     kind: WorkKind,
     limit: Duration,
@@ -242,7 +240,7 @@ pub(crate) fn run_briefly<T: Send + 'static>(
     result.recv_timeout(limit).ok()
 }
 
-/// Addresses of a host. An IP address given in place of a name needs no lookup.
+/// Addresses of a host. An IP address needs no lookup.
 ///
 /// # Errors
 ///

@@ -1,6 +1,5 @@
-//! Canaries: trials of another build of llama-server next to a model's own. A canary is a model of its own
-//! in the fleet, with the settings of the model that it tries but another binary. So it has processes,
-//! leases, memory, health and events like any model, but clients cannot request it by name.
+//! Canaries: trials of another build of llama-server next to a model's own. A canary is a model with its own
+//! processes, leases and events and the settings of the model under trial. Clients cannot request it by name.
 //!
 //! ```text
 //!     start ── no room ──────────────────────────────> refused, with numbers
@@ -12,8 +11,8 @@
 //!     ended: clients use the model's own build alone; the canary drains; ledger, event, `status`
 //! ```
 //!
-//! Lock order: take the lock of `RosterChange` before any lock of this file. The trial's lock is held
-//! briefly, and no lock is taken while it is held.
+//! Lock order: take the lock of `RosterChange` before any lock of this file, and no lock while holding the
+//! trial's lock.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -44,7 +43,6 @@ pub(super) fn canary_name(model: &ModelName) -> ModelName {
     ModelName::new(format!("{model}{CANARY_SUFFIX}"))
 }
 
-/// Running canaries, and the last canary of each model.
 #[derive(Debug, Default)]
 pub(super) struct CanarySet {
     running: ArcSwap<QuickMap<ModelName, Arc<RunningCanary>>>,
@@ -53,14 +51,13 @@ pub(super) struct CanarySet {
     seeds: AtomicU64,
 }
 
-/// Stage of a canary, for tasks that wait for one. A canary never returns to an earlier stage.
+/// Stage of a canary, which only advances.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum CanaryStage {
     /// The canary waits for room in memory.
     Waits,
-    /// The canary's process was created.
     Starts,
-    /// The canary's process has been ready.
+    /// The process has been ready.
     Runs,
     Ended(Box<CanaryView>),
 }
@@ -71,13 +68,13 @@ pub(super) struct RunningCanary {
     pub(super) name: ModelName,
     pub(super) spec: CanarySpec,
     seed: u64,
-    /// Newest generation of the fleet before the canary's first process.
+    /// Newest generation before the canary's first process.
     pub(super) after: GenerationId,
     began: Instant,
     began_at: String,
     pub(super) trial: Mutex<CanaryTrial>,
     pub(super) stage: watch::Sender<CanaryStage>,
-    /// Wakes the canary's task after a result of a request was recorded.
+    /// Wakes the canary's task after a recorded result.
     pub(super) recorded: tokio::sync::Notify,
 }
 
@@ -102,7 +99,7 @@ impl RunningCanary {
         self.began.elapsed()
     }
 
-    /// Sets a later stage. Does nothing if the canary has reached that stage already.
+    /// Does nothing if the canary has reached the stage already.
     pub(super) fn advance_to(&self, now: CanaryStage) {
         let rank = |stage: &CanaryStage| match stage {
             CanaryStage::Waits => 0,
@@ -154,27 +151,25 @@ impl RunningCanary {
 pub struct CanaryRoute {
     /// Name of the canary, by which leases are requested.
     pub name: ModelName,
-    /// Share of conversations that the canary answers.
+    /// Share of conversations for the canary.
     pub share: f64,
     /// Seed for choosing conversations, different for each canary.
     pub seed: u64,
-    /// Time to wait for the beginning of the canary's answer before the model's own build is used.
+    /// Time limit for the begin of the canary's answer; after it, the model's own build answers.
     pub patience: Duration,
 }
 
 impl CanaryRoute {
-    /// True if the canary answers this conversation. The result is the same for each turn of the
-    /// conversation.
+    /// True if the canary answers this conversation, for each of its turns.
     pub fn takes_conversation(&self, conversation: u64) -> bool {
-        // Mix the bits, because the hash may not be uniformly distributed.
+        // The hash may not be uniformly distributed, so mix its bits.
         SplitMix::new(conversation ^ self.seed).chance(self.share)
     }
 }
 
 impl Fleet {
-    /// Running canary of a model, if any; cheap while the fleet has none. Also `None` while
-    /// clients have changed settings in the model's own processes, because the canary's processes lack
-    /// those settings.
+    /// Running canary of a model; cheap without canaries. Also `None` while clients have changed settings in
+    /// the model's own processes, because the canary lacks them.
     pub fn canary(&self, model: &ModelName) -> Option<CanaryRoute> {
         let running = self.inner.running_canary(model)?;
         if !self.inner.model_leases(model).ok()?.settings.are_untouched() {
@@ -189,8 +184,7 @@ impl Fleet {
         })
     }
 
-    /// Records the end of a request to a model that has a canary, no matter which build answered. Without
-    /// effect if the model has none.
+    /// Records the end of a request by either build. Does nothing for a model without a canary.
     pub fn note_exchange(&self, model: &ModelName, exchange: &TrialExchange) {
         if let Some(running) = self.inner.running_canary(model)
             && *running.stage.borrow() == CanaryStage::Runs
@@ -200,14 +194,12 @@ impl Fleet {
         }
     }
 
-    /// Returns a lease if one is available at once. Never waits in the queue, and never causes the model to
-    /// be loaded.
+    /// Returns a lease without waiting and without loading the model.
     pub fn lease_now(&self, model: &ModelName, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
         self.inner.model_leases(model).ok()?.lease_now(kind, tokens)
     }
 
-    /// Starts a trial of another build next to a model's own. Resolves when the canary's process is being
-    /// started.
+    /// Starts a canary. Resolves when the canary's process is being started.
     ///
     /// # Errors
     ///
@@ -216,7 +208,7 @@ impl Fleet {
     pub async fn start_canary(&self, model: &str, spec: CanarySpec) -> Result<CanaryView, CanaryError> {
         let inner = Arc::clone(&self.inner);
         let model = self.inner.roster.load().resolve(Some(model))?;
-        // Run in a separate task, so that the start is completed even if the caller leaves.
+        // A separate task completes the start even if the caller leaves.
         let task = self.inner.tasks.spawn(async move { inner.begin_canary(model, spec).await });
         let running = task.await.unwrap_or(Err(CanaryError::ShuttingDown))?;
         let mut stage = running.stage.subscribe();
@@ -230,8 +222,7 @@ impl Fleet {
         }
     }
 
-    /// Ends the canary of a model. Resolves when the canary gets no new requests; running ones are still
-    /// answered.
+    /// Ends the canary of a model. Resolves when it gets no new requests; running ones are still answered.
     ///
     /// # Errors
     ///
@@ -256,7 +247,7 @@ impl Fleet {
         }
     }
 
-    /// View of a model's canary: the running one, or else the last one.
+    /// Running or last canary of a model.
     ///
     /// # Errors
     ///
@@ -304,7 +295,7 @@ impl FleetInner {
         change.canaries = with;
         let seed = self.canaries.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
         let running = Arc::new(RunningCanary::new(model.clone(), spec, seed, self.context.last_generation()));
-        // Begin to watch before the canary's task exists, so that no event is missed.
+        // Watch before the canary's task exists, so that no event is missed.
         self.tasks.spawn(Arc::clone(self).watch_canary(Arc::clone(&running)));
         self.canaries.insert(&running);
         let began = EventKind::CanaryBegan { binary: running.spec.binary.clone(), share: Some(share) };
@@ -314,7 +305,7 @@ impl FleetInner {
         Ok(running)
     }
 
-    /// Ends a canary. If several callers try, only the first one ends it.
+    /// Ends a canary, unless another caller has ended it.
     pub(super) async fn end_canary(&self, running: &Arc<RunningCanary>, verdict: CanaryVerdict) {
         let mut change = self.change.lock().await;
         if change.canaries.contains_key(&running.model) && self.conclude_canary(running, verdict) {
@@ -324,7 +315,7 @@ impl FleetInner {
         }
     }
 
-    /// Stops sending new requests to a canary, and stores its result. Returns false if that was done before.
+    /// Sends no new requests to a canary, and stores its result. Returns false if it was concluded before.
     pub(super) fn conclude_canary(&self, running: &Arc<RunningCanary>, verdict: CanaryVerdict) -> bool {
         if !self.canaries.remove(running) {
             return false;
@@ -351,7 +342,7 @@ impl FleetInner {
         }
     }
 
-    /// Ends canaries that are not possible with a new configuration.
+    /// Ends canaries that a new configuration does not allow.
     pub(super) fn keep_canaries(&self, change: &mut RosterChange, new: &FleetConfig) {
         for running in self.canaries.all_running() {
             let before = change.configured.model(&running.model);
@@ -414,8 +405,7 @@ pub(super) fn with_canaries(
     config
 }
 
-/// Settings of a canary: those of its model, except for names, binary, number of processes, loading, and
-/// conversations.
+/// Settings of a canary: those of its model, with another name, binary and loading and one process.
 fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     let mut spec = base.clone();
     spec.name = canary_name(&base.name);
@@ -423,14 +413,14 @@ fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     spec.canary_of = Some(base.name.clone());
     spec.command.binary.clone_from(&canary.binary);
     (spec.run.replicas, spec.run.preload, spec.run.pin) = (1, true, false);
-    // Do not carry conversations over: after the canary they return to the model's own build.
+    // The conversations return to the model's own build after the trial.
     spec.run.warm = warden_policies::modes::WarmMode::Off;
     (spec.ttl, spec.fallback) = (None, None);
     spec.loading.guest = true;
     (spec.loading.pin, spec.loading.ttl) = (false, None);
     spec.loading.companions.clear();
     if let Some(needs) = &mut spec.loading.needs {
-        // The mapped model file is in memory already, because the model's own process maps it.
+        // The model's own process has the mapped model file in memory already.
         needs.mapped = 0;
     }
     spec

@@ -6,7 +6,7 @@
 //!     the next:            starts ────┴── adopts, probes ── ready ┴── begins ── decides ...
 //! ```
 //!
-//! Between freezing and letting go, no decisions are made; this instance serves requests as usual.
+//! Between freezing and letting go, no instance makes decisions; this instance still serves requests.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -37,7 +37,7 @@ use crate::sync::lock;
 
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Everything that a fleet hands over to the fleet of the next instance.
+/// Everything that a fleet hands over to the next instance.
 #[derive(Debug)]
 pub struct FleetWill {
     record: FleetRecord,
@@ -46,12 +46,12 @@ pub struct FleetWill {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct FleetRecord {
-    /// Time since boot when the first instance's fleet started.
+    /// Time from the machine's boot to the start of the first instance's fleet.
     began: Duration,
     generations: u64,
 }
 
-/// Serialized piece of a will. All pieces and their files together make up the will.
+/// Serialized piece of a will, which may have files.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WillPiece(WillPart);
@@ -61,12 +61,12 @@ pub struct WillPiece(WillPart);
 enum WillPart {
     Fleet(FleetRecord),
     Model(Box<WillRecord>),
-    /// Process of the model in the preceding piece. Its files accompany the piece.
+    /// Process of the model in the preceding piece, with its files.
     Process(Box<HeirRecord>),
 }
 
 impl FleetWill {
-    /// Splits the will into pieces with at most three files each.
+    /// Splits the will into pieces of at most three files.
     pub fn into_pieces(self) -> impl Iterator<Item = (WillPiece, Vec<OwnedFd>)> {
         let model = |will: ModelWill| {
             let heirs = will.heirs.into_iter();
@@ -78,7 +78,7 @@ impl FleetWill {
             .map(|(piece, files)| (WillPiece(piece), files))
     }
 
-    /// Joins the pieces to a will. `None` if pieces are missing.
+    /// Returns `None` if pieces are missing.
     pub fn from_pieces(pieces: impl IntoIterator<Item = (WillPiece, Vec<OwnedFd>)>) -> Option<Self> {
         let mut pieces = pieces.into_iter();
         let (WillPiece(WillPart::Fleet(record)), _) = pieces.next()? else { return None };
@@ -116,44 +116,41 @@ impl FleetWill {
     }
 }
 
-/// Requests that another instance has in a generation.
+/// Requests of another instance in a generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RemoteCount {
     model: String,
     generation: GenerationId,
     in_flight: u32,
-    /// True if the other instance may still send new requests to the generation.
+    /// True if the other instance may send new requests to the generation.
     #[serde(default)]
     open: bool,
-    /// Total work that the generation has done for the other instance.
+    /// Work of the generation for the other instance.
     work: WorkDone,
 }
 
-/// Settings that clients of another instance made in a model's processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct ChangedSettings {
     model: String,
-    /// Settings that were small enough to be kept, and that the next instance does not know yet.
+    /// Settings that were kept and are new to the next instance.
     #[serde(default)]
     settings: Vec<InheritedSetting>,
 }
 
-/// Remaining work of an instance that has released its processes.
+/// Work left in an instance that has released its processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RemainingWork {
     counts: Vec<RemoteCount>,
-    /// Number of waiting requests by model. The requests need a process of the deciding instance.
+    /// Waiting requests by model, which need a process of the deciding instance.
     #[serde(default)]
     waiting: BTreeMap<String, usize>,
-    /// Total number of requests that had to wait, by model. The total reveals a new request even if another
-    /// one left at the same time.
+    /// Requests that had to wait so far, by model: the total shows a new request even if another one left.
     #[serde(default)]
     came: BTreeMap<String, u64>,
-    /// Models in whose processes clients made settings; the settings have to be applied to all processes of
-    /// the model.
+    /// Models in whose processes clients made settings, to be applied to all processes of the model.
     #[serde(default)]
     touched: Vec<ChangedSettings>,
-    /// True while a still earlier instance lives and reports its remaining work to this one.
+    /// True while a still earlier instance reports its remaining work to this one.
     #[serde(default)]
     elders: bool,
 }
@@ -165,27 +162,25 @@ impl RemainingWork {
     }
 }
 
-/// Slots that are kept occupied here for requests of another instance, while that instance lives.
+/// Slots that are kept occupied here for requests of a living other instance.
 #[derive(Debug)]
 pub struct SlotShares {
     fleet: Arc<FleetInner>,
     held: HashMap<GenerationId, (Vec<Lease>, WorkDone)>,
-    /// Number of the last setting received, by model and route.
+    /// Number of the last received setting, by model and route.
     set: HashMap<(String, String), u64>,
-    /// Models with settings made in the other instance. If such a model is unloaded and started again, the
-    /// new process has only the settings of its command.
+    /// Models with settings of the other instance. A new process has only the settings of its command.
     touched: HashSet<String>,
-    /// Models to which remaining work was applied.
     known: Vec<Arc<ModelHandle>>,
 }
 
-/// A fleet that makes no decisions. Dropping this value lets the fleet decide again.
+/// Fleet that makes no decisions until this value is dropped.
 #[derive(Debug)]
 #[must_use = "dropped, the fleet decides again"]
 pub struct FrozenFleet<'a>(Option<&'a FleetInner>);
 
 impl FrozenFleet<'_> {
-    /// Completes the handover: the fleet never decides again.
+    /// Completes the handover: this fleet never decides again.
     pub fn complete_handover(mut self) {
         self.0 = None;
     }
@@ -200,35 +195,35 @@ impl Drop for FrozenFleet<'_> {
     }
 }
 
-/// Handover of a fleet's processes between two instances of the program.
+/// Handover between two instances of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct FleetHandover<'a> {
     inner: &'a Arc<FleetInner>,
 }
 
 impl Fleet {
-    /// Handover of the processes, to the next instance or from the previous one.
+    /// Handover to the next instance, or from the previous one.
     pub fn handover(&self) -> FleetHandover<'_> {
         FleetHandover { inner: &self.inner }
     }
 }
 
 impl<'a> FleetHandover<'a> {
-    /// Models of the other instance that have running processes but are not configured here, so that no
-    /// task would end the processes.
+    /// Models of the other instance with running processes that are not configured here: no task would end
+    /// these processes.
     pub fn unclaimed_models(self) -> Vec<String> {
         let will = lock(&self.inner.will);
         let left = will.iter().flat_map(|will| &will.models).filter(|model| !model.heirs.is_empty());
         left.map(|model| model.record.name.clone()).collect()
     }
 
-    /// Stops decisions and returns the will; requests continue. Waits until the deadline for running
-    /// actions to end. Dropping the future lets the fleet continue as before.
+    /// Stops decisions and returns the will, while requests continue. Waits until the deadline for running
+    /// actions. Cancel safe: dropping the future lets the fleet decide again.
     ///
     /// # Errors
     ///
-    /// The fleet is shutting down, or actions were still running at the deadline; the text tells which. The
-    /// fleet continues as before.
+    /// The fleet is shutting down, or the named actions were still running at the deadline. The fleet
+    /// continues as before.
     pub async fn prepare_handover(self, deadline: Instant) -> Result<(FleetWill, FrozenFleet<'a>), String> {
         let inner = self.inner;
         if inner.ending.swap(true, Ordering::SeqCst) {
@@ -252,7 +247,7 @@ impl<'a> FleetHandover<'a> {
         }
     }
 
-    /// Leaves the processes to the next instance. Leases and waiting requests of this instance continue.
+    /// Leaves the processes to the next instance. Leases and waiting requests here continue.
     pub async fn release_processes(self) {
         self.inner.loader_ends.cancel();
         for handle in self.inner.own_models() {
@@ -263,8 +258,7 @@ impl<'a> FleetHandover<'a> {
         }
     }
 
-    /// Ends all tasks, after [`Self::release_processes`] and when no request runs here. The processes live
-    /// on.
+    /// Ends all tasks after [`Self::release_processes`] and the last request. The processes continue.
     pub async fn disband(self) {
         self.inner.send_all(|| ControlMessage::Disband);
         let until = Instant::now();
@@ -275,14 +269,13 @@ impl<'a> FleetHandover<'a> {
         self.inner.tasks.wait().await;
     }
 
-    /// Refuses new requests, unless a slot is free at once. Called after [`Self::release_processes`].
+    /// After [`Self::release_processes`]: refuses new requests, unless a slot is free at once.
     pub fn close_queues(self) {
         let now = Instant::now();
         self.inner.send_all(|| ControlMessage::Shutdown(now));
     }
 
-    /// Waits until all processes taken over from the previous instance answer. Returns false at the
-    /// deadline.
+    /// Waits until all adopted processes answer. Returns false at the deadline.
     pub async fn has_adopted(self, deadline: Instant) -> bool {
         let mut views = self.inner.context.publisher.subscribe();
         loop {
@@ -299,24 +292,23 @@ impl<'a> FleetHandover<'a> {
         }
     }
 
-    /// Begins to decide, because the previous instance has released its processes.
+    /// Begins to decide: the previous instance has released its processes.
     pub fn begin_deciding(self) {
-        // The rest of the will belongs to models that are no longer configured.
+        // The rest of the will belongs to models that are not configured.
         *lock(&self.inner.will) = None;
         self.inner.context.begun.cancel();
         self.inner.send_all(|| ControlMessage::Begin);
     }
 
-    /// Remaining work of this instance and of earlier ones, to be reported to the instance that owns the
-    /// processes.
+    /// Remaining work of this and earlier instances, to report to the owner of the processes.
     pub fn remaining_work(self) -> RemainingWork {
         let elders = *self.inner.predecessors.borrow() > 0;
         let mut remains = RemainingWork { elders, ..RemainingWork::default() };
         for handle in self.inner.own_models() {
             let leases = &handle.leases;
             let model = leases.name().to_string();
-            // Read the number of waiting requests before the counts, so that a request that is granted a
-            // lease meanwhile is in both.
+            // Read the waiting requests first: a request that gets a lease meanwhile is counted twice, but
+            // never missed.
             let waiting = leases.waiting();
             if waiting > 0 {
                 remains.waiting.insert(model.clone(), waiting);
@@ -333,15 +325,14 @@ impl<'a> FleetHandover<'a> {
         remains
     }
 
-    /// Waits until no earlier instance has any work left.
+    /// Waits until no earlier instance has work left.
     pub async fn predecessors_ended(self) {
         let mut elders = self.inner.predecessors.subscribe();
-        // Waiting fails only if there is no sender, and we hold one.
+        // Waiting cannot fail, because `self` holds a sender.
         drop(elders.wait_for(|elders| *elders == 0).await);
     }
 
-    /// Open gates of models with processes, reported to the previous instance, which may have to repeat
-    /// requests.
+    /// Open gates to report to the previous instance, which may have to repeat requests.
     pub fn open_gates(self) -> Vec<OpenGate> {
         let view = self.inner.context.publisher.view();
         let slots = |generation| {
@@ -367,21 +358,20 @@ impl<'a> FleetHandover<'a> {
         gates
     }
 
-    /// Resolves when a model has applied the gates of the next instance, so that the result of
-    /// [`Self::open_gates`] may have changed.
+    /// Resolves when [`Self::open_gates`] may have changed, because a model has applied the next instance's
+    /// gates.
     pub async fn gates_followed(self) {
         self.inner.context.followed.notified().await;
     }
 
-    /// Recent refusals of each model, reported to the previous instance, which then refuses its waiting
-    /// requests.
+    /// Recent refusals to report to the previous instance for its waiting requests.
     pub fn recent_refusals(self) -> Vec<ModelRefusal> {
         let context = &self.inner.context;
         let of_ours = self.inner.own_models().into_iter().filter_map(|handle| {
             let denied = handle.leases.predecessor_refusal()?;
             ModelRefusal::now(handle.leases.name().as_str(), &denied)
         });
-        // Also refuse requests for models that no task of this instance serves.
+        // Models that no task of this instance serves are refused too.
         let roster = self.inner.roster.load();
         let is_ours = |model: &String| {
             roster.get(&ModelName::new(model.as_str())).is_some_and(|handle| !handle.is_remote)
@@ -395,10 +385,10 @@ impl<'a> FleetHandover<'a> {
         context.refused.all()
     }
 
-    /// Applies gates and refusals reported by the next instance, after [`Self::release_processes`].
+    /// After [`Self::release_processes`]: applies gates and refusals of the next instance.
     pub fn follow_gates(self, gates: &[OpenGate], refusals: &[ModelRefusal]) {
         for refused in refusals {
-            // Pass the refusal to a still earlier instance, too.
+            // A still earlier instance needs the refusal too.
             self.inner.context.refused.note(refused.clone());
         }
         for handle in self.inner.own_models() {
@@ -409,7 +399,7 @@ impl<'a> FleetHandover<'a> {
         }
     }
 
-    /// Starts to keep slots occupied for requests of the previous instance.
+    /// Begins to occupy slots for requests of the previous instance.
     pub fn share_slots(self) -> SlotShares {
         self.inner.predecessors.send_modify(|elders| *elders += 1);
         SlotShares {
@@ -442,7 +432,7 @@ impl FleetInner {
         Ok(wills)
     }
 
-    /// Configured models that have processes of this fleet, so not the remote ones.
+    /// Configured models except remote ones.
     fn own_models(&self) -> Vec<Arc<ModelHandle>> {
         let roster = self.roster.load();
         roster.handles().filter(|handle| !handle.is_remote).cloned().collect()
@@ -456,9 +446,9 @@ impl FleetInner {
 }
 
 impl SlotShares {
-    /// Applies the remaining work reported by the other instance.
+    /// Applies remaining work that the other instance reports.
     pub fn update(&mut self, remains: &RemainingWork) {
-        // Keep removed models in the list: they may still have a process, and need updates.
+        // Removed models may still have a process, so keep them.
         self.known.retain(|handle| !handle.is_gone());
         for handle in self.fleet.own_models() {
             if !self.known.iter().any(|known| Arc::ptr_eq(known, &handle)) {
@@ -487,8 +477,7 @@ impl SlotShares {
                 leases.settings.note_touched();
             }
             for InheritedSetting { generation, number, path, body } in settings {
-                // Apply each setting once, because a client may change it here afterwards. A change made
-                // here while the setting was on its way is overwritten.
+                // Apply each setting once: a client may change it here afterwards.
                 let last = self.set.entry((model.clone(), path.clone())).or_default();
                 if number > last {
                     *last = *number;
@@ -500,7 +489,7 @@ impl SlotShares {
             }
         }
         self.held.retain(|generation, _| remains.counts.iter().any(|count| count.generation == *generation));
-        // Do this last: a draining process waits for the requests that were just counted.
+        // A draining process waits for the requests just counted, so this comes last.
         let roster = self.fleet.roster.load();
         for handle in &self.known {
             let name = handle.leases.name();

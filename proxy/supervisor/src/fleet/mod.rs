@@ -49,7 +49,6 @@ use crate::view::log::LogTail;
 use crate::view::{FleetView, ModelState};
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Number of leading digits of a fingerprint that are shown.
 const FINGERPRINT_DIGITS: usize = 8;
 
 /// All models. Cheap to clone.
@@ -78,9 +77,8 @@ struct FleetInner {
 }
 
 impl Fleet {
-    /// Ends processes that killed instances left in control groups, because these processes still hold
-    /// memory. Then creates the directories, opens the ledger, starts a task for each model, and begins
-    /// preloading in the background.
+    /// Ends processes of killed instances, creates the directories, opens the ledger, starts a task for each
+    /// model, and begins preloading in the background.
     ///
     /// # Errors
     ///
@@ -94,7 +92,7 @@ impl Fleet {
         Ok(Self { inner: FleetInner::start(config, world, None).await? })
     }
 
-    /// Starts with the processes of the previous instance. Nothing is decided before
+    /// Starts with the processes of the previous instance. The fleet makes no decisions before
     /// [`handover::FleetHandover::begin_deciding`].
     ///
     /// # Errors
@@ -109,12 +107,11 @@ impl Fleet {
         Ok(Self { inner: FleetInner::start(config, world, Some(will)).await? })
     }
 
-    /// Finds the model for the name in a client's request: the model's name or an alias or, with `any_name`,
-    /// any text. Without a name, returns the only model.
+    /// Finds a model by name or alias; with `any_name`, by any text. Without a name, returns the only model.
     ///
     /// # Errors
     ///
-    /// No model has that name, or no name was given and there is not exactly one model.
+    /// No model has that name, or a name is needed.
     pub fn resolve(&self, name: Option<&str>) -> Result<ModelName, ResolveError> {
         self.inner.roster.load().resolve(name)
     }
@@ -124,13 +121,12 @@ impl Fleet {
         self.inner.roster.load().takes_any_name()
     }
 
-    /// Waits for the right to send one request to the model, for a prompt with this many tokens, as far as
-    /// known. Starts the model if necessary. If admission is enforced, a lease is granted only where the
-    /// prompt fits into memory; otherwise the request waits or is refused. If admission only warns, the
-    /// warning is logged.
+    /// Waits for the right to send one request to the model, and starts the model if necessary. `tokens`:
+    /// size of the prompt, if known. With enforced admission, a prompt that does not fit into memory waits
+    /// or is refused.
     ///
-    /// Requests of one kind are served in order of arrival. Dropping the future leaves the queue, or
-    /// returns the lease if it was granted meanwhile.
+    /// Requests of one kind are served in order of arrival. Cancel safe: dropping the future leaves the
+    /// queue or returns the lease.
     ///
     /// # Errors
     ///
@@ -145,8 +141,7 @@ impl Fleet {
         self.inner.model_leases(model)?.lease(kind, tokens).await
     }
 
-    /// Waits for another lease like [`Self::lease_for`], after the generation of the first one died. The
-    /// request is accepted even if the queue is full.
+    /// Waits for another lease after the generation of the first one died, even in a full queue.
     ///
     /// # Errors
     ///
@@ -160,8 +155,8 @@ impl Fleet {
         self.inner.model_leases(model)?.lease_again(kind, tokens).await
     }
 
-    /// Returns a lease without causing the model to be loaded: on a process that serves, or after waiting for
-    /// a process that is starting or being replaced. `None`: the model is neither loaded nor being loaded.
+    /// Returns a lease without loading the model. Waits for a process that is starting or being replaced.
+    /// `None`: the model is neither loaded nor being loaded.
     ///
     /// # Errors
     ///
@@ -172,8 +167,7 @@ impl Fleet {
         kind: LeaseKind,
         tokens: Option<u64>,
     ) -> Result<Option<Lease>, LeaseDenied> {
-        /// Interval for checking whether a process serves. The request waits outside of the queue, because a
-        /// queued request causes a process to be started.
+        /// Interval for checking whether a process serves.
         const LOADED_POLL_INTERVAL: Duration = Duration::from_millis(50);
         loop {
             let leases = self.inner.model_leases(model)?;
@@ -181,7 +175,7 @@ impl Fleet {
                 if kind == LeaseKind::Slot {
                     return leases.lease(kind, tokens).await.map(Some);
                 }
-                // Do not queue the request: a queued request causes a process to be started.
+                // A queued request would start a process.
                 if let Some(lease) = leases.lease_now(kind, tokens) {
                     return Ok(Some(lease));
                 }
@@ -193,45 +187,45 @@ impl Fleet {
         }
     }
 
-    /// Checks whether a prompt of this size would fit into memory now. Use the result only to decide
-    /// whether an exact count of its tokens is worthwhile.
+    /// Checks whether a prompt of this size would fit into memory now. The result only shows whether an exact
+    /// count of the tokens is worthwhile.
     pub fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit {
         let roster = self.inner.roster.load();
         roster.get(model).map_or(PromptFit::NotChecked, |handle| handle.leases.weigh_prompt(size))
     }
 
-    /// Estimates for the next process of a model; `None` if a process serves, or there is no such model.
+    /// Estimates for the next process of a model that has none.
     pub fn next_process(&self, model: &ModelName) -> Option<NextProcess> {
         self.inner.roster.load().get(model)?.leases.next_process()
     }
 
-    /// True if a request for a model would be refused at once.
+    /// True if a request for the model would be refused at once.
     pub fn refuses_requests(&self, model: &ModelName) -> bool {
         let roster = self.inner.roster.load();
         let is_shut = roster.get(model).is_none_or(|handle| handle.leases.refuses_requests());
         is_shut || self.inner.context.loading.refuses(model)
     }
 
-    /// True if, as far as known, a model is loaded or could be loaded without unloading another one.
+    /// True if the model is loaded or could be loaded without unloading another one, as far as known.
     pub fn has_room(&self, model: &ModelName) -> bool {
         self.inner.context.loading.has_room(model)
     }
 
-    /// Status of a request in the quarantine of a model.
+    /// Quarantine status of a request.
     pub fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding {
         let roster = self.inner.roster.load();
         roster.get(model).map_or(RequestStanding::Clear, |handle| handle.leases.request_standing(request))
     }
 
-    /// Records that the quarantine of a model refused a request.
+    /// Records that the quarantine refused a request.
     pub fn note_refusal(&self, model: &ModelName, request: RequestFingerprint) {
         if let Some(handle) = self.inner.roster.load().get(model) {
             handle.leases.note_refusal(request);
         }
     }
 
-    /// Clears suspected and refused requests: those of the model that `which` names, or those whose
-    /// fingerprint begins with `which`; all if `None`. Returns their number.
+    /// Clears suspected and refused requests of the model `which`, or those whose fingerprint begins with
+    /// `which`, or all. Returns their number.
     ///
     /// # Errors
     ///
@@ -241,7 +235,7 @@ impl Fleet {
         let Some(which) = which else {
             return Ok(roster.handles().map(|handle| handle.leases.release_requests(None)).sum());
         };
-        // If every name means the only model, treat a text that matches a fingerprint as a fingerprint.
+        // With `any_name`, a text that matches a fingerprint is a fingerprint.
         let named = roster.resolve(Some(which));
         if let Some(handle) = named.ok().and_then(|model| roster.get(&model))
             && (handle.leases.name().as_str() == which || !roster.takes_any_name())
@@ -255,7 +249,7 @@ impl Fleet {
         Err(ResolveError::Unknown { name: which.to_owned(), known: roster.own_names() })
     }
 
-    /// Logs an operator's action on a request. The model's task takes no part in such an action.
+    /// Logs an operator's action on a request, in which the model's task takes no part.
     pub fn log_request_action(
         &self,
         model: Option<&ModelName>,
@@ -265,7 +259,7 @@ impl Fleet {
         self.inner.context.journal.record(model, generation, kind);
     }
 
-    /// Last published view of the fleet, with the request counts of this moment.
+    /// Last published view, with the present request counts.
     pub fn view(&self) -> Arc<FleetView> {
         let mut view = FleetView::clone(&self.inner.context.publisher.view());
         let roster = self.inner.roster.load();
@@ -292,15 +286,14 @@ impl Fleet {
         Arc::new(view)
     }
 
-    /// Returns a receiver for new views of the fleet.
+    /// Receiver for new views of the fleet.
     pub fn subscribe(&self) -> watch::Receiver<Arc<FleetView>> {
         self.inner.context.publisher.subscribe()
     }
 
-    /// Replaces every process of a model, one after another. Resolves when the new processes serve and the
-    /// old ones are gone. Resets a failed start, pauses after failures and the cooldown. If a replacement
-    /// is under way and its new process is created after this call, that replacement counts. `by`:
-    /// operator, for the ledger and the events.
+    /// Replaces every process of a model, one after another, and resets failures and the cooldown. Resolves
+    /// when the new processes serve and the old ones are gone. A replacement under way counts if its new
+    /// process is created after this call. `by`: operator, for the ledger and the events.
     ///
     /// # Errors
     ///
@@ -312,8 +305,8 @@ impl Fleet {
         done
     }
 
-    /// Drains and stops a model; resolves when its processes are gone. The next request starts the model
-    /// again. `by`: operator, for the events.
+    /// Drains and stops a model. Resolves when its processes are gone. The next request starts it again.
+    /// `by`: operator, for the events.
     ///
     /// # Errors
     ///
@@ -322,7 +315,7 @@ impl Fleet {
         self.inner.operator_target(model, "drain", by)?.command(ControlMessage::Drain).await
     }
 
-    /// Drains and stops a model like [`Self::drain_by`], but does not wait until the processes are gone.
+    /// Like [`Self::drain_by`], but does not wait until the processes are gone.
     ///
     /// # Errors
     ///
@@ -333,9 +326,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Asks the processes of a model to give memory back; they serve meanwhile. Resolves when each process
-    /// has answered and its memory was read again, or its time is over. `by`: operator, for the ledger and
-    /// the events.
+    /// Asks the serving processes of a model to give memory back. Resolves when each one has answered and was
+    /// read again, or its time is over. `by`: operator, for the ledger and the events.
     ///
     /// # Errors
     ///
@@ -347,8 +339,8 @@ impl Fleet {
         done
     }
 
-    /// Pins or unpins a model; overrides the configuration until the next call or the end of the program. A
-    /// pinned model is never unloaded for another one. `by`: operator, for the ledger and the events.
+    /// Pins or unpins a model, whatever its configuration. A pinned model is never unloaded for another one.
+    /// `by`: operator, for the ledger and the events.
     ///
     /// # Errors
     ///
@@ -365,19 +357,18 @@ impl Fleet {
         &self.inner.context.state
     }
 
-    /// Logs an operator's action that does not go through the fleet.
+    /// Logs an operator's action outside of the fleet.
     pub fn log_operator_action(&self, model: Option<&ModelName>, action: &str, by: &str) {
         self.inner.log_operator_action(model, action, by);
     }
 
-    /// Shuts down: grants no new leases, except to queued requests that a backend can take before the
-    /// deadline. Requests run until the deadline; then processes get SIGTERM, and SIGKILL after the grace
-    /// period. All children are reaped when this returns.
+    /// Shuts down. Requests run until the deadline, and queued ones may still begin. Then processes get
+    /// SIGTERM, and SIGKILL after the grace period. All children are reaped when this returns.
     pub async fn shutdown(&self, deadline: Duration) {
         let until = clock::after(Instant::now(), deadline);
         let inner = &self.inner;
         inner.ending.store(true, Ordering::SeqCst);
-        // Wait for a change of the set of models that is under way, so that no model starts afterwards.
+        // Wait for a running change of the models, so that no model starts afterwards.
         let mut change = inner.change.lock().await;
         inner.conclude_all_canaries(&mut change);
         let roster = inner.roster.load_full();
@@ -391,36 +382,36 @@ impl Fleet {
         inner.tasks.wait().await;
     }
 
-    /// Asks the loader's task whether it is alive. `None` if that task no longer has to run.
+    /// Sends a watchdog question to the loader's task. `None` if that task no longer has to run.
     pub fn check_loader(&self) -> Option<oneshot::Receiver<()>> {
         (!self.inner.loader_ends.is_cancelled()).then(|| self.inner.context.loading.check_loader())
     }
 
-    /// Asks the tasks of all models and canaries whether they are alive. Each receiver resolves when its
-    /// task answers, and fails if the task has ended, as it may right after the model was removed.
+    /// Sends a watchdog question to the tasks of all models and canaries. A receiver fails if its task has
+    /// ended, as it may after the removal of its model.
     pub fn check_tasks(&self) -> Vec<(ModelName, oneshot::Receiver<()>)> {
         let roster = self.inner.roster.load();
         let handles = roster.handles().chain(roster.canaries());
         let asked = handles.map(|handle| {
             let (question, answer) = oneshot::channel();
-            // If the task has ended, the question is dropped, and so the receiver fails.
+            // If the task has ended, the question is dropped and the receiver fails.
             handle.sender.send(TaskMessage::Beat(question));
             (handle.leases.name().clone(), answer)
         });
         asked.collect()
     }
 
-    /// Past output of a model's processes, and a receiver for new lines; `None` if there is no such model.
+    /// Past and new output of a model's processes; `None` if there is no such model.
     pub fn logs(&self, model: &str) -> Option<LogTail> {
         Some(self.inner.handle(model).ok()?.logs.tail())
     }
 
-    /// Past events, and a receiver for new ones.
+    /// Past and new events.
     pub fn events(&self) -> EventTail {
         self.inner.context.journal.tail()
     }
 
-    /// Number of the last event; 0 before the first event.
+    /// Number of the last event, or 0.
     pub fn last_event(&self) -> u64 {
         self.inner.context.journal.last_number()
     }
@@ -486,7 +477,7 @@ impl FleetInner {
         leases.ok_or(LeaseDenied::Removed)
     }
 
-    /// Finds a model for an operator's action, and logs the action if the operator is known.
+    /// Finds a model for an operator's action, and logs the action of a known operator.
     fn operator_target(
         &self,
         model: &str,
@@ -505,7 +496,7 @@ impl FleetInner {
         self.context.journal.record(model, None, kind);
     }
 
-    /// Waits until queued entries are written to the ledger, but not for long, because the disk may hang.
+    /// Waits briefly until queued ledger entries are written: the disk may hang.
     async fn wait_for_ledger(&self) {
         const LEDGER_WAIT: Duration = Duration::from_millis(250);
         self.context.state.wait_written(LEDGER_WAIT).await;
@@ -513,7 +504,7 @@ impl FleetInner {
 
     fn handle(&self, name: &str) -> Result<Arc<ModelHandle>, ControlError> {
         let roster = self.roster.load();
-        // An operator's command may name a canary, too.
+        // An operator may name a canary too.
         if let Some(canary) = roster.canary(name) {
             return Ok(Arc::clone(canary));
         }
@@ -521,7 +512,7 @@ impl FleetInner {
         roster.get(&model).cloned().ok_or(ControlError::ShuttingDown)
     }
 
-    /// True if a process of the model serves, or is going to serve without a further request.
+    /// True if a process of the model serves, or will serve without a further request.
     fn is_coming(&self, model: &ModelName) -> bool {
         let view = self.context.publisher.view();
         let shown = view.models.iter().find(|shown| shown.name == *model);

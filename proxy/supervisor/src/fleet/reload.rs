@@ -25,26 +25,25 @@ use crate::view::log::LogRing;
 
 #[derive(Debug)]
 pub(super) struct RosterChange {
-    /// Present configuration, in which the canaries are models, too.
+    /// Present configuration, with canaries as models.
     pub(super) config: FleetConfig,
-    /// Present configuration as given, without canaries.
+    /// Present configuration without canaries.
     pub(super) configured: FleetConfig,
     pub(super) canaries: BTreeMap<ModelName, CanarySpec>,
-    /// Removed models, which may still have processes.
+    /// Removed models that may still have processes.
     pub(super) leaving: Vec<Arc<ModelHandle>>,
 }
 
 impl RosterChange {
-    /// Makes the state of a fleet without models. `empty`: configuration with all other settings.
+    /// `empty`: configuration without models.
     pub(super) fn new(empty: FleetConfig) -> Self {
         Self { config: empty.clone(), configured: empty, canaries: BTreeMap::new(), leaving: Vec::new() }
     }
 }
 
 impl Fleet {
-    /// Applies a new configuration. Processes are replaced only if their model's command changed; other
-    /// settings change without a replacement. `known`: changes outside of the fleet, to be added to the
-    /// report.
+    /// Applies a new configuration, and replaces processes only if their command changed. `known`: changes
+    /// outside of the fleet, for the report.
     ///
     /// # Errors
     ///
@@ -58,11 +57,10 @@ impl Fleet {
         let config = with_absolute_paths(config);
         check_config(&config)?;
         let inner = Arc::clone(&self.inner);
-        // Run in a separate task, so that all of the configuration is applied even if the caller leaves.
+        // A separate task applies the whole configuration even if the caller leaves.
         let task = self.inner.tasks.spawn(async move {
             let mut report = inner.take_over(config).await?;
-            // For users, a model has also changed if only settings outside of the fleet did, such as
-            // request rules.
+            // For users, a model has also changed if only settings outside of the fleet did.
             report.updated.extend(report.unchanged.extract_if(.., |name| known.updated.contains(name)));
             report.changed.extend(known.changed);
             report.needs_restart.extend(known.needs_restart);
@@ -73,8 +71,8 @@ impl Fleet {
         task.await.unwrap_or(Err(FleetError::ShuttingDown))
     }
 
-    /// Stores facts that were measured about a model's binary. Leases see the facts at once, and no process
-    /// is replaced. Without effect if the model runs another binary meanwhile, or was removed.
+    /// Stores measured facts about a model's binary, without a replacement. Does nothing if the model was
+    /// removed or runs another binary.
     pub async fn learn_facts(&self, model: &ModelName, binary: &Path, facts: ServerFacts) {
         let mut change = self.inner.change.lock().await;
         let RosterChange { config, configured, .. } = &mut *change;
@@ -82,7 +80,7 @@ impl Fleet {
         for spec in config.models.iter_mut().chain(&mut configured.models).filter(runs_it) {
             spec.facts = facts;
         }
-        // Include removed models: leases on their processes may still be held.
+        // Leases on processes of removed models may still be held.
         let roster = self.inner.roster.load_full();
         for handle in roster.handles().chain(roster.canaries()).chain(&change.leaving) {
             if handle.leases.name() == model {
@@ -100,11 +98,11 @@ impl FleetInner {
         }
         self.keep_canaries(&mut change, &config);
         self.canaries.retain_configured(&config);
-        // Box the future, because it is rarely run and large, and would make the caller's future large.
+        // This large future is rarely run, so box it to keep the caller's future small.
         Ok(Box::pin(self.put_in_place(&mut change, config)).await)
     }
 
-    /// Adds, changes and removes models until they are those of a configuration plus the present canaries.
+    /// Adds, changes and removes models according to a configuration and the present canaries.
     pub(super) async fn put_in_place(
         &self,
         change: &mut RosterChange,
@@ -118,13 +116,12 @@ impl FleetInner {
         let shown = roster::configured_names(&config).map(|(name, _)| name.clone()).collect();
         let tried = config.models.iter().filter(|spec| spec.canary_of.is_some());
         self.context.publisher.set_order(shown, tried.map(|spec| spec.name.clone()).collect());
-        // Pause publication only at the first start: then no step below waits for a model, so the pause is
-        // short.
+        // At the first start no step below waits for a model, so the pause is short.
         let is_first = old.handles().next().is_none();
         if is_first {
             self.context.publisher.set_paused(true);
         }
-        // Notify removed models first, so that they free memory for new ones.
+        // Removed models should free their memory for new ones early.
         let gone = self.begin_removal(&old, &config);
         let mut handles = Vec::with_capacity(config.models.len() + config.remotes.len());
         let mut canaries = QuickMap::default();
@@ -156,11 +153,10 @@ impl FleetInner {
         if is_first {
             self.context.publisher.set_paused(false);
         }
-        // Store the new set of models first, so that clients of removed models hear that the model is
-        // unknown.
+        // Store the new models first: clients of removed models must get "unknown model".
         self.roster.store(Arc::new(ModelRoster::new(&config, handles, canaries)));
         for handle in gone {
-            // Refuse requests here and not in the model's task, so that none is accepted after this call.
+            // Refuse here and not in the model's task: no request may be accepted after this call.
             handle.leases.set_refusal(Some(QueueRefusal::Removed));
             handle.leases.refuse_waiting(&LeaseDenied::Removed);
             if old.canary(handle.leases.name().as_str()).is_none() {
@@ -169,14 +165,14 @@ impl FleetInner {
             change.leaving.push(handle);
         }
         change.leaving.retain(|handle| !handle.is_gone());
-        // Keep the old values of settings that need a restart, so that the next reload reports them again.
+        // Keep settings that need a restart, so that the next reload reports them again.
         let (runtime_dir, state_dir) = (change.config.runtime_dir.clone(), change.config.state_dir.clone());
         change.config = FleetConfig { runtime_dir, state_dir, ..config };
         change.configured = configured;
         report
     }
 
-    /// Removes the models that a configuration lacks, and returns them.
+    /// Begins to remove models that a configuration lacks, and returns them.
     fn begin_removal(&self, old: &ModelRoster, config: &FleetConfig) -> Vec<Arc<ModelHandle>> {
         let all = old.handles().chain(old.canaries());
         let gone: Vec<_> = all.filter(|handle| !handle.stays_in(config)).cloned().collect();
@@ -189,7 +185,7 @@ impl FleetInner {
         gone
     }
 
-    /// Starts the task of a model. `after_others`: the first process waits until removed models have ended.
+    /// `after_others`: the first process waits for the end of removed models.
     fn launch_model(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
         let leases = self.new_queue(&spec.name, &spec.queue);
         leases.set_admission(spec.admission.mode, spec.admission.policy.clone());
@@ -208,9 +204,9 @@ impl FleetInner {
 
     fn launch_remote(&self, spec: &RemoteSpec) -> Arc<ModelHandle> {
         let leases = self.new_queue(&spec.name, &spec.queue);
-        // Switch the quarantine off: a remote model has no process that a request could kill.
+        // A remote model has no process that a request could kill.
         leases.set_quarantine(QuarantinePolicy { refuse_for: Duration::ZERO, ..defaults().quarantine });
-        // Make a log of minimum size: a remote endpoint has no output to log.
+        // A remote endpoint has no output to log.
         let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
         let (remote, sender) = RemoteTask::new(Arc::clone(&self.context), Arc::clone(&leases), spec.clone());
         self.tasks.spawn(Box::new(remote).run());
@@ -234,7 +230,7 @@ fn restart_needs(before: &FleetConfig, now: &FleetConfig) -> Vec<String> {
     settings.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Makes the path of the runtime directory absolute, because children have other working directories.
+/// Children have other working directories, so the path of the runtime directory has to be absolute.
 pub(super) fn with_absolute_paths(mut config: FleetConfig) -> FleetConfig {
     if let Ok(path) = std::path::absolute(&config.runtime_dir) {
         config.runtime_dir = path;
@@ -242,7 +238,7 @@ pub(super) fn with_absolute_paths(mut config: FleetConfig) -> FleetConfig {
     config
 }
 
-/// Checks a configuration as far as possible without looking at the machine.
+/// Checks a configuration without access to the machine.
 pub(super) fn check_config(config: &FleetConfig) -> Result<(), FleetError> {
     if let Some(spec) = config.models.iter().find(|spec| spec.run.replicas == 0) {
         return Err(FleetError::NoReplicas(spec.name.clone()));

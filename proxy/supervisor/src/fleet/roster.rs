@@ -24,7 +24,7 @@ pub(super) struct ModelHandle {
 
 impl ModelHandle {
     pub(super) fn send(&self, control: ControlMessage) {
-        // Sending fails only if the task has ended, and then the message is not needed.
+        // Sending fails only if the task has ended, and then needs no message.
         self.sender.send(TaskMessage::Control(control));
     }
 
@@ -32,8 +32,7 @@ impl ModelHandle {
         self.sender.is_closed()
     }
 
-    /// True if the model is also in this configuration. A local and a remote model with the same name are
-    /// different.
+    /// True if the configuration has this model too. Local and remote models with the same name differ.
     pub(super) fn stays_in(&self, config: &FleetConfig) -> bool {
         let name = self.leases.name();
         if self.is_remote { config.remote(name).is_some() } else { config.model(name).is_some() }
@@ -51,8 +50,7 @@ impl ModelHandle {
         answer.await.unwrap_or(false)
     }
 
-    /// Applies a model's settings, unless they are the same as in the configuration `before`. Adds the result
-    /// to the report.
+    /// Applies settings that differ from those in `before`, and adds the result to the report.
     pub(super) async fn apply_change(
         &self,
         before: &FleetConfig,
@@ -94,8 +92,7 @@ pub(super) struct ModelRoster {
 }
 
 impl ModelRoster {
-    /// Makes a roster. `handles` belong to the models of the configuration, in its order, without the
-    /// `canaries`.
+    /// `handles`: models of the configuration in its order, without canaries.
     pub(super) fn new(
         config: &FleetConfig,
         handles: Vec<Arc<ModelHandle>>,
@@ -120,13 +117,13 @@ impl ModelRoster {
         })
     }
 
-    /// Names of all models without their aliases, in configured order.
+    /// Names without aliases, in configured order.
     pub(super) fn own_names(&self) -> Vec<String> {
         self.handles.iter().map(|handle| handle.leases.name().to_string()).collect()
     }
 
-    /// Names of all models in configured order, each followed by its aliases. Made only when a name is
-    /// refused, because a stored list would take memory in each of a thousand models.
+    /// Names in configured order, each followed by its aliases. Computed for each refusal, because a stored
+    /// list would take memory in each of a thousand models.
     fn all_names(&self) -> Vec<String> {
         let own = |index: usize| self.handles.get(index).map(|handle| handle.leases.name().as_str());
         let mut names: Vec<(usize, bool, &String)> =
@@ -135,12 +132,11 @@ impl ModelRoster {
         names.into_iter().map(|(.., name)| name.clone()).collect()
     }
 
-    /// True if every name means the only model.
     pub(super) fn takes_any_name(&self) -> bool {
         self.any_name && self.handles.len() == 1
     }
 
-    /// Finds a model by its own name only.
+    /// Finds a model by its own name, not by an alias.
     pub(super) fn get(&self, name: &ModelName) -> Option<&Arc<ModelHandle>> {
         let Some(index) = self.by_name.get(name.as_str()) else { return self.canaries.get(name) };
         self.handles.get(*index).filter(|handle| handle.leases.name() == name)
@@ -159,14 +155,14 @@ impl ModelRoster {
     }
 }
 
-/// Checks that no name or alias is given to two models.
+/// Checks that no two models share a name or alias.
 pub(super) fn check_names(config: &FleetConfig) -> Result<(), FleetError> {
     let mut seen: HashMap<&str, &ModelName> = HashMap::new();
     let canaries = config.models.iter().filter(|spec| spec.canary_of.is_some());
     for (own, aliases) in configured_names(config).chain(canaries.map(|spec| (&spec.name, &spec.aliases))) {
         for name in std::iter::once(own.as_str()).chain(aliases.iter().map(String::as_str)) {
             match seen.insert(name, own) {
-                // A model may repeat its own name or alias among its aliases.
+                // A model may repeat its own name among its aliases.
                 Some(first) if first != own || (name == own.as_str() && is_twice(config, name)) => {
                     let (name, first) = (name.to_owned(), first.clone());
                     return Err(FleetError::DuplicateName { name, first, second: own.clone() });
@@ -182,7 +178,7 @@ fn is_twice(config: &FleetConfig, name: &str) -> bool {
     configured_names(config).filter(|(own, _)| own.as_str() == name).count() > 1
 }
 
-/// Names and aliases of all models that clients can request, in listed order.
+/// Names and aliases that clients can request, in listed order.
 pub(super) fn configured_names(config: &FleetConfig) -> impl Iterator<Item = (&ModelName, &Vec<String>)> {
     let models = config.models.iter().filter(|spec| spec.canary_of.is_none());
     let models = models.map(|spec| (&spec.name, &spec.aliases));

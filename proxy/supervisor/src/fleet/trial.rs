@@ -19,8 +19,7 @@ use crate::view::{FleetView, ModelState, ModelView};
 const EVENT_GATHER_INTERVAL: Duration = Duration::from_millis(20);
 
 impl FleetInner {
-    /// Watches a canary until it has ended. Receives all events from the call on, not only from the first
-    /// poll.
+    /// Watches a canary until its end. Receives all events from the call on, not from the first poll.
     pub(super) fn watch_canary(
         self: Arc<Self>,
         running: Arc<RunningCanary>,
@@ -39,7 +38,7 @@ impl FleetInner {
                     () = ended => return,
                     event = events.recv() => match event {
                         Ok(event) => record_event(&running, &event),
-                        // Missed events can be seen in the present or the next view.
+                        // The view shows missed events.
                         Err(RecvError::Lagged(_)) => None,
                         Err(RecvError::Closed) => return,
                     },
@@ -61,13 +60,13 @@ impl FleetInner {
 fn finished_verdict(running: &RunningCanary) -> Option<CanaryVerdict> {
     let runs = *running.stage.borrow() == CanaryStage::Runs;
     let (verdict, over) = lock(&running.trial).judge(running.elapsed());
-    // Judge a canary that never became ready only when its time is over. Before that, an event reports
-    // whether its start failed or memory was short.
+    // A canary that was never ready is judged only at the end of its time: before that, an event reports a
+    // failed start or short memory.
     let late = !runs && running.elapsed() >= running.spec.numbers.time;
     (over && runs || late).then_some(verdict)
 }
 
-/// Records an event. Returns a verdict that ends the canary at once.
+/// Records an event. Returns a verdict if the event ends the canary at once.
 fn record_event(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVerdict> {
     let model = event.model.as_ref()?;
     let arm = if *model == running.name {
@@ -77,7 +76,7 @@ fn record_event(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVer
     } else {
         return None;
     };
-    // Ignore events about processes of an earlier canary of the model.
+    // An earlier canary of the model may still have processes.
     if arm == TrialArm::Canary && event.generation.is_some_and(|generation| generation <= running.after) {
         return None;
     }
@@ -107,8 +106,7 @@ fn record_event(running: &RunningCanary, event: &FleetEvent) -> Option<CanaryVer
     None
 }
 
-/// Verdict on a canary whose process did not start. `again`: an earlier process of the canary had been
-/// ready.
+/// `again`: an earlier process of the canary was ready.
 fn start_verdict(failure: &BackendFailure, again: bool) -> CanaryVerdict {
     if again {
         CanaryVerdict::worse(format!("it does not start again: {}", failure.message))
@@ -119,8 +117,7 @@ fn start_verdict(failure: &BackendFailure, again: bool) -> CanaryVerdict {
     }
 }
 
-/// Records the state of both builds: memory, and what missed events would have reported. Returns a verdict
-/// if it ends the canary at once.
+/// Records memory and missed events of both builds. Returns a verdict if they end the canary at once.
 fn record_view(running: &RunningCanary, view: &FleetView) -> Option<CanaryVerdict> {
     let base = view.models.iter().find(|model| model.name == running.model);
     let canary = view.canaries.iter().find(|model| model.name == running.name);
@@ -141,7 +138,7 @@ fn record_view(running: &RunningCanary, view: &FleetView) -> Option<CanaryVerdic
     (canary.state == ModelState::Failed).then(|| start_verdict(failure, canary.was_ready))
 }
 
-/// Memory of a model's processes: for each kind of memory, the worst state of any process.
+/// Worst state of each kind of memory in a model's processes.
 fn worst_memory(model: &ModelView) -> ArmMemory {
     let mut growth: Vec<SeriesGrowth> = Vec::new();
     for one in model.backends.iter().flat_map(|backend| &backend.memory.growth) {

@@ -1,5 +1,4 @@
-//! Checks that a prompt fits into the memory of its process, and keeps the prompts that have to wait for
-//! memory.
+//! Checks that a prompt fits into the memory of its process, and keeps prompts that wait for memory.
 //!
 //! ```text
 //!     granted by the queue --> [ fits? ] --yes--> Lease
@@ -11,10 +10,9 @@
 //!                                +------- fits nowhere, or deadline passed --------> refused, with numbers
 //! ```
 //!
-//! After each reading, the model's task publishes a [`ProcessHeadroom`] of each process; this module
-//! measures nothing, and [`warden_policies::admission::admit`] makes the decisions. Waiting prompts are
-//! judged again at each event that can change the answer: a lease that ends, a reading, a process that
-//! becomes ready or ends.
+//! After each reading, the model's task publishes a [`ProcessHeadroom`] of each process.
+//! [`warden_policies::admission::admit`] makes the decisions. Waiting prompts are judged again when a lease
+//! ends, after a reading, and when a process becomes ready or ends.
 
 use warden_policies::GenerationId;
 use warden_policies::admission::{
@@ -25,13 +23,13 @@ use warden_policies::sample::MemoryKind;
 
 use crate::error::{LeaseDenied, NoRoom};
 
-/// Headroom of a process that takes requests. A process without one has just started: everything fits.
+/// Headroom of a serving process. Every prompt fits into a process without one: it has just started.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessHeadroom {
     pub(crate) generation: GenerationId,
-    /// Tokens of the process's largest prompt when memory was read.
+    /// Tokens of the largest prompt at the last reading.
     pub(crate) largest: u64,
-    /// True if requests were running when memory was read, so that some memory may come back.
+    /// True if requests ran at the reading, so that some memory may come back.
     pub(crate) busy: bool,
     /// Time that requests would wait during a replacement; `None` if no replacement is possible now.
     pub(crate) recycle: Option<std::time::Duration>,
@@ -42,26 +40,25 @@ pub(crate) struct ProcessHeadroom {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryHeadroom {
     pub(crate) series: MemoryKind,
-    /// Bytes left until the limit of this memory; `None` if unknown.
+    /// Bytes left until the limit; `None` if unknown.
     pub(crate) now: Option<u64>,
-    /// Bytes that come back when the running requests have ended.
+    /// Bytes that running requests will free.
     pub(crate) coming_back: u64,
-    /// Bytes that a new process would have left until the limit, after it has settled; `None` if unknown.
+    /// Bytes left in a new process after it has settled; `None` if unknown.
     pub(crate) fresh: Option<u64>,
 }
 
-/// Answer to the question whether a prompt would fit into memory.
+/// Result of checking a prompt against the available memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptFit {
-    /// Not checked: admission is off for this model, or no prices are known yet.
+    /// Admission is off for this model, or no prices are known yet.
     NotChecked,
     /// The prompt fits.
     Fits {
         /// Tokens of the prompt, or an upper bound.
         tokens: u64,
     },
-    /// A prompt of this many tokens does not fit. If the number is only an upper bound, an exact count is
-    /// useful.
+    /// The prompt does not fit. An exact count is useful if the tokens are an upper bound.
     Unclear {
         /// Tokens of the prompt, or an upper bound.
         tokens: u64,
@@ -71,7 +68,7 @@ pub enum PromptFit {
 /// Size of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptSize {
-    /// Bytes of text, from which an upper bound of the tokens is computed.
+    /// Bytes of text, which give an upper bound of the tokens.
     Bytes(u64),
     /// Exact number of tokens.
     Tokens(u64),
@@ -95,20 +92,19 @@ impl WaitingPrompt {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AdmissionDecision {
-    /// The prompt fits into the process chosen for it.
+    /// The prompt fits into the chosen process.
     Fits,
     /// The prompt fits into this other process.
     Elsewhere(GenerationId, NoRoom),
-    /// The prompt fits into this process when running requests have ended.
+    /// The prompt fits into this process after running requests have ended.
     Wait(GenerationId, NoRoom),
-    /// The prompt fits into a new process that replaces this one.
+    /// The prompt fits into a new process in place of this one.
     Recycle(GenerationId, NoRoom),
-    /// The prompt fits nowhere.
     Refuse(NoRoom),
 }
 
 impl AdmissionDecision {
-    /// Name of the action in events, and the shortage; `None` if the prompt simply fits.
+    /// Action for events, and the shortage; `None` if the prompt fits.
     pub(crate) fn action(&self) -> Option<(&'static str, &NoRoom)> {
         match self {
             Self::Fits => None,
@@ -122,19 +118,15 @@ impl AdmissionDecision {
 
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionChanges {
-    /// Leases taken for prompts that now fit.
     pub(crate) granted: Vec<(QueueTicket, GenerationId, LeaseKind)>,
     pub(crate) refused: Vec<(QueueTicket, NoRoom)>,
-    /// Waiting prompts for which admission now decides differently: the process, the new action, and the
-    /// shortage.
+    /// Process, new action and shortage of waiting prompts whose decision has changed.
     pub(crate) changed_actions: Vec<(GenerationId, &'static str, NoRoom)>,
-    /// Processes whose slots are held for a waiting prompt.
     pub(crate) held: Vec<GenerationId>,
-    /// True if the model's task has to consider a replacement for a waiting prompt.
     pub(crate) wants_recycle: bool,
 }
 
-/// Admission state of one model; protected by the lock of the model's queue.
+/// Admission state of one model, under the lock of its queue.
 #[derive(Debug)]
 pub(crate) struct PromptAdmission {
     mode: AdmissionMode,
@@ -167,7 +159,7 @@ impl PromptAdmission {
         self.mode == AdmissionMode::Enforce
     }
 
-    /// Checks whether a prompt of this size would fit into some process now.
+    /// Checks whether a prompt of this size fits into some process now.
     pub(crate) fn weigh_prompt(&self, dispatch: &LeaseDispatch, size: PromptSize) -> PromptFit {
         let tokens = match size {
             PromptSize::Bytes(bytes) => admission::estimate_tokens(&self.policy, bytes),
@@ -184,7 +176,7 @@ impl PromptAdmission {
         }
     }
 
-    /// Decides about a prompt that would go to `chosen`. `leased`: its request already holds a lease there.
+    /// `leased`: the request already holds a lease on `chosen`.
     pub(crate) fn judge_prompt(
         &self,
         dispatch: &LeaseDispatch,
@@ -201,7 +193,7 @@ impl PromptAdmission {
             .zip(&open)
             .map(|(replica, id)| self.replica_facts(dispatch, replica, *id, tokens, leased && *id == chosen))
             .collect();
-        // Use positions in this list as replica numbers; admission needs no others.
+        // Admission needs no replica numbers, so use positions in this list.
         let of = |replica: u32| open.get(replica as usize).copied().unwrap_or(chosen);
         match admission::admit(&self.policy, u32::try_from(at).unwrap_or(u32::MAX), &replicas) {
             AdmitDecision::Fits => AdmissionDecision::Fits,
@@ -257,13 +249,13 @@ impl PromptAdmission {
             need_fresh: need(&fresh, left.series),
             left_fresh: left.fresh,
         });
-        // If requests ran at the reading, count one as still running: their memory is in the figures until
-        // the next reading.
+        // The memory of requests that ran at the reading is in the figures until the next reading, so count
+        // one request as running.
         let in_flight = running.max(u32::from(known.busy));
         ReplicaRoom { replica, in_flight, recycle: known.recycle, rooms: rooms.collect() }
     }
 
-    /// Shortage in a replica: of the given memory, or of the first memory that is short.
+    /// Shortage of the given memory, or of the first memory that is short.
     fn shortage(
         &self,
         tokens: u64,
@@ -292,7 +284,7 @@ impl PromptAdmission {
 
     // --- prompts that wait for memory ---
 
-    /// Adds a prompt that had its turn in the queue but does not fit into memory.
+    /// Adds a prompt that does not fit, after its turn in the queue.
     pub(crate) fn add_waiting(
         &mut self,
         ticket: QueueTicket,
@@ -307,7 +299,7 @@ impl PromptAdmission {
         self.waiting.len()
     }
 
-    /// Removes a waiting prompt. Returns its shortage, if it was waiting here.
+    /// Returns the shortage of the prompt, if it was waiting here.
     pub(crate) fn remove_waiting(&mut self, ticket: QueueTicket) -> Option<NoRoom> {
         let at = self.waiting.iter().position(|waiting| waiting.ticket == ticket)?;
         Some(self.waiting.remove(at).short)
@@ -318,12 +310,12 @@ impl PromptAdmission {
         self.waiting.drain(..).map(|waiting| waiting.ticket).collect()
     }
 
-    /// Memory because of which a waiting prompt needs a new process in place of this one.
+    /// Memory for which a waiting prompt needs a new process.
     pub(crate) fn recycle_wish(&self, generation: GenerationId) -> Option<MemoryKind> {
         self.recycle_wishes.iter().find(|(of, _)| *of == generation).map(|(_, series)| *series)
     }
 
-    /// Judges all waiting prompts again, in order, and takes leases for prompts that fit.
+    /// Judges waiting prompts again in order, and takes leases for those that fit.
     pub(crate) fn judge_waiting(&mut self, dispatch: &mut LeaseDispatch) -> AdmissionChanges {
         let mut looked = AdmissionChanges::default();
         let mut wishes: Vec<(GenerationId, MemoryKind)> = Vec::new();
@@ -332,7 +324,7 @@ impl PromptAdmission {
                 self.waiting.push(one);
                 continue;
             };
-            // If a new mode keeps no prompt waiting, release the waiting ones.
+            // Release the waiting prompts if the new mode keeps none waiting.
             let judged = if self.holds_prompts() {
                 self.judge_prompt(dispatch, chosen, one.short.tokens, false)
             } else {

@@ -1,5 +1,5 @@
-//! Prompts without room in memory: how they wait, and what ends the wait. Whether a prompt fits is decided
-//! and tested elsewhere; here a fixed price gives the bytes of a prompt.
+//! Prompts that wait for memory, and the events that end the wait. A fixed price per token decides whether a
+//! prompt fits.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -172,7 +172,7 @@ async fn a_prompt_waits_for_requests_to_end_and_nobody_takes_its_place() {
     assert_eq!(rig.leases.in_flight(A), 2);
     drop((first, second));
     assert!(small.await.unwrap().is_ok());
-    // The others waited in the queue, as for any slot.
+    // The others waited in the queue for a slot.
     assert_eq!(rig.actions(), ["wait"]);
 }
 

@@ -1,4 +1,4 @@
-//! State of one generation that its leases share: address, work, and progress of its requests.
+//! State of one generation that its leases share.
 
 use std::any::{Any, TypeId};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use crate::process::endpoint::ListenAddress;
 use crate::process::needs::AnswerIdentity;
 use crate::sync::lock;
 
-/// Address to which a generation's requests are sent.
+/// Target of a generation's requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseAddress {
     /// A local process.
@@ -26,7 +26,7 @@ pub enum LeaseAddress {
 }
 
 impl LeaseAddress {
-    /// Address of a local process; `None` for a remote endpoint.
+    /// Returns `None` for a remote endpoint.
     pub(crate) fn endpoint(&self) -> Option<&ListenAddress> {
         match self {
             Self::Process(endpoint) => Some(endpoint),
@@ -41,7 +41,7 @@ impl From<ListenAddress> for LeaseAddress {
     }
 }
 
-/// State of one generation that its leases share.
+/// Shared state of one generation.
 #[derive(Debug)]
 pub(crate) struct GenerationCell {
     pub(crate) id: GenerationId,
@@ -49,14 +49,14 @@ pub(crate) struct GenerationCell {
     /// The process; empty until it has been created.
     pub(crate) process: OnceLock<Weak<dyn BackendProcess>>,
     facts: Mutex<ServerFacts>,
-    /// Identity of the process's answers when it started; empty until known.
+    /// Identity of the process's answers at its start; empty until known.
     pub(crate) kin: OnceLock<AnswerIdentity>,
-    /// True if llama-warden chose the slot directory; false if the command names one.
+    /// False if the command names the slot directory.
     pub(crate) saves_for_us: AtomicBool,
     pub(crate) pulses: ProgressTracker,
     pub(crate) outcomes: Mutex<OutcomeStats>,
     pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
-    /// Time for which the process had hung when we ended it; empty if it had not hung.
+    /// Duration of the hang that made the supervisor end the process.
     hung_for: OnceLock<Duration>,
     stop_requested: AtomicBool,
     pub(super) revoked: CancellationToken,
@@ -80,7 +80,7 @@ impl GenerationCell {
         }
     }
 
-    /// Sets facts of a process taken over: the work done before, and who may save its slots.
+    /// Sets facts of an adopted process: earlier work, and who may save its slots.
     pub(crate) fn inherit(&self, work: WorkDone, saves_for_us: bool) {
         lock(&self.outcomes).work = work;
         self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
@@ -102,9 +102,8 @@ impl GenerationCell {
         *lock(&self.facts) = facts;
     }
 
-    /// Records, before the stop is requested, that we end the process because it has hung for `since`.
+    /// Records a hang, before the stop is requested. `since`: duration of the hang.
     pub(crate) fn note_hung(&self, since: Duration) {
-        // Keep the first record.
         let _known = self.hung_for.set(since);
     }
 
@@ -116,13 +115,13 @@ impl GenerationCell {
         self.stop_requested.load(Ordering::Acquire)
     }
 
-    /// Records that we ask the process to end, and revokes its leases.
+    /// Records a stop requested by the supervisor, and revokes the leases.
     pub(crate) fn request_stop(&self) {
         self.stop_requested.store(true, Ordering::Release);
         self.revoke();
     }
 
-    /// Revokes the leases and drops the attached values: llama-server ends sooner without open connections.
+    /// Revokes the leases and drops attached values: open connections would delay llama-server's end.
     pub(crate) fn revoke(&self) {
         self.revoked.cancel();
         let attachments = std::mem::take(&mut *lock(&self.attachments));

@@ -1,4 +1,4 @@
-//! Leases: the right to send one request to one generation, and the queue of requests that wait for a lease.
+//! Leases, each the right to send one request to one generation, and the queue of requests for them.
 //!
 //! | file | job |
 //! |---|---|
@@ -40,7 +40,7 @@ use crate::process::needs::AnswerIdentity;
 use crate::sync::lock;
 
 /// Right to send one request to one generation. Dropping it returns the right, so keep it in the response
-/// body, which is dropped when the request is over.
+/// body.
 pub struct Lease {
     leases: Arc<LeaseQueue>,
     cell: Arc<GenerationCell>,
@@ -48,18 +48,16 @@ pub struct Lease {
     queued_for: Duration,
     pulse: Option<Arc<RequestProgress>>,
     request: OnceLock<Arc<dyn SentRequest>>,
-    /// True after a complete answer or a reported broken connection. If it is false when the lease is
-    /// dropped, the client of a sent request has left.
+    /// True after a complete answer or a reported break. If false when the lease is dropped, the client left.
     is_settled: AtomicBool,
     reads: AtomicBool,
-    /// True if the server stops computing during the request.
+    /// True if the server stops computing for this request.
     pauses: AtomicBool,
-    /// Special state of the lease: see [`Lease::wait_alone`] and [`Lease::mark_endless`].
+    /// State of the request's solitude, as one of the constants below.
     solitude: AtomicU8,
 }
 
 const NO_SOLITUDE: u8 = 0;
-/// The lease waits until no other request runs.
 const SEEKS_SOLITUDE: u8 = 1;
 const HAS_SOLITUDE: u8 = 2;
 /// The lease is for an endless event stream.
@@ -92,7 +90,7 @@ impl Lease {
         self.leases.name()
     }
 
-    /// True if this lease is on a canary: another build that is tried next to a model's own.
+    /// True for a lease on a canary: a trial of another build.
     pub fn is_canary(&self) -> bool {
         self.leases.is_canary()
     }
@@ -112,28 +110,24 @@ impl Lease {
         &self.cell.address
     }
 
-    /// True if the kernel reports that the process runs now; the supervisor may learn of its end later.
-    /// Makes some system calls that do not block.
+    /// True if the kernel reports a running process. The supervisor may notice its end later. Never blocks.
     pub fn is_running(&self) -> bool {
         let process = self.cell.process.get();
         process.is_none_or(|process| process.upgrade().is_some_and(|process| process.is_running()))
     }
 
-    /// True if llama-warden has asked the process to end. If false, a process that has ended ended by
-    /// itself.
+    /// True if the supervisor has stopped the process; otherwise an ended process has ended by itself.
     pub fn was_stopped(&self) -> bool {
         self.cell.was_stopped()
     }
 
-    /// Known facts about the binary; more may be measured while the lease is held.
+    /// Known facts about the binary; more may be learned later.
     pub fn server_facts(&self) -> ServerFacts {
         self.cell.facts()
     }
 
-    /// Identity of the process's answers. Identities are equal for generations with the same command,
-    /// binary and model files: one of them can continue an answer that another began. `None` if unknown, or
-    /// if a setting (an adapter's scale) was changed in a process of the model, because running answers of
-    /// other processes did not follow the change.
+    /// Identity of the process's answers. A generation with the same identity can continue an answer. `None`
+    /// if unknown, or after a client changed a setting: running answers of other processes may not follow it.
     pub fn kin(&self) -> Option<AnswerIdentity> {
         if self.leases.settings.are_untouched() { self.cell.kin.get().copied() } else { None }
     }
@@ -143,117 +137,108 @@ impl Lease {
         self.queued_for
     }
 
-    /// Adds work done for this request, as reported by the answer. May be called repeatedly.
+    /// Adds work that the answer reports.
     pub fn add_work(&self, work: WorkDone) {
         self.cell.add_work(work);
     }
 
-    /// Records the outcome reported by the answer, for counts of errors and decoding speeds. Call it once
-    /// before the lease is dropped, but not if the client left.
+    /// Records the reported outcome. Call it once, unless the client left.
     pub fn note_outcome(&self, outcome: &ExchangeOutcome) {
         let busy = self.leases.in_flight(self.cell.id);
         lock(&self.cell.outcomes).note(outcome, busy);
     }
 
-    /// Records that bytes were received: the backend is alive even if it answers no probes, though it may
-    /// not be computing. Cheap enough to call for every chunk.
+    /// Records received bytes: the backend is alive, but may not be computing. Cheap enough for every chunk.
     pub fn note_progress(&self) {
         self.cell.pulses.note_received();
     }
 
-    /// Records that the request was sent. `streams`: the request asks for an event stream. From the moment
-    /// when the body is complete until the answer begins, the backend is expected to send next.
+    /// Records that the request was sent. `streams`: the client asked for an event stream. Once the body is
+    /// complete, the backend has to send next.
     pub fn note_sent(&self, asked: Arc<dyn SentRequest>, streams: bool) {
-        // If the request is sent again on another connection, it is the same request: keep the first.
+        // A retry on another connection is the same request.
         drop(self.request.set(Arc::clone(&asked)));
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.note_sent(pulse, asked, streams);
         }
     }
 
-    /// Records a complete answer. If a lease whose request was sent whole is dropped without this call,
-    /// [`Lease::report_broken`] or [`Lease::report_lost`], the client has left. The backend may then still
-    /// work on the request for a while.
+    /// Records a complete answer. Without this, [`Lease::report_broken`] or [`Lease::report_lost`], a dropped
+    /// lease means that the client has left, and the backend may still work on the request.
     pub fn note_done(&self) {
         self.is_settled.store(true, Ordering::Relaxed);
     }
 
-    /// Marks the request as read-only (a `GET`), so that it is never suspected of killing the server. May
-    /// be called repeatedly.
+    /// Marks the request as read-only (a `GET`): it is never suspected of killing the server.
     pub fn mark_read_only(&self) {
         if self.needs_no_slot() && !self.reads.swap(true, Ordering::Relaxed) {
             self.leases.note_read_only(self.cell.id, true);
         }
     }
 
-    /// Records the head of the answer: event stream or single answer, success or failure.
+    /// Records the head of the answer.
     pub fn note_answered(&self, streams: bool, succeeds: bool) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.note_answered(pulse, streams, succeeds);
         }
     }
 
-    /// Records that since this moment the client has received everything and waits for more. Cheap enough
-    /// to call at every empty read.
+    /// Records since when the client waits for more data. Cheap enough for every read.
     pub fn note_waiting(&self, since: Instant) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.note_waiting(pulse, since);
         }
     }
 
-    /// Records events with data; comments that keep a connection open do not count. Cheap enough to call
-    /// for every chunk.
+    /// Records events with data, without comments that keep a connection open. Cheap enough for every chunk.
     pub fn note_events(&self, events: u64) {
         if let Some(pulse) = &self.pulse {
             self.cell.pulses.note_events(pulse, events);
         }
     }
 
-    /// Records a setting that the backend has accepted from a client, so that later processes get it, too.
+    /// Records a setting that the backend has accepted, for later processes.
     pub fn note_setting(&self, path: &str, body: Bytes) {
         self.leases.note_setting(self.cell.id, path, body);
     }
 
-    /// True if conversations are kept. If false, callers need not call [`Lease::note_turn`].
+    /// True if [`Lease::note_turn`] has an effect.
     pub fn keeps_turns(&self) -> bool {
         self.leases.turns.is_enabled()
     }
 
-    /// Records a request with its complete answer, for warming the next process.
+    /// Records a request and its complete answer, for warming the next process.
     pub fn note_turn(&self, turn: ConversationTurn) {
         self.leases.turns.note_turn(self.cell.id, turn);
     }
 
-    /// True if only llama-warden may save slots of the backend: the operator has not enabled saving for
-    /// clients.
+    /// True if only llama-warden may save slots of the backend, because the operator has not enabled saving.
     pub fn saves_for_us(&self) -> bool {
         self.cell.saves_for_us.load(Ordering::Relaxed)
     }
 
-    /// Records that the backend stops computing during this request, because it saves or restores a slot.
+    /// Records that the backend stops computing, because it saves or restores a slot.
     pub fn note_pause(&self) {
         if !self.pauses.swap(true, Ordering::Relaxed) {
             self.cell.pulses.note_pause(true);
         }
     }
 
-    /// Reports that the backend refused or broke a connection. The backend gets no more leases until it
-    /// answers a probe, which is sent at once. So no other request reaches a dead process, and a healthy
-    /// backend is unavailable only for the milliseconds of one probe.
+    /// Reports a refused or broken connection. The backend is probed at once and gets no lease before its
+    /// answer, so no other request reaches a dead process.
     pub fn report_refused(&self) {
         self.leases.doubt_generation(self.cell.id);
     }
 
-    /// Reports that the connection broke after the whole request was sent and before its answer was
-    /// complete. If the server is found to have died by itself, the request becomes a suspect.
+    /// Reports that the connection broke after the whole request was sent. If the server is found to have
+    /// died by itself, the request becomes a suspect.
     pub fn report_broken(&self, request: RequestFingerprint) {
         self.note_done();
         self.leases.note_broken(self.cell.id, request);
     }
 
-    /// Reports a broken connection like [`Lease::report_broken`], for a lease that was revoked: the end of
-    /// a process may be known before its connections break. Without effect if the process was stopped and
-    /// had not hung.
+    /// Like [`Lease::report_broken`], for a revoked lease: the end of a process may be known before its
+    /// connections break. Ignored if the supervisor stopped a process that had not hung.
     pub fn report_lost(&self, request: RequestFingerprint) {
         self.note_done();
         if self.cell.hung_for().is_some() {
@@ -263,27 +248,26 @@ impl Lease {
         }
     }
 
-    /// Resolves when, after a broken connection, the generation is known to live or to have ended. Does not
-    /// hold the lease.
+    /// Resolves when a generation with a broken connection is known to live or to have ended. Does not hold
+    /// the lease.
     pub fn until_settled(&self) -> impl Future<Output = ()> + Send + 'static {
         let leases = Arc::clone(&self.leases);
         let generation = self.cell.id;
         async move { leases.until_settled(generation).await }
     }
 
-    /// Status of a request in the quarantine.
+    /// Quarantine status of a request.
     pub fn request_standing(&self, request: RequestFingerprint) -> RequestStanding {
         self.leases.request_standing(request)
     }
 
-    /// Records that a request was refused by the quarantine.
+    /// Records that the quarantine refused a request.
     pub fn note_refusal(&self, request: RequestFingerprint) {
         self.leases.note_refusal(request);
     }
 
-    /// Waits until no other request runs in the slots of the generation; from the call on, no other request
-    /// gets a slot. Call it once per lease, before sending a suspected request. The solitude ends with
-    /// [`Lease::end_solitude`] or when the lease is dropped.
+    /// Waits until no other request runs in the slots of the generation, and keeps other requests out. Call
+    /// it once, before sending a suspected request. [`Lease::end_solitude`] or the drop ends the solitude.
     pub async fn wait_alone(&self, request: RequestFingerprint) -> SolitudeResult {
         self.solitude.store(SEEKS_SOLITUDE, Ordering::Relaxed);
         self.leases.seek_solitude(self.cell.id, self.kind);
@@ -302,17 +286,17 @@ impl Lease {
         alone
     }
 
-    /// True while no other request gets a slot because of this lease.
+    /// True while this lease keeps other requests out.
     pub fn is_alone(&self) -> bool {
         self.solitude.load(Ordering::Relaxed) == HAS_SOLITUDE
     }
 
-    /// Maximum time for which no other request may run next to a suspected one.
+    /// Maximum time for which a suspected request may keep other requests out.
     pub fn solitude_limit(&self, request: RequestFingerprint) -> Duration {
         self.leases.solitude_limit(request)
     }
 
-    /// Lets other requests run again, if [`Lease::wait_alone`] had kept them out.
+    /// Lets other requests run again.
     pub fn end_solitude(&self) {
         if self
             .solitude
@@ -323,13 +307,12 @@ impl Lease {
         }
     }
 
-    /// Clears a suspected request, because it was answered.
+    /// Clears a suspected request that was answered.
     pub fn note_survival(&self, request: RequestFingerprint) {
         self.leases.note_survival(self.cell.id, request);
     }
 
-    /// Marks the answer as an endless event stream: drains do not wait for it, and it does not count as
-    /// work.
+    /// Marks the answer as an endless event stream: drains ignore it, and it is no work.
     pub fn mark_endless(&self) {
         let first =
             self.solitude.compare_exchange(NO_SOLITUDE, WATCHES_EVENTS, Ordering::Relaxed, Ordering::Relaxed);
@@ -345,9 +328,8 @@ impl Lease {
         matches!(self.kind, LeaseKind::Aux | LeaseKind::Read)
     }
 
-    /// Value attached to the generation, one per type, such as the gateway's connection pool. The value is
-    /// made by `init` at the first call, and dropped when the process is asked to end. `init` runs under a
-    /// lock: it must not block, and must not take or drop a lease.
+    /// Value attached to the generation, one per type, such as the gateway's connection pool. It is dropped
+    /// when the process is asked to end. `init` runs under a lock: it must not block or use leases.
     pub fn attachment<T: Any + Send + Sync>(&self, init: impl FnOnce() -> T) -> Arc<T> {
         let mut attachments = lock(&self.cell.attachments);
         let known = attachments.get(&TypeId::of::<T>()).cloned();
@@ -360,9 +342,8 @@ impl Lease {
         made
     }
 
-    /// Resolves when the generation is ended despite this lease, because its drain deadline has passed or
-    /// the process is killed. Also resolves when the process has ended by itself, which may be known before
-    /// the connection breaks; [`Lease::was_stopped`] tells the two apart.
+    /// Resolves when the generation ends despite this lease: after its drain deadline, after a kill, or by
+    /// itself. [`Lease::was_stopped`] tells the last case apart.
     pub async fn until_revoked(&self) {
         self.cell.revoked.cancelled().await;
     }
@@ -388,7 +369,7 @@ impl Drop for Lease {
         let asked =
             self.request.get().filter(|asked| !self.is_settled.load(Ordering::Relaxed) && asked.is_whole());
         if let Some(request) = asked.and_then(|asked| asked.fingerprint()) {
-            // Record this before the slot is returned, because another request may take the slot at once.
+            // Another request may take the returned slot at once.
             self.leases.note_left(self.cell.id, request);
         }
         let kind = match self.solitude.load(Ordering::Relaxed) {

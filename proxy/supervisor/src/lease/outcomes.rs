@@ -1,5 +1,5 @@
-//! Health figures from the completed requests of one generation: consecutive compute errors, decoding
-//! speeds, the largest prompt. The figures take bounded space; other modules judge them.
+//! Health figures from the completed requests of one generation. They take bounded space; other modules judge
+//! them.
 //!
 //! ```text
 //!   2xx, no compute error -> the streak ends      compute error (5xx, or within a 2xx stream) -> streak + 1
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use warden_policies::WorkDone;
 
-/// Maximum number of speeds that are kept until they are read: more answers never end between two samples.
+/// Limit of unread speeds: more answers never end between two samples.
 const SPEEDS_KEPT: usize = 256;
 
 /// Outcome of a request to a backend.
@@ -18,23 +18,22 @@ const SPEEDS_KEPT: usize = 256;
 pub struct ExchangeOutcome {
     /// Status of the answer; `None` without an answer.
     pub status: Option<u16>,
-    /// True if the backend reported a failed computation (`compute error` in a 500 or in the stream). If a
-    /// GPU context is poisoned, every later answer reports this.
+    /// True if the backend reported a failed computation (`compute error`). With a poisoned GPU context,
+    /// every later answer reports it.
     pub compute_error: bool,
-    /// Number of prompt tokens, including cached ones; `None` if not reported.
+    /// Prompt tokens with cached ones, if reported.
     pub prompt: Option<u64>,
-    /// Number of generated tokens, and their milliseconds, from `timings`; `None` if not reported.
+    /// Generated tokens and their milliseconds, if reported.
     pub decode: Option<(u64, f64)>,
-    /// Number of evaluated prompt tokens, without cached ones, and their milliseconds; `None` if not
-    /// reported.
+    /// Evaluated prompt tokens and their milliseconds, if reported.
     pub prefill: Option<(u64, f64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PrefillSpeed {
-    /// Number of evaluated tokens, at least 1.
+    /// Evaluated tokens, at least 1.
     pub(crate) new: u64,
-    /// Number of prompt tokens, including cached ones.
+    /// Prompt tokens with cached ones.
     pub(crate) all: u64,
     pub(crate) ms: f64,
 }
@@ -43,24 +42,24 @@ pub(crate) struct PrefillSpeed {
 pub(crate) struct DecodeSpeed {
     pub(crate) tokens: u64,
     pub(crate) ms: f64,
-    /// Number of requests that shared the hardware when the answer ended, including this one.
+    /// Requests that shared the hardware at the end of the answer, with this one.
     pub(crate) busy: u32,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeStats {
     pub(super) work: WorkDone,
-    /// Number of compute errors since the last successful answer.
+    /// Compute errors since the last successful answer.
     pub(crate) compute_errors: u32,
-    /// Speeds that no reading has taken yet, oldest first.
+    /// Speeds that no reading has taken, oldest first.
     pub(crate) decodes: VecDeque<DecodeSpeed>,
     pub(crate) prefills: VecDeque<PrefillSpeed>,
-    /// Number of tokens of the largest prompt so far, including cached ones.
+    /// Tokens of the largest prompt, with cached ones.
     pub(crate) largest_prompt: u64,
 }
 
 impl OutcomeStats {
-    /// Records an outcome; `busy` has the meaning of [`DecodeSpeed::busy`].
+    /// `busy`: see [`DecodeSpeed::busy`].
     pub(crate) fn note(&mut self, outcome: &ExchangeOutcome, busy: u32) {
         let succeeded = outcome.status.is_some_and(|status| (200..300).contains(&status));
         if outcome.compute_error {

@@ -1,5 +1,4 @@
-//! Hashes of a request's prompt. They show whether another request continues the same conversation, and
-//! reveal nothing of its text.
+//! Hashes of a request's prompt. They identify its conversation and reveal nothing of its text.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,25 +6,23 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Number of bytes of a text, or of members of a list, that one hash covers.
+/// Bytes of a text, or members of a list, per hash.
 const BLOCK_SIZE: usize = 256;
 
-/// Number of leading messages, without the last one, that identify a conversation: a system prompt, a
-/// question and an answer. Fewer messages may be common to many conversations.
+/// Leading messages that identify a conversation: a system prompt, a question and an answer. Fewer may be
+/// common to many conversations.
 const MIN_SHARED_MESSAGES: usize = 3;
 
-/// Hashes of a prompt. Each hash covers everything from the beginning to the end of one message or block of
-/// text.
+/// Hashes of a prompt, each from its beginning to the end of one message or block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PromptHashes {
     all: Vec<u64>,
-    /// True if the hashes end at messages; then the last message may be edited in a later request.
+    /// True if the hashes end at messages; a later request may then edit the last message.
     messages: bool,
 }
 
 impl PromptHashes {
-    /// Computes the hashes for a request body. `None` if the prompt has an unknown form, or must not be
-    /// kept because the request disables the cache or selects its own adapters.
+    /// Returns `None` for an unknown form, or if the request disables the cache or selects its own adapters.
     pub(crate) fn from_body(body: &[u8]) -> Option<Self> {
         let body: PromptBody = serde_json::from_slice(body).ok()?;
         if body.cache_prompt == Some(false) || body.lora.is_some() {
@@ -40,7 +37,7 @@ impl PromptHashes {
         self.all.len() * size_of::<u64>()
     }
 
-    /// True if this request continues the conversation of the other one, or repeats it.
+    /// True if this request continues or repeats the other's conversation.
     pub(crate) fn continues(&self, other: &Self) -> bool {
         let begins = |with: &[u64]| !with.is_empty() && self.all.starts_with(with);
         let but_last = other.all.split_last().map_or(&[][..], |(_, rest)| rest);
@@ -49,7 +46,7 @@ impl PromptHashes {
                 || (self.messages && but_last.len() >= MIN_SHARED_MESSAGES && begins(but_last)))
     }
 
-    /// True if this request contains the whole prompt of the other one, unedited.
+    /// True if this request contains the other's whole prompt, unedited.
     pub(crate) fn contains_prompt(&self, other: &Self) -> bool {
         self.messages == other.messages && !other.all.is_empty() && self.all.starts_with(&other.all)
     }
@@ -63,7 +60,7 @@ struct PromptBody {
     lora: Option<IgnoredAny>,
 }
 
-/// Hashes of a list at its members, or of a text at its blocks.
+/// Hashes of a list's members or a text's blocks.
 struct PromptBlocks(Vec<u64>);
 
 impl<'de> Deserialize<'de> for PromptBlocks {
@@ -89,8 +86,8 @@ impl<'de> Deserialize<'de> for PromptBlocks {
                 let mut newest = 0;
                 while let Some(JsonHash(print, is_number)) = list.next_element()? {
                     newest = hash_step(&mut hasher, print);
-                    // A list of numbers is a prompt of many tokens: one hash per block. Other lists have
-                    // few members: one hash each.
+                    // A list of numbers is a prompt of many tokens: one hash per block. Other lists have few
+                    // members.
                     numbers = if is_number { numbers + 1 } else { 0 };
                     if numbers % BLOCK_SIZE == 0 {
                         all.push(newest);
@@ -111,7 +108,7 @@ fn hash_step(hasher: &mut DefaultHasher, what: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Hash of any JSON value; the flag tells if the value is a number.
+/// Hash of a JSON value, and true for a number.
 struct JsonHash(u64, bool);
 
 impl<'de> Deserialize<'de> for JsonHash {

@@ -1,13 +1,10 @@
-//! Progress of the requests of one generation, as recorded by their leases. Progress distinguishes a
-//! hanging server from a client that does not read, and the evaluation of a long prompt from a pause
-//! between two tokens.
+//! Progress of the requests of one generation. It distinguishes a hanging server from a client that does not
+//! read, and the evaluation of a long prompt from a pause between two tokens.
 //!
 //! ```text
 //!     asks ──> waits ── event ──> rests ── the client wants more ──> waits ── event ──> … ── lease ends
 //!          the server's turn         the client's turn
 //! ```
-//!
-//! Each request uses a few atomic numbers, because events come by the thousand.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,31 +18,30 @@ use warden_policies::{defaults, units};
 
 use crate::sync::lock;
 
-/// Body of a request, which can be inspected while it is being sent.
+/// Body of a request that is being sent.
 pub trait SentRequest: Send + Sync {
     /// True if the backend has the whole body. Until then, the backend waits for the client.
     fn is_whole(&self) -> bool;
-    /// Number of bytes so far.
+    /// Bytes so far.
     fn bytes(&self) -> u64;
-    /// Number of images and sound recordings so far.
+    /// Images and sound recordings so far.
     fn media_count(&self) -> u64;
-    /// Fingerprint of the body, once the client has sent all of it; `None` without a body.
+    /// Fingerprint of a complete body; `None` without a body.
     fn fingerprint(&self) -> Option<RequestFingerprint>;
 }
 
 #[derive(Default)]
 pub(crate) struct RequestProgress {
     request: Mutex<Option<Arc<dyn SentRequest>>>,
-    /// Moment since which the server has to send next, in microseconds since the tracker was created, plus
+    /// Moment since which the server has to send next, in microseconds since the tracker's creation, plus
     /// one; 0 while the client has to send or read.
     awaited_since: AtomicU64,
     streams: AtomicBool,
-    /// Number of events with data so far.
+    /// Events with data so far.
     events: AtomicU64,
 }
 
-/// Number of events after which the server has certainly computed a token: it may send the first event before
-/// it computes any.
+/// After this many events, the server has computed a token: the first event may precede any computation.
 const BEGUN_EVENTS: u64 = 2;
 
 impl RequestProgress {
@@ -60,16 +56,16 @@ impl RequestProgress {
 
 pub(crate) struct ProgressTracker {
     born: Instant,
-    /// Time of the last received byte, in microseconds since `born`, plus one; 0 before the first byte.
+    /// Microseconds from `born` to the last received byte, plus one; 0 before the first byte.
     received: AtomicU64,
     all: Mutex<Vec<Arc<RequestProgress>>>,
-    /// Prompts whose clients left before the first token, which may still be evaluated: time, tokens.
+    /// Time and tokens of prompts that may still be evaluated although their clients have left.
     abandoned: Mutex<VecDeque<(Instant, u64)>>,
-    /// Number of running requests that save or restore a slot, which stops all computing.
+    /// Running requests that save or restore a slot, which stops all computing.
     pausing: AtomicU32,
-    /// Total number of events with data and of complete answers.
+    /// Events with data, and complete answers.
     moves: AtomicU64,
-    /// Histogram of pauses between tokens, with four steps per doubling.
+    /// Histogram of pauses between tokens, four steps per doubling.
     gaps: [AtomicU32; GAP_STEPS],
     /// Context size in tokens; 0 while unknown.
     context: AtomicU64,
@@ -109,14 +105,14 @@ impl ProgressTracker {
         }
     }
 
-    /// Records that a request was sent. `streams`: the request asks for an event stream.
+    /// `streams`: the request asks for an event stream.
     pub(crate) fn note_sent(&self, pulse: &RequestProgress, asked: Arc<dyn SentRequest>, streams: bool) {
         *lock(&pulse.request) = Some(asked);
         pulse.streams.store(streams, Ordering::Relaxed);
         pulse.awaited_since.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
-    /// Records the head of the answer. `streams`: the answer is an event stream.
+    /// `streams`: the answer is an event stream.
     pub(crate) fn note_answered(&self, pulse: &RequestProgress, streams: bool, succeeds: bool) {
         pulse.streams.store(streams, Ordering::Relaxed);
         if !streams && succeeds {
@@ -124,9 +120,9 @@ impl ProgressTracker {
         }
     }
 
-    /// Records that the server has to send next since this moment.
+    /// Records since when the server has to send next.
     pub(crate) fn note_waiting(&self, pulse: &RequestProgress, since: Instant) {
-        // Keep an earlier moment, which is usual after an event without data or an empty wake-up.
+        // An event without data or an empty wake-up does not reset the moment.
         if pulse.awaited_since.load(Ordering::Relaxed) == 0 {
             pulse.awaited_since.store(self.micros(since) + 1, Ordering::Relaxed);
         }
@@ -144,7 +140,7 @@ impl ProgressTracker {
         self.moves.fetch_add(events, Ordering::Relaxed);
     }
 
-    /// Records the begin or the end of a request that stops all computing of the server.
+    /// Records the begin or end of a request that stops all computing.
     pub(crate) fn note_pause(&self, begins: bool) {
         if begins {
             self.pausing.fetch_add(1, Ordering::Relaxed);
@@ -207,7 +203,7 @@ impl ProgressTracker {
         (all > 0).then(|| Some(TokenGaps { middle: at(50)?, most: at(99)? })).flatten()
     }
 
-    /// Estimated number of prompt tokens: from the bytes of the request, limited by the context.
+    /// Estimates the prompt's tokens from the bytes of the request, limited by the context.
     fn estimate_tokens(&self, pulse: &RequestProgress) -> u64 {
         let bytes = lock(&pulse.request).as_ref().map_or(0, |asked| asked.bytes());
         let tokens = units::scale_bytes(bytes, 1.0 / defaults().admission.bytes_per_token);
@@ -221,7 +217,6 @@ impl ProgressTracker {
         self.received.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }
 
-    /// True if a byte was received at or after this moment.
     pub(crate) fn received_since(&self, moment: Instant) -> bool {
         self.received.load(Ordering::Relaxed) > self.micros(moment)
     }
@@ -237,7 +232,7 @@ impl std::fmt::Debug for ProgressTracker {
     }
 }
 
-/// Histogram step for a pause; there are four steps per doubling of the microseconds.
+/// Histogram step of a pause, with four steps per doubling.
 fn gap_step(micros: u64) -> usize {
     let micros = micros.max(4);
     let doublings = micros.ilog2();
@@ -245,7 +240,7 @@ fn gap_step(micros: u64) -> usize {
     usize::try_from(u64::from(doublings) * 4 + quarter).unwrap_or(GAP_STEPS).min(GAP_STEPS - 1)
 }
 
-/// Longest pause, in microseconds, that belongs to a step.
+/// Longest pause of a step, in microseconds.
 fn step_limit(step: usize) -> u64 {
     let doublings = step / 4;
     let quarter = step as u64 % 4;

@@ -1,8 +1,7 @@
-//! Refusals that the deciding instance passes to the previous one, which then refuses its own waiting
-//! requests for the same reason.
+//! Refusals that the deciding instance passes to the previous one for its waiting requests.
 //!
-//! A refusal is dated by the machine's clock, which all processes share. So the refusal may arrive late or
-//! twice without affecting later requests.
+//! A refusal is dated by the machine's clock, so it may arrive late or twice without affecting later
+//! requests.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -15,21 +14,21 @@ use crate::clock::monotonic_now;
 use crate::error::LeaseDenied;
 use crate::sync::lock;
 
-/// Time for which a refusal is passed on. An instance that has not received it by then is not listening.
+/// Lifetime of a refusal. An instance that has not received it by then is not listening.
 const REFUSAL_LIFETIME: Duration = Duration::from_secs(10);
 
-/// Refusal of a model's requests by the deciding instance.
+/// Refusal of a model's requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelRefusal {
     pub(crate) model: String,
-    /// Time of the refusal since the machine's boot. Requests that came later are not affected.
+    /// Time since the machine's boot. Later requests are not affected.
     at: Duration,
-    /// Serialized [`LeaseDenied`], so that a reason which this version does not know can be passed on.
+    /// Serialized [`LeaseDenied`], to pass on reasons unknown to this version.
     denied: serde_json::Value,
 }
 
 impl ModelRefusal {
-    /// Makes a refusal dated now. `None` if the reason cannot be serialized, which does not happen.
+    /// Returns `None` if the reason cannot be serialized, which does not happen.
     pub(crate) fn now(model: &str, denied: &LeaseDenied) -> Option<Self> {
         let denied = serde_json::to_value(denied).ok()?;
         Some(Self { model: model.to_owned(), at: monotonic_now(), denied })
@@ -39,7 +38,7 @@ impl ModelRefusal {
         LeaseDenied::deserialize(&self.denied).ok()
     }
 
-    /// Time of the refusal as a moment of tokio's clock.
+    /// Time of the refusal by tokio's clock.
     pub(crate) fn moment(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(self.age()).unwrap_or(now)
@@ -50,12 +49,12 @@ impl ModelRefusal {
     }
 }
 
-/// Refusals to pass to the previous instance: the latest of each model.
+/// Latest refusal of each model, for the previous instance.
 #[derive(Debug, Default)]
 pub(crate) struct RecentRefusals(Mutex<BTreeMap<String, ModelRefusal>>);
 
 impl RecentRefusals {
-    /// Adds a refusal. The new one replaces an earlier refusal of the same model, whose requests it covers.
+    /// Replaces an earlier refusal of the same model, whose requests it covers.
     pub(crate) fn note(&self, refused: ModelRefusal) {
         let mut all = lock(&self.0);
         match all.get_mut(&refused.model) {

@@ -1,9 +1,8 @@
 //! Latest conversations of one model, each as its last request with the answer, for warming the next process.
-//! The conversations are in memory only, bounded, and never logged, because requests contain clients' texts.
+//! They stay in bounded memory and are never logged, because they contain clients' texts.
 //!
-//! A request continues an earlier one if it contains all messages of that one (the last may be edited), or
-//! begins with its prompt. The request then replaces the earlier one, so each conversation is kept once, in
-//! its latest state.
+//! A request continues an earlier one if it contains all its messages (the last one may be edited), or begins
+//! with its prompt. It then replaces the earlier one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,19 +18,19 @@ use crate::sync::lock;
 
 /// Request with its complete answer.
 pub struct ConversationTurn {
-    /// Path of the request, without a query.
+    /// Path without a query.
     pub path: String,
-    /// Body as sent to the backend; `None` if it cannot be given to another process.
+    /// Body as sent; `None` if another process cannot use it.
     pub body: Option<Bytes>,
     /// Text of the answer.
     pub said: AnswerText,
-    /// Number of prompt tokens.
+    /// Prompt tokens.
     pub prompt: u64,
-    /// Number of tokens of prompt and answer together.
+    /// Tokens of prompt and answer.
     pub tokens: u64,
     /// True if the request has images or sound.
     pub has_media: bool,
-    /// Number of evaluated prompt tokens, and their milliseconds; `None` if not reported.
+    /// Evaluated prompt tokens and their milliseconds, if reported.
     pub prefill: Option<(u64, f64)>,
 }
 
@@ -54,12 +53,12 @@ impl KeptConversation {
         (body + self.turn.said.bytes() + self.prints.bytes()) as u64
     }
 
-    /// Tokens that a slot holds for the conversation: an answer's last token is never evaluated.
+    /// Tokens in a slot: an answer's last token is never evaluated.
     pub(crate) fn tokens(&self) -> u64 {
         self.turn.tokens.saturating_sub(1)
     }
 
-    /// True if this turn shows that the process did not use the slot restored for `old`.
+    /// True if this turn shows that the slot restored for `old` was not used.
     fn disproves_restore(&self, old: &Self) -> bool {
         let evaluated = self.turn.prefill.map_or(0, |(tokens, _)| tokens);
         self.prints.contains_prompt(&old.prints)
@@ -69,30 +68,29 @@ impl KeptConversation {
 
 #[derive(Debug, Default)]
 pub(crate) struct ConversationStore {
-    /// True if conversations are kept; otherwise callers need not build turns.
     enabled: AtomicBool,
-    /// Shortest measured time per prompt token in milliseconds, as the bits of an `f64`; 0 while unknown.
+    /// Shortest time per prompt token, in milliseconds as the bits of an `f64`; 0 while unknown.
     pace: AtomicU64,
     /// Conversations, latest first, each with the generation that holds it.
     all: Mutex<VecDeque<(GenerationId, Arc<KeptConversation>)>>,
     restored: Mutex<RestoredSlots>,
 }
 
-/// Evidence from clients' requests whether processes use restored slots.
+/// Evidence from clients' requests that restored slots are used.
 #[derive(Debug, Default)]
 struct RestoredSlots {
-    /// Generation that restored slots, its hash (`made_of`), and the restored conversations; kept until the
-    /// generation's first request.
+    /// Generation that restored slots, its hash (`made_of`), and the conversations; kept until its first
+    /// request.
     unproven: Option<(GenerationId, u64, Vec<Arc<KeptConversation>>)>,
-    /// Hash (`made_of`) of processes that are known not to use restored slots.
+    /// Hash (`made_of`) of processes that do not use restored slots.
     unused_by: Option<u64>,
 }
 
-/// Minimum number of tokens in an evaluation whose speed is meaningful.
+/// Speeds of shorter evaluations are not meaningful.
 const MIN_TELLING_TOKENS: u64 = 64;
 
 impl ConversationStore {
-    /// Starts or stops keeping conversations. Stopping drops them.
+    /// Enables or disables keeping conversations. Disabling drops them.
     pub(crate) fn set_enabled(&self, keeps: bool) {
         self.enabled.store(keeps, Ordering::Relaxed);
         if !keeps {
@@ -109,7 +107,7 @@ impl ConversationStore {
         if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= MIN_TELLING_TOKENS) {
             self.note_pace(tokens, ms);
         }
-        // Take the evidence from the first request only: a later one may find its slot overwritten.
+        // A later request may find its slot overwritten, so only the first one is evidence.
         let unproven = lock(&self.restored).unproven.take_if(|(restored_by, ..)| *restored_by == generation);
         if !self.is_enabled() || turn.tokens < numbers.least_tokens {
             return;
@@ -118,7 +116,7 @@ impl ConversationStore {
         let fits = |body: &Bytes| body.len() as u64 <= most / 2;
         let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| PromptHashes::from_body(body));
         let prints = if let Some(Some(prints)) = prints {
-            // Copy the body, because it may be part of a larger buffer that would stay allocated.
+            // The body may be part of a larger buffer that would stay allocated.
             turn.body = turn.body.map(|body| Bytes::copy_from_slice(&body));
             prints
         } else {
@@ -154,7 +152,7 @@ impl ConversationStore {
         }
     }
 
-    /// True if a client's request has shown that such processes do not use restored slots.
+    /// True if a request has shown that such processes do not use restored slots.
     pub(crate) fn are_slots_unused_by(&self, made_of: u64) -> bool {
         lock(&self.restored).unused_by == Some(made_of)
     }
@@ -170,15 +168,14 @@ impl ConversationStore {
         }
     }
 
-    /// Shortest measured time per prompt token, in milliseconds.
+    /// Shortest time per prompt token, in milliseconds.
     pub(crate) fn prompt_pace(&self) -> Option<f64> {
         let each = f64::from_bits(self.pace.load(Ordering::Relaxed));
         (each > 0.0).then_some(each)
     }
 
-    /// Estimated time for evaluating the conversations again. Each conversation counts half as much as the
-    /// next more recent one, because an older conversation is less likely to be continued. Zero while the
-    /// prompt speed is unknown.
+    /// Estimated time for evaluating the conversations again; zero without a known speed. Older ones are less
+    /// likely to be continued, so each counts half as much as the next more recent one.
     pub(crate) fn evaluation_cost(&self) -> Duration {
         let Some(pace) = self.prompt_pace() else { return Duration::ZERO };
         let all = lock(&self.all);
@@ -198,14 +195,14 @@ impl ConversationStore {
         lock(&self.all).retain(|(has, _)| *has != generation);
     }
 
-    /// Assigns a generation's conversations to another one, and drops those that cannot be evaluated again.
+    /// Assigns conversations to another generation, and drops those that cannot be evaluated again.
     pub(crate) fn move_all(&self, from: GenerationId, to: GenerationId) {
         let mut all = lock(&self.all);
         all.retain(|(has, kept)| *has != from || kept.turn.body.is_some());
         all.iter_mut().filter(|(has, _)| *has == from).for_each(|(has, _)| *has = to);
     }
 
-    /// Assigns a conversation to another generation, unless the client has continued it meanwhile.
+    /// Assigns a conversation to another generation, unless the client has continued it.
     pub(crate) fn move_conversation(&self, kept: &Arc<KeptConversation>, to: GenerationId) {
         let mut all = lock(&self.all);
         if let Some((has, _)) = all.iter_mut().find(|(_, known)| Arc::ptr_eq(known, kept)) {

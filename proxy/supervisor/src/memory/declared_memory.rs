@@ -1,5 +1,4 @@
-//! Memory that a process keeps on purpose: as declared by its command line, and as reported by the process.
-//! Used for fleets and for single processes.
+//! Memory that a process keeps on purpose, as declared by its command line and its reports.
 
 use std::collections::BTreeMap;
 
@@ -24,12 +23,12 @@ pub(crate) fn from_command(command: &ServerCommand, build: Option<u32>) -> Decla
     DeclaredMemory::from_command(&command.args, &env, build)
 }
 
-/// Bytes of host memory that the process may keep on purpose and that cannot be measured.
+/// Host memory in bytes that the process may keep on purpose and that cannot be measured.
 pub(crate) fn allowed_bytes(declared: &DeclaredMemory) -> u64 {
     if declared.measured().is_some() { declared.unmeasured() } else { declared.bytes() }
 }
 
-/// Pools whose size is measured: the prompt cache from the log, GPU pools from the memory report.
+/// Measured pools: the prompt cache from the log, GPU pools from the memory report.
 pub(crate) fn measured_pools(
     declared: &DeclaredMemory,
     report: Option<&CudaReport>,
@@ -39,8 +38,8 @@ pub(crate) fn measured_pools(
     host.into_iter().chain(report.iter().flat_map(|report| gpu_pools(report, vram))).collect()
 }
 
-/// GPU pools of the report by our GPU numbers. ggml may order devices differently, so the pools are
-/// assigned only if both count the same number of devices.
+/// GPU pools by our GPU numbers. ggml may order devices differently, so both sides must count the same number
+/// of devices.
 fn gpu_pools(report: &CudaReport, vram: &[VramReading]) -> Vec<(MemoryKind, u64)> {
     let devices = report.by_device();
     if devices.len() != vram.len() {
@@ -52,9 +51,8 @@ fn gpu_pools(report: &CudaReport, vram: &[VramReading]) -> Vec<(MemoryKind, u64)
     vram.iter().map(|vram| MemoryKind::Vram(vram.gpu)).zip(pools).collect()
 }
 
-/// True if an output line reports memory that the server keeps, or its share on GPUs. Called for every
-/// line, so the first check is cheap: with a full prompt cache, a server lists hundreds of prompts at each
-/// request.
+/// True if an output line reports memory of the server, or its share on GPUs. Called for every line, so the
+/// first check is cheap.
 pub(crate) fn is_memory_line(line: &str) -> bool {
     if line.contains("offloaded ") {
         return GpuOffload::default().apply_log_line(line);

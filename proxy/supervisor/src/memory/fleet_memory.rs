@@ -1,5 +1,5 @@
-//! Memory of all generations together: for shared budgets, and to check that the memory of an ended process
-//! came back.
+//! Memory of all generations together: for shared budgets, and to check that an ended process has freed its
+//! memory.
 //!
 //! ```text
 //!     free before its spawn + memory of our others then   ─┐
@@ -7,8 +7,8 @@
 //!     free after its exit   + memory of our others now    ─┘
 //! ```
 //!
-//! Our other processes may start and end meanwhile, which must not look like a leak. Until a new process
-//! has been read after it became ready, its share of the memory is unknown, and no conclusion is drawn.
+//! Our other processes may start and end meanwhile, which must not look like a leak. While the memory of a
+//! new process is unknown, the check gives no result.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -27,21 +27,21 @@ enum ExitStage {
     Running,
     /// The process drains, or was asked to end.
     Leaving,
-    /// The process is gone, and we check how much of its memory came back.
+    /// The process has ended, and its freed memory is being checked.
     Dead,
 }
 
 #[derive(Clone, Debug, Default)]
 struct GenerationMemory {
-    /// Free memory before the process was created, plus the memory that our other processes held then.
+    /// Free memory before the spawn, plus the memory of our other processes then.
     free_before: Vec<(MemoryKind, u64)>,
-    /// True if memory was read since the process became ready, so that `members` is complete.
+    /// True if `members` is complete: memory was read since the process became ready.
     settled: bool,
     vram_known: bool,
     members: Vec<(MemoryKind, SharedMember)>,
     peaks: BTreeMap<GpuIndex, u64>,
     stage: ExitStage,
-    /// Memory that had come back when another process was about to be created, which ends the check.
+    /// Freed memory at the next spawn, which ends the check.
     early_return: Option<ReturnedMemory>,
 }
 
@@ -58,9 +58,9 @@ impl GenerationMemory {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReturnedMemory {
-    /// Missing bytes for each kind of memory that could be judged; `None` if no bytes are missing.
+    /// Missing bytes of each known kind of memory; `None` if no bytes are missing.
     pub(crate) missing: Vec<(MemoryKind, Option<u64>)>,
-    /// Free memory of the GPUs before the process was created and after it had ended.
+    /// Free memory of the GPUs before the spawn and after the end.
     pub(crate) gpus: Vec<GpuAfterExit>,
 }
 
@@ -76,11 +76,11 @@ pub(crate) struct FleetMemory {
 }
 
 impl FleetMemory {
-    /// Adds a generation whose process is about to be created. `free`: free memory at this moment.
+    /// Adds a generation before its spawn. `free`: free memory at this moment.
     pub(crate) fn add_generation(&self, id: GenerationId, free: &MachineMemory) {
         let mut parts = lock(&self.parts);
         let before = free_with_others(&parts, id, free);
-        // Complete the checks of ended processes now: the new process's share of the memory will be unknown.
+        // The memory of the new process will be unknown for a while, so complete these checks now.
         let dead: Vec<GenerationId> =
             parts.iter().filter(|(_, part)| part.stage == ExitStage::Dead).map(|(id, _)| *id).collect();
         for dead in dead {
@@ -92,7 +92,7 @@ impl FleetMemory {
         parts.insert(id, GenerationMemory { free_before: before, ..GenerationMemory::default() });
     }
 
-    /// Records that a process is gone; the check of its memory begins.
+    /// Begins the check of an ended process's memory.
     pub(crate) fn note_dead(&self, id: GenerationId) {
         self.set_stage(id, ExitStage::Dead);
     }
@@ -122,16 +122,16 @@ impl FleetMemory {
         }
     }
 
-    /// Highest use of a GPU's memory by a generation so far; 0 before its first reading.
+    /// Highest VRAM of a generation on a GPU; 0 before its first reading.
     pub(crate) fn vram_peak(&self, id: GenerationId, gpu: GpuIndex) -> u64 {
         lock(&self.parts).get(&id).and_then(|part| part.peaks.get(&gpu).copied()).unwrap_or(0)
     }
 
-    /// VRAM that our other processes held and gave back (purged pools, a sleeping model). The driver counts
-    /// it as free, but its former owner takes it again with the next large prompt, and dies if it is gone.
+    /// VRAM that our other processes gave back (purged pools, a sleeping model). The driver counts it as
+    /// free, but its former owner needs it for the next large prompt.
     pub(crate) fn reserved_vram(&self, besides: Option<GenerationId>, gpu: GpuIndex) -> u64 {
         let parts = lock(&self.parts);
-        // Leave out dead processes, which take no memory again.
+        // Dead processes take no memory again.
         let others = parts
             .iter()
             .filter(|(id, part)| Some(**id) != besides && part.stage != ExitStage::Dead)
@@ -142,7 +142,7 @@ impl FleetMemory {
         others.map(gave).fold(0, u64::saturating_add)
     }
 
-    /// Makes shared budgets choose another generation, because this one cannot be replaced now.
+    /// Excludes a generation from shared budgets, because it cannot be replaced now.
     pub(crate) fn pin(&self, id: GenerationId) {
         if let Some(part) = lock(&self.parts).get_mut(&id) {
             for (_, member) in &mut part.members {
@@ -151,12 +151,11 @@ impl FleetMemory {
         }
     }
 
-    /// Marks a generation that will soon free its memory.
     pub(crate) fn note_leaving(&self, id: GenerationId) {
         self.set_stage(id, ExitStage::Leaving);
     }
 
-    /// True if another generation is about to free its memory, so that there may be room soon.
+    /// True if another generation will soon free its memory.
     pub(crate) fn is_making_room(&self, besides: GenerationId) -> bool {
         lock(&self.parts).iter().any(|(id, part)| *id != besides && (part.stage != ExitStage::Running))
     }
@@ -165,8 +164,8 @@ impl FleetMemory {
         lock(&self.parts).remove(&id);
     }
 
-    /// Decision to replace this generation because a shared budget is exceeded; `None` if no budget is
-    /// exceeded, or another generation is to be replaced. `total` returns the size of a memory.
+    /// Decision to replace this generation for an exceeded shared budget, unless another one is to be
+    /// replaced. `total` returns the size of a memory.
     pub(crate) fn shared_decision(
         &self,
         id: GenerationId,
@@ -189,8 +188,8 @@ impl FleetMemory {
         chosen.max_by_key(|chosen| chosen.level)
     }
 
-    /// Memory that came back from an ended generation. `free`: free memory now. `None` while the memory of
-    /// our other processes is unknown.
+    /// Memory freed by an ended generation. `free`: free memory now. `None` while the memory of our other
+    /// processes is unknown.
     pub(crate) fn returned_memory(&self, id: GenerationId, free: &MachineMemory) -> Option<ReturnedMemory> {
         let parts = lock(&self.parts);
         let complete =
@@ -211,7 +210,7 @@ fn compare_free(
         if !part.knows(*series) || part.held_bytes(*series) == 0 {
             continue;
         }
-        // No figure now: another process is starting, or a driver does not answer.
+        // There is no figure: another process is starting, or a driver does not answer.
         let (_, after) = after.iter().find(|(of, _)| of == series)?;
         let missing = cooldown::unreturned_bytes(*before, *after, part.held_bytes(*series));
         returned.missing.push((*series, missing));
@@ -223,7 +222,7 @@ fn compare_free(
     Some(returned)
 }
 
-/// Free memory plus the memory of our other processes, for each kind where all of that is known.
+/// Free memory plus the memory of our other processes, where both are known.
 fn free_with_others(
     parts: &BTreeMap<GenerationId, GenerationMemory>,
     id: GenerationId,

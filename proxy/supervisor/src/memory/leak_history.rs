@@ -1,9 +1,9 @@
-//! Memory of earlier processes: growth of leaking memory, measurements with the largest prompts, best GPU
-//! offload, and memory held. The key is a hash of command and files. The history is stored in `growth.json`
-//! in the state directory, so that later generations and later runs start with known leaks and prices.
+//! Memory of earlier processes: growth, measurements with the largest prompts, best GPU offload, held memory.
+//! The key is a hash of command and files. `growth.json` in the state directory keeps the history for later
+//! runs.
 //!
-//! Each write reads the file again and replaces all of it, under a lock, because a diagnosis may write the
-//! file while models are served. An unreadable file is renamed with a warning, and never prevents a start.
+//! A diagnosis may write the file while models are served, so each write reads it again under a lock. An
+//! unreadable file is renamed with a warning.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -33,18 +33,18 @@ const HISTORY_FILE: &str = "growth.json";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct ProcessHistory {
     key: String,
-    /// Name of the model, for people who read the file, because keys are hashes.
+    /// Name for people who read the file.
     model: ModelName,
     #[serde(default)]
     priors: Vec<LeakPrior>,
     #[serde(flatten)]
     measured: ExperimentNeeds,
-    /// Most layers and VRAM that a process had on GPUs.
+    /// Most layers and VRAM on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     offload: Option<GpuOffload>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     held: Vec<HeldMemory>,
-    /// Result of a start search: option with which a process starts that otherwise dies while loading.
+    /// Option with which a process starts that otherwise dies while loading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     start: Option<StartFinding>,
 }
@@ -62,9 +62,9 @@ impl ProcessHistory {
 /// Memory of earlier processes with one command.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KnownMemory {
-    /// Memory that these processes held.
+    /// Held memory.
     pub held: Vec<HeldMemory>,
-    /// Highest use with the largest prompts, as measured by an experiment.
+    /// Highest use with the largest prompts in an experiment.
     pub worst: Vec<(MemoryKind, u64)>,
     /// Growth rates of leaking memory.
     pub leaks: Vec<LeakPrior>,
@@ -91,12 +91,11 @@ impl KnownChange {
     }
 }
 
-/// Change that is not written to the file yet.
 #[derive(Clone, Debug)]
 struct PendingChange {
     key: String,
     model: ModelName,
-    /// Maximum number of histories in the file.
+    /// Limit of histories in the file.
     keep: usize,
     change: KnownChange,
 }
@@ -121,7 +120,7 @@ impl PendingChange {
         all.drain(..surplus);
     }
 
-    /// True if `self` makes `other` obsolete.
+    /// True if `other` need not be written any more.
     fn replaces(&self, other: &Self) -> bool {
         self.key == other.key && std::mem::discriminant(&self.change) == std::mem::discriminant(&other.change)
     }
@@ -130,7 +129,7 @@ impl PendingChange {
 #[derive(Debug)]
 pub(crate) struct LeakHistory {
     kept: Arc<HistoryFile>,
-    /// Writer thread for the file; if `None`, each change is written at once.
+    /// Writer thread for the file. Without one, each change is written at once.
     state: Option<StateWriter>,
 }
 
@@ -146,12 +145,11 @@ struct HistoryState {
     /// Known histories, oldest first.
     known: Vec<ProcessHistory>,
     pending: Vec<PendingChange>,
-    /// True if a job that writes the pending changes is queued.
+    /// True if a job for the pending changes is queued.
     queued: bool,
 }
 
 impl LeakHistory {
-    /// Reads the file in `directory`, if there is one.
     pub(crate) fn open(directory: &Path, state: Option<StateWriter>) -> Self {
         let path = directory.join(HISTORY_FILE);
         let memory = HistoryState { known: read_history(&path), pending: Vec::new(), queued: false };
@@ -175,8 +173,7 @@ impl LeakHistory {
         lock(&self.kept.memory).known.iter().find(|known| known.key == key).map(of)
     }
 
-    /// Records the growth of an ended process: stores leaks, drops the entries of memory judged not to
-    /// leak, and keeps the entries of memory without a verdict. Writes the file if anything changes.
+    /// Records the growth of an ended process: stores leaks, and drops memory that was judged not to leak.
     pub(crate) fn learn_growth(
         &self,
         key: &str,
@@ -209,11 +206,11 @@ impl LeakHistory {
         self.find(key, |known| known.offload)?
     }
 
-    /// Records the GPU offload of a process that loaded completely, if it is the best with this key.
+    /// Records a complete GPU offload, if it is the best with this key.
     pub(crate) fn note_offload(&self, key: &str, model: &ModelName, offload: GpuOffload, keep: usize) {
         let before = self.best_offload(key);
         let best = before.map_or(offload, |before| before.max(offload));
-        // Ignore smaller differences, which depend on how full buffers are.
+        // Smaller differences depend on how full buffers are.
         let grown = |before: GpuOffload| {
             best.layers != before.layers || best.vram > before.vram.map(|held| held + held / 8)
         };
@@ -237,14 +234,13 @@ impl LeakHistory {
         self.apply_change(key, model, keep, KnownChange::Start(finding));
     }
 
-    /// Records memory that a process held. Writes the file if that changes the history.
     pub(crate) fn note_held(&self, key: &str, model: &ModelName, shown: &[HeldMemory], keep: usize) {
         let before = self.find(key, |known| known.held.clone()).unwrap_or_default();
         let Some(now) = held::merge_held(&before, shown) else { return };
         self.apply_change(key, model, keep, KnownChange::Held(now));
     }
 
-    /// Applies a change to the histories in memory at once, and to the file when the disk answers.
+    /// Applies a change in memory at once, and to the file when the disk answers.
     fn apply_change(&self, key: &str, model: &ModelName, keep: usize, change: KnownChange) {
         let news = PendingChange { key: key.to_owned(), model: model.clone(), keep, change };
         let mut memory = lock(&self.kept.memory);
@@ -263,7 +259,7 @@ impl LeakHistory {
             }
             return;
         };
-        // If the writer drops the job, the next change queues it again, so nothing is lost while we run.
+        // If the writer drops the job, the next change queues it again.
         if !state.write(StateKind::Growth, 0, move || kept.write_pending()) {
             lock(&self.kept.memory).queued = false;
         }
@@ -271,17 +267,17 @@ impl LeakHistory {
 }
 
 impl HistoryFile {
-    /// Applies pending changes to the file's present contents, writes it, and keeps the result in memory.
+    /// Applies pending changes to the present file, and keeps the result in memory.
     fn write_pending(&self) -> io::Result<()> {
         let (mut known, pending) = {
             let mut memory = lock(&self.memory);
-            // Changes made from now on are written by another job.
+            // Later changes get another job.
             memory.queued = false;
             (memory.known.clone(), memory.pending.clone())
         };
         let lock_file = self.path.with_extension("lock");
         let beside = fs::File::options().create(true).truncate(false).write(true).open(lock_file)?;
-        // The lock is released when the lock file is closed.
+        // Closing the file releases the lock.
         rustix::fs::flock(&beside, rustix::fs::FlockOperation::LockExclusive)?;
         if self.path.exists() {
             known = read_history(&self.path);
@@ -312,8 +308,7 @@ pub fn remember_measurements(
     write_change(state_dir, model, command, KnownChange::Measured(measured), keep)
 }
 
-/// Stores the result of a start search, for the next process with this command that dies while loading.
-/// Blocks.
+/// Stores the result of a start search for later processes with this command. Blocks.
 ///
 /// # Errors
 /// The state directory cannot be created, or its file cannot be written.
@@ -327,7 +322,7 @@ pub fn remember_start(
     write_change(state_dir, model, command, KnownChange::Start(finding), keep)
 }
 
-/// Writes one change to the file. Used by commands that serve no models.
+/// Writes a change for commands that serve no models.
 fn write_change(
     state_dir: &Path,
     model: &ModelName,
@@ -346,8 +341,7 @@ fn write_change(
     kept.write_pending()
 }
 
-/// Memory of earlier processes with this command. Only reads the file; a missing or unreadable file counts
-/// as empty.
+/// Memory of earlier processes with this command. An unreadable file counts as empty.
 pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
     let path = state_dir.join(HISTORY_FILE);
     let key = process_key(command);
@@ -367,7 +361,7 @@ fn read_history(path: &Path) -> Vec<ProcessHistory> {
                 path = %path.display(), %error, aside = %aside.display(),
                 "slopes of earlier runs cannot be read; they are learnt again"
             );
-            // Keep an existing file of that name: it was put aside before, or belongs to an operator.
+            // An earlier file of that name was put aside too, or belongs to an operator.
             if !aside.exists() {
                 drop(fs::rename(path, aside));
             }
@@ -390,13 +384,11 @@ fn write_history(path: &Path, known: &[ProcessHistory]) -> io::Result<()> {
     Ok(())
 }
 
-/// Key of a process: a hash of its arguments, its binary, and the files that arguments and variables name.
-/// The hash also covers the variables that affect the server, its libraries or its driver. A file counts by
-/// path, size and modification time, so that a new build or model at an old path gives another key. Files
-/// that the process writes do not count. A hash is used because arguments may contain secrets.
+/// Key of a process: a hash, because arguments may contain secrets. It covers the command, the variables that
+/// affect the server, and the named files by path, size and modification time, but no files that the process
+/// writes.
 ///
-/// If the disk of a file does not answer in time, the file counts as missing: the caller is a task that
-/// must not wait.
+/// A file whose disk does not answer in time counts as missing, because the caller must not wait.
 pub(crate) fn process_key(command: &ServerCommand) -> String {
     let own = command.clone();
     let whole =
@@ -404,12 +396,10 @@ pub(crate) fn process_key(command: &ServerCommand) -> String {
     whole.unwrap_or_else(|| hash_key(command, std::env::vars_os(), |_| None))
 }
 
-/// Time limit for reading facts about the files. A working disk answers within milliseconds, but on a busy
-/// machine threads may take longer.
+/// Time limit for reading facts about files. A working disk answers within milliseconds.
 const DISK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Prefixes of inherited variables that are part of the key: variables of the server and ggml, of drivers and
-/// their libraries, of the allocator and of the loader.
+/// Prefixes of inherited variables in the key: of the server, drivers, allocator and loader.
 const COUNTED_PREFIXES: [&str; 16] = [
     "LLAMA_",
     "GGML_",
@@ -428,7 +418,7 @@ const COUNTED_PREFIXES: [&str; 16] = [
     "OMP_",
     "LD_",
 ];
-/// Variables that do not affect memory, or that differ from run to run.
+/// Variables that do not affect memory, or differ from run to run.
 const IGNORED_VARIABLES: [&str; 6] = [
     "LLAMA_API_KEY",
     "LLAMA_CACHE",
@@ -438,10 +428,9 @@ const IGNORED_VARIABLES: [&str; 6] = [
     "LLAMA_WARDEN_ADMIN_SOCKET",
 ];
 
-/// Flags that name files which the process writes: they change at each start.
+/// Flags that name files which the process writes.
 const WRITTEN_FILE_FLAGS: [&str; 1] = ["--log-file"];
-/// Variables that name files which the process writes. The key leaves these files out, and all files that
-/// variables of other programs name.
+/// Variables that name files which the process writes.
 const WRITTEN_FILE_VARIABLES: [&str; 4] =
     ["LLAMA_LOG_FILE", "LLAMA_ARG_LOG_FILE", "LLAMA_WARDEN_REPORT", "LLAMA_WARDEN_RECLAIM"];
 
@@ -454,7 +443,7 @@ fn key_with_disk(command: &ServerCommand, inherited: impl Iterator<Item = (OsStr
     })
 }
 
-/// Hashes a command and its files. `file` returns the identity of a file, if the file exists.
+/// `file` returns the identity of an existing file.
 fn hash_key(
     command: &ServerCommand,
     inherited: impl Iterator<Item = (OsString, OsString)>,
@@ -471,7 +460,7 @@ fn hash_key(
     let mut written = false;
     for text in std::iter::once(&*binary).chain(command.args.iter().map(String::as_str)) {
         add(text);
-        // Treat `_` as `-`, as llama-server does in the names of its flags.
+        // llama-server treats `_` in flags as `-`.
         let was =
             std::mem::replace(&mut written, WRITTEN_FILE_FLAGS.contains(&text.replace('_', "-").as_str()));
         if !was && let Some(file) = file(text) {

@@ -1,6 +1,5 @@
-//! Recordings of memory readings for `policy replay`: one file per generation, of limited size, in the
-//! format of [`warden_policies::trace`]. An error is logged once and ends the recording, and affects
-//! nothing else.
+//! Recordings of memory readings for `policy replay`: one bounded file per generation, in the format of
+//! [`warden_policies::trace`]. An error ends the recording and affects nothing else.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -15,10 +14,10 @@ use warden_policies::{GenerationId, ModelName, trace};
 use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 
-/// Maximum number of file names to try; a directory with that many old recordings is an error.
+/// Number of file names to try. More old recordings in a directory are an error.
 const NAME_ATTEMPTS: u32 = 10_000;
 
-/// Recording of one generation. The writer thread of the state directory opens and writes its file.
+/// Recording of one generation. The writer thread of the state directory writes its file.
 #[derive(Debug)]
 pub(crate) struct SampleRecorder {
     state: StateWriter,
@@ -40,8 +39,7 @@ struct RecordingFile {
 }
 
 impl SampleRecorder {
-    /// Starts a recording of at most `limit` bytes in `directory`, which is created if missing. The name
-    /// contains a number that no recording of an earlier run has, so that those stay.
+    /// Starts a recording of at most `limit` bytes. Its number is new, so recordings of earlier runs stay.
     pub(crate) fn begin(
         state: &StateWriter,
         directory: &Path,
@@ -90,7 +88,7 @@ impl SampleRecorder {
         });
     }
 
-    /// Queues a job for the writer thread. The recording is over when the file is closed.
+    /// Queues a job for the writer thread.
     fn queue_job(&self, bytes: usize, job: impl FnOnce(&mut Option<RecordingFile>) + Send + 'static) {
         if self.tape.over.load(Ordering::Relaxed) {
             return;
@@ -103,7 +101,7 @@ impl SampleRecorder {
             Ok(())
         });
         if !given {
-            // End the recording: one with a gap would be replayed wrongly.
+            // A recording with a gap would be replayed wrongly.
             self.tape.over.store(true, Ordering::Relaxed);
             tracing::warn!("a recording stops: the state directory does not answer");
         }

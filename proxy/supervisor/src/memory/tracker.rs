@@ -1,4 +1,4 @@
-//! Memory history of one generation: readings, statistics, declared memory. Decisions are made elsewhere.
+//! Memory history of one generation: readings, statistics, declared memory.
 //!
 //! ```text
 //!   reading ──┬─> policies' sample ──┬─> monitor: verdicts, forecasts
@@ -35,66 +35,63 @@ use crate::spec::{CommonConfig, ServerCommand};
 use crate::sync::lock;
 use crate::view::{BudgetView, ForecastView, MemoryView};
 
-/// Time and circumstances of a reading.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadingContext {
-    /// Number of the reading: counted from 1 for each process, in the order in which readings begin.
+    /// Number of the reading, counted from 1 for each process, in the order in which readings begin.
     pub(crate) number: u64,
     pub(crate) at: Instant,
     pub(crate) edge: SampleEdge,
     pub(crate) in_flight: u32,
     pub(crate) work: WorkDone,
-    /// If set, host memory was also read page by page, and that figure has to show this share of the growth.
+    /// Share of the growth that a page-by-page reading has to show, if one was made.
     pub(crate) confirm: Option<f64>,
-    /// Number of completed reclaims when the reading began.
+    /// Completed reclaims at the begin of the reading.
     pub(crate) reclaims: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct ReadingResult {
     pub(crate) first: bool,
-    /// Growth verdicts that changed; `None` if the reading is ignored for growth and health, because a
-    /// reading that began later was complete earlier.
+    /// Changed growth verdicts; `None` for a reading that is ignored because a later one was complete first.
     pub(crate) changes: Option<Vec<VerdictChange>>,
 }
 
-/// Data that the next instance could not read from the process.
+/// Data that the next instance cannot read from the process.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MemoryHistory {
     begun: u64,
-    /// Number of the last reading recorded; 0 before the first.
+    /// Number of the last recorded reading; 0 before the first.
     taken: u64,
-    /// Host memory at the last reading where it was known.
+    /// Last known host memory.
     pub(crate) host: Option<HostMemory>,
     pub(crate) host_at_ready: Option<HostMemory>,
     pub(crate) vram: Vec<VramReading>,
     vram_at_ready: Vec<VramReading>,
-    /// Tokens of the largest prompt that the process had evaluated by the last reading.
+    /// Largest prompt at the last reading, in tokens.
     pub(crate) largest_prompt: u64,
-    /// Highest token counts from any source: prompt tokens, and generated tokens.
+    /// Highest counts of prompt tokens and of generated tokens.
     tokens: (u64, u64),
-    /// Layers and VRAM on GPUs when the process was ready.
+    /// Layers and VRAM on GPUs of the ready process.
     pub(crate) offload: GpuOffload,
-    /// Memory that the process has held.
     held: Vec<HeldMemory>,
     declared: DeclaredMemory,
-    /// Number of reclaim requests that the process has answered.
+    /// Answered reclaim requests.
     pub(crate) reclaims: u64,
 }
 
-/// Last reading, as far as it is not part of the history.
+/// Last reading, except for the history.
 #[derive(Debug, Default)]
 pub(crate) struct LastReading {
     at: Option<Instant>,
     pub(crate) is_busy: bool,
     pub(crate) report: Option<CudaReport>,
     pub(crate) no_vram: Option<NoVram>,
-    /// Why the memory of the server is not measured; `None` if it is.
+    /// Reason why the server's memory is not measured.
     unmeasured: Option<String>,
     pub(crate) devices: Option<Arc<GpuDevices>>,
     pub(crate) totals: Option<HostTotals>,
     group: Option<CgroupMemory>,
-    /// Parts of the process that can give memory back; `None` before the first reading.
+    /// Parts that can give memory back; `None` before the first reading.
     pub(crate) parts: Option<ReclaimParts>,
 }
 
@@ -107,15 +104,13 @@ pub(crate) struct MemoryTracker {
     pub(crate) monitor: GrowthMonitor,
     pub(crate) cost: PromptCost,
     pub(crate) recorder: Option<SampleRecorder>,
-    /// Reason for unknown VRAM that was logged last.
+    /// Last logged reason for unknown VRAM.
     no_vram_logged: Option<NoVram>,
-    /// Results of an experiment with a process of the same kind.
+    /// Results of an experiment with an equal process.
     measured: ExperimentNeeds,
-    /// Inputs of the recycle policy at the last judgement.
     pub(crate) facts: Option<RecycleFacts>,
-    /// Bytes of each memory at the previous reading.
     previous: Vec<(MemoryKind, u64)>,
-    /// Time of the last page-by-page reading; the flag tells if it showed the growth.
+    /// Last page-by-page reading, and true if it showed the growth.
     confirmed: Option<(Instant, bool)>,
     confirm_next: bool,
 }
@@ -155,8 +150,8 @@ impl MemoryTracker {
         record
     }
 
-    /// Restores a serialized tracker. Returns false if growth is judged from now on: another version wrote
-    /// the tracker in an unknown form, or judges memory differently.
+    /// Restores a serialized tracker. Returns false if another version wrote it in an unknown form or judged
+    /// memory differently: growth is then judged from now on.
     pub(crate) fn restore(&mut self, written: &serde_json::Value) -> bool {
         let Some(monitor) = written.get("monitor") else { return false };
         let Ok(mut history) = MemoryHistory::deserialize(written) else { return false };
@@ -167,7 +162,6 @@ impl MemoryTracker {
         resumed
     }
 
-    /// Sets the results of an experiment with a process of the same kind.
     pub(crate) fn set_measurements(&mut self, measured: ExperimentNeeds) {
         for price in &measured.prices {
             self.cost.set_price(*price);
@@ -175,8 +169,8 @@ impl MemoryTracker {
         self.measured = measured;
     }
 
-    /// Updates the memory that the process keeps on purpose. Pools whose size is measured are subtracted from
-    /// readings. Other pools may grow up to their limits.
+    /// Updates the memory that the process keeps on purpose. Measured pools are subtracted from readings;
+    /// others may grow up to their limits.
     fn update_allowance(&mut self) {
         self.monitor.set_allowance(MemoryKind::Host, self.allowed_bytes());
     }
@@ -185,7 +179,7 @@ impl MemoryTracker {
         declared_memory::allowed_bytes(&self.history.declared)
     }
 
-    /// Records that the process is ready, with slots and build from `/props`. `lines`: its output so far.
+    /// `props`: from `/props`. `lines`: output so far.
     pub(crate) fn note_ready(
         &mut self,
         command: &ServerCommand,
@@ -195,7 +189,7 @@ impl MemoryTracker {
     ) {
         let declared = &mut self.history.declared;
         if props.build.is_some() {
-            // Compute the declared memory again: default sizes depend on the build.
+            // Default sizes depend on the build.
             *declared = declared_memory::from_command(command, props.build);
             for line in lines {
                 declared.apply_log_line(line);
@@ -210,7 +204,6 @@ impl MemoryTracker {
         self.update_allowance();
     }
 
-    /// Reads memory sizes from a line of the process's output.
     pub(crate) fn parse_line(&mut self, line: &str) {
         if !self.history.offload.apply_log_line(line) && self.history.declared.apply_log_line(line).is_some()
         {
@@ -218,13 +211,13 @@ impl MemoryTracker {
         }
     }
 
-    /// Returns the number of the next reading, and true if host memory has to be read page by page, too.
+    /// Returns the number of the next reading, and true if it has to read page by page.
     pub(crate) fn begin_reading(&mut self) -> (u64, bool) {
         self.history.begun += 1;
         (self.history.begun, std::mem::take(&mut self.confirm_next))
     }
 
-    /// Records a completed reclaim. Returns the number of the last reading that was begun before.
+    /// Records a completed reclaim. Returns the number of the last reading begun before.
     pub(crate) fn note_reclaim(&mut self) -> u64 {
         self.history.reclaims += 1;
         self.history.begun
@@ -234,7 +227,7 @@ impl MemoryTracker {
         self.history.taken > 0
     }
 
-    /// Records a reading. Returns `None` if a reading that began later was recorded before.
+    /// Returns `None` if a later reading was recorded before.
     pub(crate) fn note_reading(
         &mut self,
         taken: &ReadingContext,
@@ -242,12 +235,12 @@ impl MemoryTracker {
         spawned: Instant,
         cell: &GenerationCell,
     ) -> Option<ReadingResult> {
-        // Readings may overtake each other: a reading that began earlier is older, even if it arrives later.
+        // Readings may overtake each other.
         if taken.number < self.history.taken {
             return None;
         }
         let first = std::mem::replace(&mut self.history.taken, taken.number) == 0;
-        // Keep the last known figure: an unreadable file does not mean less memory.
+        // An unreadable file does not mean less memory.
         self.history.host = reading.host.or(self.history.host);
         let changes = self.follow_growth(taken, reading, spawned, cell);
         if first {
@@ -255,7 +248,7 @@ impl MemoryTracker {
             self.history.vram_at_ready.clone_from(&reading.vram);
             self.history.offload.vram = reading.vram_held();
         }
-        // Without a reclaim file no part of the process supports reclaim, which is what the default says.
+        // Without a reclaim file, no part supports reclaim.
         self.last.parts = Some(reading.parts.unwrap_or_default());
         if let Some(report) = &reading.report {
             self.last.report = Some(report.clone());
@@ -263,7 +256,7 @@ impl MemoryTracker {
         Some(ReadingResult { first, changes })
     }
 
-    /// Returns changed verdicts; `None` if a reading that began later was complete earlier.
+    /// Returns `None` if a later reading was complete before.
     fn follow_growth(
         &mut self,
         taken: &ReadingContext,
@@ -299,7 +292,7 @@ impl MemoryTracker {
             recorder.write(&sample);
         }
         let changes = self.monitor.observe(&sample);
-        // Leave out estimated VRAM: an estimate may include memory of other processes.
+        // Estimated VRAM may include memory of other processes.
         let read = |series| match series {
             MemoryKind::Host => true,
             MemoryKind::Vram(gpu) => {
@@ -329,8 +322,7 @@ impl MemoryTracker {
         Some(changes)
     }
 
-    /// Work of the process. Uses token counts of the server where they are reported, because they include
-    /// requests whose clients left.
+    /// Prefers the server's own token counts, because they include requests whose clients left.
     fn work(&mut self, work: WorkDone, reading: &process::ProcessSample) -> WorkDone {
         let metrics = reading.metrics.unwrap_or_default();
         let (prompt, output) = self.history.tokens;
@@ -340,7 +332,7 @@ impl MemoryTracker {
         WorkDone { prompt_tokens, output_tokens, ..work }
     }
 
-    /// Why VRAM is unknown, if that is worth logging and was not logged yet.
+    /// Reason for unknown VRAM, if it is worth logging and new.
     pub(crate) fn vram_news(&mut self) -> Option<String> {
         let news = self.last.no_vram.clone().filter(|no_vram| !no_vram.is_normal);
         let news = news.filter(|no_vram| self.no_vram_logged.as_ref() != Some(no_vram))?;
@@ -348,7 +340,7 @@ impl MemoryTracker {
         Some(news.why)
     }
 
-    /// True if the figures include all VRAM of the process.
+    /// True if all VRAM of the process is known.
     pub(crate) fn knows_vram(&self) -> bool {
         self.last.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal)
     }
@@ -357,7 +349,7 @@ impl MemoryTracker {
         self.monitor.growth().iter().find(|growth| growth.series == series)
     }
 
-    /// Inputs of the recycle policy about each kind of memory.
+    /// Inputs of the recycle policy for each kind of memory.
     pub(crate) fn series_facts(&self, policy: &RecyclePolicy) -> Vec<SeriesFacts> {
         let of_host = SeriesReading {
             series: MemoryKind::Host,
@@ -398,12 +390,12 @@ impl MemoryTracker {
         }
     }
 
-    /// Inputs of the recycle policy about one kind of memory, at the last judgement.
+    /// Inputs at the last judgement for one kind of memory.
     pub(crate) fn facts_of(&self, kind: Option<MemoryKind>) -> Option<&SeriesFacts> {
         self.facts.as_ref()?.series.iter().find(|facts| Some(facts.series) == kind)
     }
 
-    /// True if this kind of memory is neither known nor suspected to leak.
+    /// True unless this memory is known or suspected to leak.
     fn is_sound(&self, series: MemoryKind) -> bool {
         self.growth(series)
             .is_none_or(|growth| !matches!(growth.verdict, GrowthVerdict::Suspected | GrowthVerdict::Leaking))
@@ -413,7 +405,7 @@ impl MemoryTracker {
         self.monitor.growth().iter().any(|growth| growth.verdict == GrowthVerdict::Leaking)
     }
 
-    /// Memory that the process has held; for memory that leaks, the amount at readiness.
+    /// Held memory; for a leak, the amount at readiness.
     pub(crate) fn held_memory(&self) -> Vec<HeldMemory> {
         let mut all = self.history.held.clone();
         for held in &mut all {
@@ -428,7 +420,7 @@ impl MemoryTracker {
         self.previous.iter().find(|(of, _)| *of == series).map(|(_, bytes)| *bytes)
     }
 
-    /// True if the process has memory on a GPU, or had when it was ready: a lost GPU reports no figures.
+    /// True if the process has memory on a GPU, or had when it was ready: a lost GPU reports nothing.
     pub(crate) fn uses_gpu(&self, gpu: GpuIndex) -> bool {
         self.history.vram.iter().chain(&self.history.vram_at_ready).any(|vram| vram.gpu == gpu)
     }
@@ -454,13 +446,13 @@ impl MemoryTracker {
             (Some(exact), Some(charged), Some(baseline)) => {
                 shows_growth(exact, baseline, charged.saturating_sub(baseline), share)
             }
-            // There is nothing to compare, so the kernel's own counters are believed.
+            // Without an earlier figure, believe the kernel's counters.
             _ => true,
         };
         self.confirmed = Some((taken.at, shown));
     }
 
-    /// Result of the last exact reading, if the reading is not older than `interval`.
+    /// Result of the last exact reading within `interval`.
     pub(crate) fn confirmation(&self, now: Instant, interval: Duration) -> Option<bool> {
         let (at, shown) = self.confirmed?;
         (now.saturating_duration_since(at) < interval).then_some(shown)
@@ -503,7 +495,7 @@ impl MemoryTracker {
     }
 }
 
-/// True if the exact figure has grown by at least this share of `growth`, too.
+/// True if the exact figure has grown by this share of `growth`.
 fn shows_growth(exact: u64, baseline: u64, growth: u64, share: f64) -> bool {
     exact.saturating_sub(baseline) >= scale_bytes(growth, share.min(1.0))
 }

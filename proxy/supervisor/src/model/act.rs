@@ -35,11 +35,9 @@ use crate::sync::lock;
 use crate::view::event::EventKind;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Time limit for preparing the directory in which a process saves its slots.
 const SLOT_DIR_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl ModelTask {
-    /// Passes an event to a unit's life-cycle machine and carries out the resulting effects.
     pub(super) fn step_machine(&mut self, id: UnitId, event: LifecycleEvent) {
         let now = self.context.now();
         let policy = self.spec.lifecycle;
@@ -50,16 +48,14 @@ impl ModelTask {
             && matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest)
             && before.restarts_when_ended()
         {
-            // Do not let the machine restart by itself: a start after this end waits for the loader's
-            // answer.
+            // Do not let the machine restart by itself: a start after this end needs the loader's answer.
             unit.machine.step(LifecycleEvent::Down, now, &policy);
         }
         let effects = unit.machine.step(event, now, &policy);
         let has_changed = unit.machine != before;
         let phase = unit.phase();
         if phase != before.phase() {
-            // The life-cycle machine has changed its phase, so the start that waited for room is no longer
-            // due.
+            // The phase has changed, so the start that waited for room is no longer due.
             unit.held_start = None;
         }
         if let Some(live) = &mut unit.live {
@@ -165,15 +161,15 @@ impl ModelTask {
         }
     }
 
-    /// Crash line that the process has logged since it last answered a probe. An older line does not count:
-    /// the process has answered since, so the line may be text that a client sent.
+    /// Crash line that the process has logged since it last answered a probe. An older line is ignored:
+    /// it may be text that a client sent.
     pub(super) fn crash_line(&self, id: UnitId) -> Option<String> {
         let live = self.units.live(id)?;
         failure::crash_line(&self.logs.lines_since(live.id, live.probing.lines_at_answer))
     }
 
-    /// Handles an unanswered probe. If the process has logged a crash since its last answered probe,
-    /// returns the time of the crash: waiting for such a process is useless.
+    /// Handles an unanswered probe. Returns the time of the crash if the process has logged one since its
+    /// last answered probe.
     pub(super) fn note_crash(&mut self, id: UnitId) -> Option<Instant> {
         let has_line = self.crash_line(id).is_some();
         let live = self.units.live_mut(id)?;
@@ -185,9 +181,9 @@ impl ModelTask {
         let timing = self.spec.lifecycle;
         let Some(live) = self.units.live_mut(id) else { return timing.drain_deadline };
         match live.probing.crashed_at {
-            // After a crash, requests get no more answers from this process.
+            // After a crash, the process answers no more requests.
             Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
-            // A silent process may only be stopped (SIGSTOP) and continue later.
+            // A process that was stopped by SIGSTOP may continue later.
             None if live.probing.silent_for(timing.probes_lost).is_some() => {
                 live.probing.short_drain = true;
                 timing.crash_ends.min(timing.drain_deadline)
@@ -210,8 +206,7 @@ impl ModelTask {
         signal(live);
     }
 
-    /// Time for which a process has computed nothing, if it is about to be ended for that reason. Some of
-    /// its requests may be the cause.
+    /// Duration of the hang for which a process is ended. Its requests may be the cause.
     fn hung_duration(&self, id: UnitId, running: u32) -> Option<Duration> {
         let live = self.units.live(id)?;
         let silent = |symptom: &HealthSymptom| match symptom {
@@ -221,7 +216,7 @@ impl ModelTask {
         let crashed = live.probing.crashed_at.map(|since| since.elapsed());
         let now = crashed.or_else(|| live.health.symptoms().iter().find_map(silent));
         if now.is_none() && running == 0 {
-            // The process shows no symptom without requests; use the recorded reason of its replacement.
+            // Without requests the process shows no symptom: use the recorded reason of its replacement.
             return self.replacements.replaced_since(live.id, Reason::Wedged);
         }
         now
@@ -314,11 +309,10 @@ impl ModelTask {
         memory
     }
 
-    /// Starts a helper that waits for the end of a process, and then for its memory to come back. The next
-    /// start does not wait for that memory.
+    /// Starts a helper that waits for the end of a process, and then until its memory is free again. The
+    /// next start does not wait for that memory.
     pub(super) fn await_exit(&mut self, generation: GenerationId, process: Arc<dyn BackendProcess>) {
-        /// Maximum number of readings for the memory that came back. While other processes start, a reading
-        /// tells nothing; after the last one the amount stays unknown.
+        /// Maximum number of readings of the freed memory. A reading is useless while another process starts.
         const MAX_RETURN_LOOKS: u32 = 5;
         let context = Arc::clone(&self.context);
         let sensors = self.watch.sensors;
@@ -333,8 +327,7 @@ impl ModelTask {
                 _ => OomEvidence::Unknown,
             };
             if let Some(cell) = cell {
-                // Report the end now, before the task looks at memory: requests that may be sent again wait
-                // for this.
+                // Report the end before memory is read: requests that may be sent again wait for the report.
                 leases.note_ended(&cell, requests_end(&cell, exit, why));
             }
             context.fleet_memory.note_dead(generation);
@@ -353,7 +346,6 @@ impl ModelTask {
         });
     }
 
-    /// Maximum time between asking a process to stop and its end.
     pub(super) fn exit_patience(&self) -> Duration {
         self.spec.lifecycle.stop_grace.saturating_mul(2)
     }
@@ -362,7 +354,7 @@ impl ModelTask {
 /// Classifies the end of a process for the requests that it was serving.
 fn requests_end(cell: &GenerationCell, exit: ProcessExit, why: OomEvidence) -> ProcessEnd {
     if cell.was_stopped() {
-        // We ended the process; if it hung, its requests may be the cause of that.
+        // The supervisor ended the process. If the process hung, its requests may be the cause.
         return if cell.hung_for().is_some() { ProcessEnd::ByItself } else { ProcessEnd::Stopped };
     }
     match why {
@@ -372,13 +364,12 @@ fn requests_end(cell: &GenerationCell, exit: ProcessExit, why: OomEvidence) -> P
     }
 }
 
-/// Creation of a process, by a helper task.
+/// Input of the helper task that creates a process.
 struct ProcessSpawn {
     context: Arc<FleetContext>,
     outbox: TaskOutbox,
     sink: LineSink,
     watch: WatchConfig,
-    /// Command whose files are checked.
     needed: ServerCommand,
     cell: Arc<GenerationCell>,
     request: SpawnRequest,
@@ -392,7 +383,7 @@ struct ProcessSpawn {
 impl ProcessSpawn {
     async fn run(mut self) -> Result<Arc<dyn BackendProcess>, SpawnError> {
         let world = Arc::clone(&self.context.world);
-        // Check the needed files before the start, so that no change after the check is missed.
+        // Check just before the start, so that no later change is missed.
         let sight = world.check_needs(self.needed, None).await;
         if let Some(kin) = sight.kin {
             let _first = self.cell.kin.set(kin);
@@ -439,8 +430,7 @@ async fn prepare_slot_files(files: Arc<SlotFiles>, command: &mut ServerCommand, 
             *command = announced;
             cell.saves_for_us.store(is_ours, Ordering::Relaxed);
         }
-        // Start without saving slots: without the preparation, nothing would remove the files if we are
-        // killed.
+        // Start without saving slots: nothing would remove the slot files after a SIGKILL.
         Ok(Ok((Err(error), _))) => {
             tracing::warn!(%error, "cannot prepare the directory for slots: slots are not saved");
         }

@@ -1,5 +1,4 @@
-//! State shared by the tasks of all models: outside world, journal, ledger, published view, generation
-//! counter, replacement permits, and memory of all processes together.
+//! State shared by the tasks of all models.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -37,7 +36,7 @@ pub(crate) struct FleetContext {
     pub(crate) traces: PathBuf,
     pub(crate) fleet_memory: FleetMemory,
     pub(crate) leak_history: LeakHistory,
-    /// Channel to the loader that decides which models are loaded.
+    /// Channel to the loader, which decides which models are loaded.
     pub(crate) loading: Arc<LoadingDesk>,
     pub(crate) common: Arc<Mutex<CommonConfig>>,
     arbiter: Mutex<ReplacementArbiter>,
@@ -53,17 +52,14 @@ pub(crate) struct FleetContext {
     pub(crate) refused: RecentRefusals,
 }
 
-/// Clock and counters that a fleet starts with.
 #[derive(Debug)]
 pub(crate) struct FleetStart {
     pub(crate) epoch: Instant,
-    /// Highest generation number in use.
     pub(crate) generations: u64,
     pub(crate) begun: CancellationToken,
 }
 
 impl FleetStart {
-    /// Values for a fleet without a predecessor.
     pub(crate) fn now() -> Self {
         let begun = CancellationToken::new();
         begun.cancel();
@@ -71,7 +67,7 @@ impl FleetStart {
     }
 }
 
-/// Right to replace a process now. Dropping it lets the next replacement begin.
+/// Right to replace a process now; dropping it allows the next replacement.
 #[derive(Debug)]
 pub(crate) struct ReplacementPermit {
     context: Arc<FleetContext>,
@@ -118,8 +114,7 @@ impl FleetContext {
         }
     }
 
-    /// Tells the previous instance that requests of a model were refused, so that it refuses its waiting
-    /// requests of that model.
+    /// Reports a refusal to the previous instance, which then refuses its waiting requests of that model.
     pub(crate) fn refuse_in_predecessor(&self, model: &ModelName, denied: &LeaseDenied) {
         if let Some(refused) = ModelRefusal::now(model.as_str(), denied) {
             self.refused.note(refused);
@@ -127,8 +122,7 @@ impl FleetContext {
         }
     }
 
-    /// Returns a permit to replace the process of a replica on these GPUs; `None` while another replacement
-    /// of the model, or on one of the GPUs, is under way.
+    /// Returns a permit, or `None` while another replacement of the model or on one of the GPUs is under way.
     pub(crate) fn replacement_permit(
         self: &Arc<Self>,
         model: &ModelName,
@@ -142,7 +136,7 @@ impl FleetContext {
         }
     }
 
-    /// Permit to replace a process at once. Later replacements wait until it is dropped.
+    /// Returns a permit at once. Later replacements wait until it is dropped.
     pub(crate) fn claim_permit(
         self: &Arc<Self>,
         model: &ModelName,
@@ -153,7 +147,7 @@ impl FleetContext {
         ReplacementPermit { context: Arc::clone(self), slot }
     }
 
-    /// True if no other process was ended just now because this memory is almost exhausted.
+    /// False if a process was ended a moment ago because this memory was almost exhausted.
     pub(crate) fn may_end_backend(&self, series: MemoryKind) -> bool {
         lock(&self.arbiter).may_end(series, self.now(), warden_policies::defaults().levels.kill_pause)
     }
@@ -171,7 +165,6 @@ impl FleetContext {
         GenerationId(self.generations.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Number of the newest generation; every later generation has a greater number.
     pub(crate) fn last_generation(&self) -> GenerationId {
         GenerationId(self.generations.load(Ordering::Relaxed))
     }

@@ -1,5 +1,5 @@
-//! Handles requests of operators and of the fleet: restart, drain, new settings, removal, shutdown. Operators
-//! who wait for a restart, drain or reclaim are answered once the published view shows the result.
+//! Handles requests of operators and of the fleet: restart, drain, new settings, removal, shutdown. An
+//! operator gets the reply once the published view shows the result.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use crate::view::entry::ReclaimEntry;
 use crate::view::event::EventKind;
 use crate::view::ledger::LedgerEntry;
 
-/// Restart awaited by an operator: each replica needs a process newer than this generation.
+/// Restart requested by an operator: each replica needs a process newer than this generation.
 #[derive(Debug)]
 pub(super) struct RestartRequest {
     pub(super) after: GenerationId,
@@ -30,14 +30,13 @@ pub(super) struct RestartRequest {
 
 #[derive(Debug)]
 pub(super) struct ReclaimRequest {
-    /// Generations that have not answered yet.
     pub(super) generations: Vec<GenerationId>,
     pub(super) entries: Vec<ReclaimEntry>,
     pub(super) by: RequestedBy,
     pub(super) reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
 }
 
-/// Drain awaited by an operator: these generations have to end.
+/// Drain requested by an operator: these generations have to end.
 #[derive(Debug)]
 pub(super) struct DrainRequest {
     pub(super) generations: Vec<GenerationId>,
@@ -49,7 +48,6 @@ pub(super) struct OperatorRequests {
     pub(super) restarts: Vec<RestartRequest>,
     pub(super) drains: Vec<DrainRequest>,
     pub(super) reclaims: Vec<ReclaimRequest>,
-    /// Answers to send to operators at the end of the task's turn.
     pub(super) answers: Vec<Box<dyn FnOnce() + Send>>,
 }
 
@@ -58,13 +56,11 @@ impl OperatorRequests {
         self.restarts.is_empty() && self.drains.is_empty() && self.reclaims.is_empty()
     }
 
-    /// Name of the waiting operator who asked this generation for memory.
     pub(super) fn who_reclaims(&self, generation: GenerationId) -> Option<String> {
         let asked = self.reclaims.iter().filter(|waiting| waiting.generations.contains(&generation));
         asked.filter_map(|waiting| waiting.by.as_deref()).map(str::to_owned).next()
     }
 
-    /// Records a generation's answer. Returns the operators' requests that are now complete.
     pub(super) fn note_reclaimed(
         &mut self,
         generation: GenerationId,
@@ -106,12 +102,11 @@ impl ModelTask {
             ControlMessage::HandOver(reply) => {
                 let will = self.prepare_handover();
                 if let Err(Ok(_)) = reply.send(will) {
-                    // The reply fails if the instance that requested the handover is gone: continue here.
+                    // The requesting instance is gone: continue here.
                     self.mail.outbox.send(TaskMessage::Control(ControlMessage::Thaw));
                 }
             }
             ControlMessage::Begin => self.begin_deciding(),
-            // These messages matter only during and after a handover.
             ControlMessage::Thaw
             | ControlMessage::LetGo(_)
             | ControlMessage::Gates(..)
@@ -172,7 +167,7 @@ impl ModelTask {
         self.leases.set_queue_limits(self.spec.queue.depth, self.spec.queue.wait);
         self.leases.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
         self.leases.set_quarantine(self.spec.quarantine);
-        // Ignore changes of admission and overlap settings: they never held a replacement back.
+        // Changes of admission and overlap settings are ignored: they never prevented a replacement.
         let mut before = old.recycle.clone();
         before.common = Recycle {
             admission: self.spec.recycle.common.admission,
@@ -226,7 +221,7 @@ impl ModelTask {
         }
     }
 
-    /// Stores measured facts about a binary, for its present and future processes.
+    /// Stores measured facts about a binary for present and future processes.
     fn learn_facts(&mut self, binary: &Path, facts: ServerFacts) {
         if self.spec.command.binary == binary {
             self.spec.facts = facts;
@@ -238,7 +233,7 @@ impl ModelTask {
         }
     }
 
-    /// Applies a changed maximum of simultaneous requests to the processes that take requests.
+    /// Applies a changed limit of concurrent requests to the serving processes.
     fn reopen_gates(&mut self) {
         for unit in &self.units.all {
             if let (BackendPhase::Ready, Some(live)) = (unit.phase(), &unit.live) {
@@ -247,7 +242,6 @@ impl ModelTask {
         }
     }
 
-    /// Adjusts the number of replicas: adds new ones, or retires the last ones.
     pub(super) fn set_replicas(&mut self) {
         let replicas = self.spec.run.replicas;
         for replica in 0..replicas {
@@ -291,7 +285,6 @@ impl ModelTask {
         }
     }
 
-    /// True if the task has nothing left to do.
     pub(super) fn is_over(&self) -> bool {
         let Some(end) = self.life.end else { return false };
         if !self.units.any_process() && !self.experience.dead_starts.is_searching() {
@@ -308,7 +301,6 @@ impl ModelTask {
         late
     }
 
-    /// Time at which the task must check again if it can end.
     pub(super) fn end_deadline(&self) -> Option<Instant> {
         match self.life.end? {
             TaskEnd::Removed => None,

@@ -1,4 +1,4 @@
-//! Values learned from a model's processes, and what earlier processes left for later ones.
+//! Values learned from a model's processes, kept for later processes.
 
 use std::time::Duration;
 
@@ -17,23 +17,21 @@ use crate::view::InputModalities;
 pub(super) struct ModelExperience {
     /// Time from the spawn until the process was ready, at the last start.
     pub(super) load_time: Option<Duration>,
-    /// Shortest such time with the current command.
+    /// Shortest load time with the current command.
     fastest_start: Option<Duration>,
     pub(super) n_ctx: Option<u64>,
     pub(super) modalities: Option<InputModalities>,
     pub(super) lulls: LullHistory,
-    /// True if a process did not start because it was given a slot directory.
     pub(super) refuses_slot_files: bool,
-    /// Hash (`made_of`) of the build and command whose processes are known not to use restored slots.
+    /// Hash of the build and command whose processes are known not to use restored slots.
     pub(super) reuses_no_slots: Option<u64>,
-    /// Command of the last process that became ready.
     command: Option<ServerCommand>,
-    /// Memory prices of prompts, and the leak-history key of the processes for which they are valid.
+    /// Memory prices of prompts, with the leak-history key of the processes for which they are valid.
     prices: (String, Vec<PromptPrice>),
     /// Deaths of processes by a signal before they were ready.
     pub(super) dead_starts: DeadStarts,
     pub(super) reclaims: ReclaimCounts,
-    /// Conversations and slots kept since the model was unloaded.
+    /// Conversations and slots kept while the model is unloaded.
     pub(super) kept_state: Vec<KeptState>,
 }
 
@@ -55,12 +53,11 @@ impl ModelExperience {
         }
     }
 
-    /// Shortest time from spawn to ready with this command.
     pub(super) fn fastest_start(&self, command: &ServerCommand) -> Option<Duration> {
         if self.command.as_ref() == Some(command) { self.fastest_start } else { None }
     }
 
-    /// Records that a process became ready. Returns true if the previous one had another command.
+    /// Returns true if the previous ready process had another command.
     pub(super) fn note_ready(&mut self, took: Duration, props: &ServerProps, command: ServerCommand) -> bool {
         self.load_time = Some(took);
         self.n_ctx = props.n_ctx.or(self.n_ctx);
@@ -74,7 +71,6 @@ impl ModelExperience {
         is_other
     }
 
-    /// Stores the prompt prices learned from a process, for later processes with the same key.
     pub(super) fn note_prices(&mut self, memory: &MemoryTracker) {
         let learnt = memory.cost.learnt_prices();
         if !learnt.is_empty() {
@@ -82,7 +78,6 @@ impl ModelExperience {
         }
     }
 
-    /// Prompt prices learned from processes with this key.
     pub(super) fn prices(&self, key: &str) -> &[PromptPrice] {
         if self.prices.0 == key { &self.prices.1 } else { &[] }
     }

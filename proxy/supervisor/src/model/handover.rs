@@ -1,6 +1,6 @@
 //! Handover of the model's processes between two instances of the program.
 //!
-//! The old instance hands them over, while requests that it has accepted end there (see `remaining`):
+//! The old instance still serves the requests that it has accepted (see `remaining`):
 //!
 //! ```text
 //!   run ── asked, nothing is under way ──> frozen: leases continue, no decisions ── thawed ──> run
@@ -9,8 +9,8 @@
 //!                                          let go: leases here run out; a process that dies closes its gate
 //! ```
 //!
-//! The new instance takes the processes over. It probes them, but reads no memory and decides nothing about
-//! them until the old instance has let them go.
+//! The new instance probes the processes from the start. It reads their memory and decides about them only
+//! after the old instance has released them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,22 +33,17 @@ use crate::process::heir::{HeirRecord, ProcessHeir};
 use crate::sync::lock;
 use crate::view::InputModalities;
 
-/// Everything about a model that the next instance takes over.
 #[derive(Debug)]
 pub(crate) struct ModelWill {
     pub(crate) record: WillRecord,
     pub(crate) heirs: Vec<ProcessHeir>,
 }
 
-/// Serializable part of [`ModelWill`], without the processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WillRecord {
     pub(crate) name: String,
-    /// True if the model should have processes even without waiting requests.
     pub(crate) wanted: bool,
-    /// GPUs of each process, as chosen by the loader.
     pub(crate) places: Vec<Vec<usize>>,
-    /// True if the model runs with its fallback arguments.
     pub(crate) fell_back: bool,
     pub(crate) cooldown: RecycleCooldown,
     pub(crate) crashes: u64,
@@ -61,7 +56,7 @@ pub(crate) struct WillRecord {
 }
 
 impl ModelTask {
-    /// Why the model cannot be handed over now; `None` if nothing prevents it.
+    /// Reason why the model cannot be handed over now.
     fn handover_obstacle(&self) -> Option<&'static str> {
         let is_moving = |unit: &ProcessUnit| {
             !matches!(
@@ -95,11 +90,11 @@ impl ModelTask {
         }
     }
 
-    /// Collects what the next instance needs. From then on this task makes no decisions.
+    /// Collects what the next instance needs. The task makes no decisions afterwards.
     pub(super) fn prepare_handover(&mut self) -> Result<ModelWill, String> {
         let dead = &mut self.experience.dead_starts;
         if dead.is_searching() {
-            // A search does not delay the handover: it is stopped, and the next instance can search.
+            // A search must not delay the handover; the next instance can search again.
             dead.stop_search();
             dead.forget_deaths();
         }
@@ -157,7 +152,7 @@ impl ModelTask {
         Some(ProcessHeir { record, files })
     }
 
-    /// Makes no decisions until the handover has succeeded or failed. Returns true if it failed, so that
+    /// Makes no decisions until the handover has succeeded or failed. Returns true after a failure, so that
     /// this instance continues.
     pub(super) async fn wait_while_frozen(&mut self) -> bool {
         let mut stashed = Vec::new();
@@ -174,7 +169,6 @@ impl ModelTask {
                 Some(message) => stashed.push(message),
             }
         };
-        // Queue the stashed messages again, whether the handover succeeded or not.
         for message in stashed {
             self.mail.outbox.send(message);
         }
@@ -189,7 +183,7 @@ impl ModelTask {
     }
 
     fn release_processes(&self) {
-        // From now on the next instance decides which requests are refused.
+        // The next instance now decides which requests are refused.
         self.leases.set_refusal(None);
         for live in self.units.lives() {
             if let Some(process) = &live.child.process {
@@ -222,7 +216,7 @@ impl ModelTask {
             let by = heirs[0].record.generation;
             self.leases.settings.set(by, &path, Bytes::from(body));
         }
-        // Mark the settings as applied: the processes have them already.
+        // The processes have these settings already.
         let _known = self.leases.settings.take_fresh();
         self.room.state =
             LoadState::Granted { places: record.places.clone(), told: true, asking: None, beside: true };
@@ -236,7 +230,7 @@ impl ModelTask {
         let record = heir.record.clone();
         let generation = record.generation;
         let current = self.units.current(record.replica).map(|unit| unit.id);
-        // A replica that is no longer configured gets a unit too, and drains once the process is ours.
+        // A replica that is no longer configured gets a unit too, and drains after the handover.
         let id = current.unwrap_or_else(|| self.add_unit(record.replica, UnitRole::Current));
         let cell = Arc::new(GenerationCell::new(generation, record.endpoint.clone(), record.facts));
         cell.inherit(record.work, record.saves_for_us);
@@ -292,7 +286,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Begins to decide, because the previous instance has let the processes go.
+    /// Begins to make decisions: the previous instance has released the processes.
     pub(super) fn begin_deciding(&mut self) {
         let now = Instant::now();
         for live in self.units.lives_mut() {

@@ -1,8 +1,7 @@
-//! Tracks the health of one generation: answers, progress, GPU faults, and the resulting symptoms. Other
-//! modules decide what to do about symptoms.
+//! Tracks the health of one generation: answers, progress, GPU faults and symptoms.
 //!
-//! Also handles a process that loaded much less onto GPUs than an earlier process with the same command,
-//! because the GPU was lost or full:
+//! Also handles a process that loaded much less onto GPUs than an earlier process with the same command.
+//! The usual cause is a lost or full GPU:
 //!
 //! ```text
 //!   ready ── layers from its log, VRAM from a reading ── much less than known for its command?
@@ -35,17 +34,16 @@ use crate::sync::lock;
 use crate::view::HealthView;
 use crate::view::event::EventKind;
 
-/// Shortest time without progress that is shown; a shorter one is only the pause between two readings.
+/// Shortest stall that is shown. A shorter one is only the pause between two readings.
 const MIN_SHOWN_STALL: Duration = Duration::from_secs(10);
 
-/// Xid of a GPU that has fallen off the bus; also recorded for a GPU that the driver no longer reports.
+/// Xid of a GPU that has fallen off the bus; also used when the driver no longer lists a GPU.
 const XID_OFF_THE_BUS: u64 = 79;
 
-/// Reasons of replacements whose old process serves no better than a new one on the CPU.
+/// After these symptoms the old process serves no better than a new one on the CPU.
 const CANNOT_SERVE: [Reason; 5] =
     [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
 
-/// Next attempt to restart a process that lost its GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OffloadRecovery {
     pub(super) at: Instant,
@@ -57,11 +55,11 @@ pub(super) struct OffloadRecovery {
 pub(super) struct HealthTracker {
     health: HealthMonitor,
     faults_seen: Option<u64>,
-    /// Decoding speed at the last reading, in tokens per second of one slot.
+    /// Tokens per second of one slot, at the last reading.
     pub(super) speed: Option<f64>,
-    /// True if the process answers requests for the state of its slots while it is healthy.
+    /// True if a healthy process answers requests for its slots.
     tells_slots: bool,
-    /// True if the process's counters may be requested while no request runs.
+    /// True if counters may be read while no request runs.
     asked_idle: bool,
     /// Time limit for reloading after llama-server's sleep; zero if it never unloads the model.
     wake: Duration,
@@ -99,13 +97,13 @@ impl HealthTracker {
         self.wake = if hints::unloads_when_idle(command) { start.saturating_mul(2) } else { Duration::ZERO };
     }
 
-    /// Returns two flags: request the counters, and request the slots. A sleeping server is not asked,
-    /// because that would wake it, and slots are requested only if the health check needs them.
+    /// Returns two flags: request the counters, and request the slots. A sleeping server gets no request,
+    /// because a request would wake it.
     pub(super) fn what_to_request(&self, in_flight: u32) -> (bool, bool) {
         (in_flight > 0 || self.asked_idle, in_flight > 0 && self.tells_slots && self.health.needs_query())
     }
 
-    /// Records a reading, and the answers since the last one. `uses`: the process has memory on a GPU.
+    /// `uses` returns true for a GPU on which the process has memory.
     pub(super) fn note_reading(
         &mut self,
         now: Instant,
@@ -154,7 +152,7 @@ impl HealthTracker {
 
     fn note_faults(&mut self, reading: &ProcessSample, uses: impl Fn(GpuIndex) -> bool) {
         let Some(devices) = &reading.devices else { return };
-        // Faults seen before the first reading are those of an earlier process.
+        // Faults before the first reading belong to an earlier process.
         let seen = *self.faults_seen.get_or_insert_with(|| devices.last_fault());
         for fault in devices.faults.iter().filter(|fault| fault.number > seen) {
             let xid = match fault.fault {
@@ -191,7 +189,7 @@ impl HealthTracker {
     }
 }
 
-/// Decoding speed over all these answers, in tokens per second of one slot.
+/// Tokens per second of one slot, averaged over all these answers.
 fn speed(answers: &VecDeque<DecodeSpeed>) -> Option<f64> {
     let tokens: u64 = answers.iter().map(|answer| answer.tokens).sum();
     let seconds = answers.iter().map(|answer| answer.ms).sum::<f64>() / 1000.0;
@@ -205,8 +203,8 @@ impl LiveGeneration {
         now.loss_against(known, &context.health_policy())
     }
 
-    /// True if as much VRAM is available as the best process held, counting the VRAM that this process
-    /// would free. Also true without a GPU sensor: then only a start can tell.
+    /// True if the available VRAM and the VRAM of this process together suffice for a full load. Without a
+    /// GPU sensor, only a start can show that.
     fn is_vram_available(&self, context: &FleetContext) -> bool {
         let Some(lost) = self.health.degraded else { return false };
         let devices = self.memory.last.devices.as_ref().filter(|devices| !devices.readings.is_empty());
@@ -222,8 +220,8 @@ impl LiveGeneration {
 }
 
 impl ModelTask {
-    /// Decides whether a ready successor is ended instead of taking over, because it lacks much on the GPU
-    /// and the old process can serve. `vram`: bytes that the successor holds now, if they were read.
+    /// Ends a ready successor that lacks much on the GPU if the old process can serve. Returns true if so.
+    /// `vram`: bytes that the successor holds now, if known.
     pub(super) fn yields_to_old(&mut self, id: UnitId, vram: Option<u64>) -> bool {
         let Some(unit) = self.units.get(id) else { return false };
         let Some(live) = &unit.live else { return false };
@@ -249,8 +247,8 @@ impl ModelTask {
         true
     }
 
-    /// Judges the offload of a serving process: from its log when it is ready, and from a reading a moment
-    /// later. `is_settled`: the reading is final, so a complete offload is remembered.
+    /// Judges how much of the model the process has on GPUs: when it becomes ready, and again after a
+    /// reading. `is_settled`: the reading is final, so a complete offload is remembered.
     pub(super) fn judge_offload(&mut self, id: UnitId, is_settled: bool) {
         let Some(live) = self.units.live(id) else { return };
         let generation = live.id;
@@ -288,7 +286,7 @@ impl ModelTask {
         self.life.timers.recovery = Some(OffloadRecovery { at, tried });
     }
 
-    /// Restarts a process that lost its GPU when enough memory is available again.
+    /// Restarts a process that lost its GPU, once enough memory is available again.
     pub(super) fn recover_offload(&mut self, now: Instant) {
         let Some(recovery) = self.life.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
         let is_degraded =

@@ -1,8 +1,7 @@
 //! Reads memory and applies the recycle policy.
 //!
-//! Memory is read at each interval, right after a process becomes ready, and a moment after its last
-//! request if it stays idle. The policy is applied after each reading. If a replacement waits for a quiet
-//! moment, the policy is applied again when such a moment may have come.
+//! Memory is read at regular intervals, after a process becomes ready, and after its last request. The
+//! policy is applied after each reading, and again when a replacement may find a quiet moment.
 //!
 //! ```text
 //!     facts ──> decide ──> reclaim? ──> due? ──> cooldown ──> confirmed? ──> permit ──> replace
@@ -30,7 +29,6 @@ use crate::view::event::EventKind;
 use crate::view::ledger::ReplacementMode;
 
 impl ModelTask {
-    /// Applies the recycle policy to a unit's process and acts on the decision.
     pub(super) fn judge_unit(&mut self, id: UnitId) {
         let now = Instant::now();
         self.note_lull(id);
@@ -49,8 +47,7 @@ impl ModelTask {
         let phase = unit.phase();
         let Some(live) = &mut unit.live else { return };
         live.memory.facts = Some(facts);
-        // Measure only the time of a drain: a decision that waits for a permit or an interval has not begun
-        // to drain.
+        // Only a drain counts: a decision that waits for a permit or an interval does not drain yet.
         let is_urgent = phase == BackendPhase::Draining && decision.action >= RecycleAction::DrainNow;
         live.wish.urgent_since = if is_urgent { live.wish.urgent_since.or(Some(now)) } else { None };
         match phase {
@@ -68,7 +65,6 @@ impl ModelTask {
         }
     }
 
-    /// Records which budgets the process exceeds, and warns about budgets that are too small.
     fn note_exceeded_budgets(&mut self, id: UnitId, facts: &RecycleFacts) {
         let Some(live) = self.units.live_mut(id) else { return };
         let generation = live.id;
@@ -80,7 +76,7 @@ impl ModelTask {
         }
     }
 
-    /// Reason for holding this decision back until an operator acts.
+    /// Reason that holds this decision back until an operator acts.
     fn lasting_hold_of(&self, id: UnitId, decision: &RecycleDecision) -> Option<HoldReason> {
         let memory = &self.units.live(id)?.memory;
         let held = decision.series.and_then(|series| memory.charged_bytes(series));
@@ -105,7 +101,7 @@ impl ModelTask {
         let mut goes = is_free && !is_spared && self.is_confirmed(id, &decision, now);
         let kills = decision.action >= RecycleAction::KillNow;
         let is_alone = !kills && self.units.is_another_starting(replica, self.spec.lifecycle.failures_told);
-        // Check the needed files first, but not when memory is almost exhausted: a file system may be slow.
+        // Skip the file check when memory is almost exhausted: a file system may be slow.
         if goes && !is_alone && !kills {
             let is_urgent = decision.action >= RecycleAction::DrainNow;
             let limit = if is_urgent { URGENT_READ_AHEAD_LIMIT } else { READ_AHEAD_LIMIT };
@@ -139,7 +135,7 @@ impl ModelTask {
         }
     }
 
-    /// Tries to make the process give memory back first. Returns the decision that is left, if any.
+    /// Tries to make the process give memory back. Returns the decision that is left to carry out.
     fn reclaim_first(
         &mut self,
         id: UnitId,
@@ -171,7 +167,7 @@ impl ModelTask {
             return None;
         }
         if !decision.due {
-            // The decision is not due yet; if only an operator can help, say so now.
+            // If only an operator can help, report that now, although the decision is not due.
             return self.lasting_hold_of(id, decision);
         }
         let ask = CooldownQuery {
@@ -192,9 +188,8 @@ impl ModelTask {
         Some(HoldReason::LongRequests { seconds_left })
     }
 
-    /// Decision for another reason (a budget, a share of requests, an age, other memory) while a decision
-    /// about growth is suspended because memory was given back. `None` if there is no other reason or
-    /// nothing is suspended. In `facts`, the suspended growth is set to steady.
+    /// While a growth decision is suspended after a reclaim, returns a decision for another reason. Marks the
+    /// suspended growth as steady in `facts`.
     fn other_than_suspended(
         &self,
         id: UnitId,
@@ -238,7 +233,7 @@ impl ModelTask {
         if is_wanted && !decision.due && held.is_none() {
             let within = live.wish.since.map(|since| clock::after(since, policy.quiet_within));
             let quiet = idle_since.map(|since| clock::after(since, policy.quiet_for));
-            // No message says that a permit is free again, so ask again after a pause.
+            // No message reports a free permit, so try again after a pause.
             let turn = (decision.why_not == Some(RecycleHindrance::InTurn))
                 .then(|| clock::after_pause(now, policy.quiet_for));
             live.timers.judgement = quiet.into_iter().chain(within).chain(turn).filter(|at| *at > now).min();
@@ -282,13 +277,13 @@ impl ModelTask {
         }
     }
 
-    /// True if another process was ended a moment ago for the same shortage; its memory may suffice.
+    /// True if another process was ended a moment ago for the same shortage: its memory may suffice.
     fn is_spared(&self, decision: &RecycleDecision) -> bool {
         decision.reason == Some(Reason::MemoryExhausted)
             && decision.series.is_some_and(|series| !self.context.may_end_backend(series))
     }
 
-    /// True if an exact reading shows the growth of host memory, too. Exact readings are slow, so they are
+    /// True if an exact reading confirms the growth of host memory. Exact readings are slow, so they are
     /// made only just before a replacement.
     fn is_confirmed(&mut self, id: UnitId, decision: &RecycleDecision, now: Instant) -> bool {
         if !is_growth_of_host(decision.reason, decision.series) {
@@ -304,7 +299,7 @@ impl ModelTask {
         shown == Some(true)
     }
 
-    /// True if an exact reading did not show the growth of host memory that the counters show.
+    /// True if an exact reading contradicts the growth that the counters show.
     fn denies_growth(&self, id: UnitId, now: Instant) -> bool {
         let live = self.units.live(id);
         let interval = self.watch.sensors.confirm_interval;
@@ -312,13 +307,12 @@ impl ModelTask {
     }
 
     fn policy_permit(&self, id: UnitId, replica: u32) -> Option<ReplacementPermit> {
-        // Two overlapping replacements at the same time would count the same free memory twice.
+        // Two overlapping replacements would count the same free memory twice.
         let overlaps = self.would_overlap(self.units.get(id)?);
         let reach = if overlaps { ReplacementReach::Machine } else { ReplacementReach::Gpus };
         self.replacement_permit(id, replica, reach)
     }
 
-    /// Returns a permit to replace a replica now; `None` while another replacement goes first.
     pub(super) fn replacement_permit(
         &self,
         id: UnitId,
@@ -329,7 +323,7 @@ impl ModelTask {
         self.context.replacement_permit(&self.spec.name, replica, &gpus, reach)
     }
 
-    /// Returns a permit for a replacement that begins at once; other replacements wait until it is over.
+    /// Returns a permit at once; other replacements wait until it is dropped.
     pub(super) fn claim_permit(&self, id: UnitId, replica: u32) -> ReplacementPermit {
         let gpus = self.units.live(id).map(|live| live.memory.used_gpus());
         self.context.claim_permit(&self.spec.name, replica, &gpus.unwrap_or_default())
@@ -344,7 +338,7 @@ impl ModelTask {
         self.cut_drain(id, decision);
     }
 
-    /// Ends a drain now, together with the requests that still run.
+    /// Ends a drain now and interrupts its running requests.
     fn cut_drain(&mut self, id: UnitId, decision: &RecycleDecision) {
         let Some(live) = self.units.live_mut(id) else { return };
         live.child.short_grace = true;
@@ -355,7 +349,6 @@ impl ModelTask {
         self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
     }
 
-    /// Inputs of the recycle policy about a unit whose process serves or drains.
     fn policy_facts(&self, id: UnitId, now: Instant) -> Option<RecycleFacts> {
         let unit = self.units.get(id)?;
         if !matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Draining) {

@@ -28,32 +28,38 @@ use crate::view::event::EventKind;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum LoadState {
-    /// The model has no process and wants none.
     #[default]
     Unloaded,
     /// The model waits for room. `changed`: the model's settings have changed since its request.
-    Waiting { urgent: bool, changed: bool },
-    /// The model may have processes. `places`: GPUs of each replica; an empty list leaves the choice to the
-    /// command. `asking`: number of a pending question whether the model may stay with new settings; no
-    /// process is started meanwhile. `beside`: a process with the latest settings fits next to an old one.
-    Granted { places: Vec<Vec<usize>>, told: bool, asking: Option<u64>, beside: bool },
-    /// The model is being unloaded, for another model or for a reason of its own.
-    Leaving { for_another: bool },
+    Waiting {
+        urgent: bool,
+        changed: bool,
+    },
+    /// The model may have processes. `places`: GPUs of each replica; if empty, the command chooses. `asking`:
+    /// number of a pending question whether the model may stay; meanwhile no process is started.
+    /// `beside`: a process with the latest settings fits next to an old one.
+    Granted {
+        places: Vec<Vec<usize>>,
+        told: bool,
+        asking: Option<u64>,
+        beside: bool,
+    },
+    Leaving {
+        for_another: bool,
+    },
 }
 
-/// Room in memory: what the model has asked the loader for, and what changes its needs.
+/// Memory that the model has requested from the loader.
 #[derive(Debug)]
 pub(super) struct ModelRoom {
     desk: Arc<LoadingDesk>,
-    /// Identity by which the loader knows this model.
     pub(super) who: ModelId,
     /// True if processes should run even without waiting requests.
     pub(super) wanted: bool,
     pub(super) state: LoadState,
-    /// Number of the last request for room, or of the last question whether the model may stay.
+    /// Number of the last request for room or question to the loader.
     last_wish: u64,
     pub(super) manual_pin: Option<ManualPin>,
-    /// Configured command, kept while the fallback arguments are in use.
     pub(super) configured: Option<ConfiguredCommand>,
 }
 
@@ -76,7 +82,6 @@ impl ModelRoom {
         matches!(self.state, LoadState::Waiting { .. })
     }
 
-    /// True while the loader has not answered whether the model may stay with new settings.
     pub(super) fn is_asking_to_stay(&self) -> bool {
         matches!(self.state, LoadState::Granted { asking: Some(_), .. })
     }
@@ -89,7 +94,6 @@ impl ModelRoom {
         }
     }
 
-    /// GPUs of a replica, if the loader chose them.
     pub(super) fn replica_gpus(&self, replica: u32, spec: &ModelSpec) -> Vec<GpuIndex> {
         let LoadState::Granted { places, .. } = &self.state else { return Vec::new() };
         if !spec.choose_gpus {
@@ -101,7 +105,6 @@ impl ModelRoom {
 }
 
 impl ModelTask {
-    /// Reports changes to the loader.
     pub(super) fn settle_loading(&mut self) {
         let any = self.units.any_process() || self.experience.dead_starts.is_searching();
         let ends = self.life.end.is_some();
@@ -127,7 +130,7 @@ impl ModelTask {
                 self.room.restore_configured(&mut self.spec);
                 self.give_room_back();
             }
-            // A start waits, and the room was given back meanwhile: ask for room again.
+            // The room was given back while a start waits: request room again.
             LoadState::Unloaded if self.units.holds_starts() && !ends => drop(self.may_start()),
             LoadState::Waiting { .. } if ends || !(self.room.wanted || self.units.holds_starts()) => {
                 self.room.restore_configured(&mut self.spec);
@@ -144,7 +147,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// True if processes may be started now. If not, asks the loader for room.
+    /// Returns true if processes may be started. Otherwise requests room from the loader.
     pub(super) fn may_start(&mut self) -> bool {
         if let LoadState::Granted { asking, .. } = self.room.state {
             return asking.is_none();
@@ -169,7 +172,7 @@ impl ModelTask {
         false
     }
 
-    /// Starts a process after a pause or a repaired file, or makes the start wait for room.
+    /// Starts a process, or queues the start until room is granted.
     pub(super) fn revive(&mut self, id: UnitId, event: LifecycleEvent) {
         if self.may_start() {
             self.step_machine(id, event);
@@ -178,7 +181,7 @@ impl ModelTask {
         }
     }
 
-    /// Present memory needs, including measurements of processes with the same command.
+    /// Present memory needs, with measurements of processes with the same command.
     pub(super) fn loading_spec(&self) -> LoadSpec {
         let mut spec = LoadSpec {
             replicas: self.spec.run.replicas,
@@ -190,8 +193,7 @@ impl ModelTask {
         let measured = self.context.leak_history.peak_memory(&leak_history::process_key(&self.spec.command));
         match &mut spec.needs {
             Some(needs) => needs.measured = measured,
-            // The needs cannot be computed from the model file, but processes with the same command were
-            // measured.
+            // The model file does not show the needs, but processes with the same command were measured.
             None if measured.host.is_some() => {
                 spec.needs = Some(MemoryNeeds { measured, ..MemoryNeeds::default() });
             }
@@ -200,7 +202,7 @@ impl ModelTask {
         spec
     }
 
-    /// Registers the model with the loader. The loader's orders become messages to this task.
+    /// Registers the model with the loader, whose orders become messages to this task.
     pub(super) fn join_loading(&self) {
         let outbox = self.mail.outbox.clone();
         let listener =
@@ -222,13 +224,13 @@ impl ModelTask {
         }
     }
 
-    /// Reports new settings to the loader. A loaded model stays loaded.
+    /// Reports new settings. A loaded model stays loaded.
     pub(super) fn apply_loading(&self) {
         self.room.report(LoadingReport::SettingsChanged(Box::new(self.loading_spec())));
     }
 
-    /// Handles the loader's answer that the model can never be loaded. Uses the fallback arguments if they
-    /// can help; otherwise waiting requests and operators get the reason.
+    /// Handles a final refusal by the loader. Uses the fallback arguments if they can help; otherwise waiting
+    /// requests and operators get the reason.
     fn note_never_loaded(&mut self, why: &str, by_room: bool) {
         if !self.room.is_waiting() || by_room && self.fall_back(why) {
             return;
@@ -243,7 +245,7 @@ impl ModelTask {
         self.stop_all();
     }
 
-    /// Takes the room granted to request number `asked`, unless that was withdrawn.
+    /// Takes the room granted to request `asked`, unless the request was withdrawn.
     fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
         let LoadState::Waiting { changed, .. } = self.room.state else { return };
         if self.room.last_wish != asked {
@@ -267,8 +269,8 @@ impl ModelTask {
         }
     }
 
-    /// Asks the loader whether the model may stay with new settings, if they change its memory or GPUs. No
-    /// process is started until the answer.
+    /// Asks the loader whether the model may stay, if new settings change its memory or GPUs. No process is
+    /// started before the answer.
     pub(super) fn ask_to_stay(&mut self, before: &LoadSpec, remade: bool) {
         let now = self.loading_spec();
         // Ignore measurements: they belong to the old command, and the new one may need as much.
@@ -286,7 +288,6 @@ impl ModelTask {
         self.room.ask_to_stay();
     }
 
-    /// Handles the loader's answer that the model may stay, with these GPUs for each process.
     fn note_stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) {
         let LoadState::Granted { places, asking, beside, .. } = &mut self.room.state else { return };
         if *asking != Some(question) {
@@ -300,7 +301,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Drains and stops a model that may not stay with its new settings, and asks for room again.
+    /// Drains and stops a model that may not stay with its new settings, and requests room again.
     fn reload_model(&mut self, why: String, question: u64) {
         // Accept an answer to an earlier question, too: the loader already counts the model as leaving.
         if self.life.end.is_some()
@@ -321,18 +322,16 @@ impl ModelTask {
         self.room.wanted = false;
     }
 
-    /// Ends the processes once their running requests have ended.
     fn leave_for(&mut self, why: &str) {
         self.give_up_replacements(why);
         self.room.state = LoadState::Leaving { for_another: true };
         self.stop_all();
     }
 
-    /// True while the model drains for another one: then running requests are not cut.
+    /// True while the model drains for another model: its running requests are not interrupted.
     pub(super) fn may_drain_long(&self, id: UnitId) -> bool {
         let Some(live) = self.units.live(id) else { return false };
-        // Without running requests, the drain waits only for slots to be saved, which has its own time
-        // limit.
+        // Without requests, the drain waits only for saving slots, which has its own time limit.
         self.leases.in_flight(live.id) > 0
             && self.life.end.is_none()
             && self.room.state == (LoadState::Leaving { for_another: true })
@@ -341,7 +340,7 @@ impl ModelTask {
             && live.probing.silent_for(self.spec.lifecycle.probes_lost).is_none()
     }
 
-    /// Reports the memory of the model's processes to the loader, once all of them were read.
+    /// Reports the model's memory to the loader, once the memory of all its processes was read.
     pub(super) fn report_memory(&self) {
         // During a replacement two processes hold memory, so the sum would be too large.
         if !self.room.is_granted() || !self.replacements.is_empty() || !self.units.all_serve() {

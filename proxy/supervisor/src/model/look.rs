@@ -1,8 +1,8 @@
-//! Checks that the files needed by the next process exist. The check is made before a healthy process is
-//! replaced, and repeatedly while a failed start waits for a change.
+//! Checks that the files needed by the next process exist: before a healthy process is replaced, and
+//! repeatedly while a failed start waits for a changed file.
 //!
-//! A helper makes the check, because a file system may hang. A replacement uses a fresh result if there is
-//! one; otherwise it requests a check and is tried again after it.
+//! A helper makes the check, because a file system may hang. A replacement uses a fresh result. Without one,
+//! it requests a check and retries afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,42 +19,34 @@ use crate::error::BackendFailure;
 use crate::process::needs::{MissingNeed, NeedsCheck};
 use crate::view::ledger::ReplacementMode;
 
-/// Maximum age of a check that a replacement uses.
 const CHECK_MAX_AGE: Duration = Duration::from_secs(2);
 
-/// Time limit for reading the next process's model files into the page cache, while the old process serves.
+/// Time limit for reading model files into the page cache while the old process serves.
 pub(super) const READ_AHEAD_LIMIT: Duration = Duration::from_secs(30);
-/// Time limit for reading model files ahead of an urgent replacement.
 pub(super) const URGENT_READ_AHEAD_LIMIT: Duration = Duration::from_secs(3);
 
-/// Last results of these checks, and a replacement that waits for one.
 #[derive(Debug, Default)]
 pub(super) struct NeedsState {
     pub(super) is_checking: bool,
-    /// A replacement waits for the next result.
     pub(super) is_wanted: bool,
-    /// Result for the waiting replacement: time, recipe of the next process, and findings.
     pub(super) for_replacement: Option<(Instant, ProcessRecipe, NeedsCheck)>,
-    /// Last result with something missing.
     pub(super) last_missing: Option<NeedsCheck>,
-    /// Result because of which a replacement did not begin.
+    /// Result that prevented a replacement.
     pub(super) blocking: Option<NeedsCheck>,
-    /// Replica and reason of a replacement that begins when the check is done.
     pub(super) pending_replacement: Option<(u32, Reason)>,
 }
 
 impl ModelTask {
-    /// Decides whether the process of a unit may be replaced. `Err`: the process is healthy, and the next
-    /// one could not start. `None`: a check is under way, which first reads model files ahead for at most
-    /// `patience`. A process that is not healthy may always be replaced.
+    /// Decides whether a unit's process may be replaced; an unhealthy process always may. `Err`: the next
+    /// process could not start. `None`: a check is under way, and for at most `patience` model files are
+    /// read ahead.
     pub(super) fn may_replace(&mut self, id: UnitId, patience: Duration) -> Option<Result<(), MissingNeed>> {
         let unit = self.units.get(id)?;
         if unit.phase() != BackendPhase::Ready {
             return Some(Ok(()));
         }
         let made_of = process_recipe(&self.spec);
-        // Take the result: it serves one replacement only, because files may have changed before the next
-        // one.
+        // Use a result for one replacement only: files may have changed before the next one.
         if let Some((at, of, sight)) = self.replacements.needs.for_replacement.take()
             && at.elapsed() <= CHECK_MAX_AGE
             && of == made_of
@@ -67,7 +59,7 @@ impl ModelTask {
                 None => Ok(()),
             });
         }
-        // Compare with the running process's libraries only if the next process has the same recipe.
+        // The libraries of the running process are comparable only if the next one has the same recipe.
         let live = self.units.live(id).filter(|live| live.recipe == made_of);
         let running = live.and_then(|live| live.child.pid());
         self.replacements.needs.is_wanted = true;
@@ -75,7 +67,7 @@ impl ModelTask {
         None
     }
 
-    /// Starts a check in a helper. `ahead`: time for which the model's files may be read ahead first.
+    /// `ahead`: time for which the model's files may be read ahead first.
     fn check_needs(&mut self, made_of: ProcessRecipe, running: Option<u32>, ahead: Option<Duration>) {
         if std::mem::replace(&mut self.replacements.needs.is_checking, true) {
             return;
@@ -127,7 +119,7 @@ impl ModelTask {
         {
             self.replace_replica(replica, reason);
         }
-        // Apply the policy again to units with a pending decision: one of them may have requested the check.
+        // Apply the policy again to units with a pending decision: one of them may have requested this check.
         for id in self.units.ids() {
             let last = self.units.live(id).and_then(|live| live.wish.last_decision);
             if last.is_some_and(|(decision, _)| decision.action != RecycleAction::Observe) {
@@ -137,7 +129,6 @@ impl ModelTask {
         self.life.steps += 1;
     }
 
-    /// Schedules checks while something waits for a change.
     pub(super) fn watch_needs(&mut self) {
         let waits = self.units.with_role(UnitRole::Current).any(ProcessUnit::waits_for_change);
         if !waits && self.replacements.needs.blocking.is_none() {
@@ -158,8 +149,7 @@ impl ModelTask {
     }
 
     /// Keeps the present process because the next one could not start. An operator or a reload gets the
-    /// reason each time. After a decision of the policy, the ledger gets the reason once, and again only if
-    /// it changes.
+    /// reason each time; the ledger gets it only if it changes.
     pub(super) fn keep_present_process(
         &mut self,
         replica: u32,
@@ -179,7 +169,6 @@ impl ModelTask {
         self.fail_replacement(replica, &failure);
     }
 
-    /// True if the check of the needed files allows a replacement to begin.
     pub(super) fn may_begin_replacement(&mut self, id: UnitId, replica: u32, reason: Reason) -> bool {
         match self.may_replace(id, READ_AHEAD_LIMIT) {
             Some(Ok(())) => true,
@@ -188,8 +177,7 @@ impl ModelTask {
                 false
             }
             None => {
-                // Remember only other reasons: each settling tries again for an operator and for a new
-                // configuration.
+                // Settling retries operator and configuration replacements, so remember only other reasons.
                 if !matches!(reason, Reason::Operator | Reason::Configuration) {
                     self.replacements.needs.pending_replacement = Some((replica, reason));
                 }

@@ -1,5 +1,4 @@
-//! Messages to a model's task: reports of its helper tasks, each about one generation, and requests of
-//! operators and of the fleet.
+//! Messages to a model's task: reports of helper tasks, and requests of operators and of the fleet.
 //!
 //! tokio reserves room for 32 messages per channel, and the largest message has 224 bytes. The channel
 //! carries boxes, so it costs an idle model 0.5 KiB instead of 7 KiB.
@@ -36,44 +35,42 @@ use crate::view::entry::{PinView, ReclaimEntry};
 use crate::view::ledger::LedgerEntry;
 use crate::view::log::LogRing;
 
-/// Name of the operator who requested an action, if known; written to the ledger.
+/// Name of the operator who requested an action, if known.
 pub(crate) type RequestedBy = Option<Arc<str>>;
 
 #[derive(Debug)]
 pub(crate) enum TaskMessage {
-    /// Report of a helper. Reports about generations that are gone are ignored.
     Report(GenerationId, HelperReport),
-    /// A check of the files that a process with this recipe needs has ended.
+    /// The file check for a process with this recipe has ended.
     Looked(Box<ProcessRecipe>, NeedsCheck),
     StartSearched(u64, Box<StartFinding>),
     Control(ControlMessage),
-    /// Question of the watchdog: a task that is alive answers.
+    /// Watchdog question, answered by each task that is alive.
     Beat(oneshot::Sender<()>),
 }
 
 #[derive(Debug)]
 pub(crate) enum HelperReport {
-    /// The process was created, or could not be.
     Spawned(Result<Arc<dyn BackendProcess>, SpawnError>),
-    /// The process wrote an output line that may contain memory sizes.
+    /// Output line that may contain memory sizes.
     MemoryLine(String, OwnedSemaphorePermit),
     CrashLogged(OwnedSemaphorePermit),
     Probed(ProbeReport),
     /// The drained process has saved its slots.
     Packed(Box<SavedSlots>),
-    /// Warming with the predecessor's conversations, which began after the gate opened, is over.
+    /// Warming that continued after the gate opened has ended.
     Warmed(Box<WarmthReport>),
-    /// Descriptions of client settings, made in other processes, that could not be applied to this one.
+    /// Client settings that could not be applied to this process.
     SettingsFailed(Vec<String>),
-    /// The needed files were checked just before the process was created.
+    /// Result of the file check before the process was created.
     Looked(NeedsCheck),
-    /// The starting process has made no progress for this time.
+    /// Time for which the starting process has made no progress.
     Stalled(Duration),
-    /// The process has ended and is reaped: its exit and, after a SIGKILL, evidence of a lack of memory.
+    /// Exit of the reaped process and, after a SIGKILL, evidence of a lack of memory.
     Exited(ProcessExit, OomEvidence),
-    /// Amount of memory that came back after the process had ended.
+    /// Memory that the ended process has freed.
     MemoryReturned(ReturnedMemory),
-    /// A reading of the process's memory has ended; values that could not be read are missing.
+    /// A memory reading has ended; values that could not be read are missing.
     Sampled {
         taken: ReadingContext,
         sample: Box<ProcessSample>,
@@ -85,13 +82,12 @@ pub(crate) enum HelperReport {
 pub(crate) struct ProbeReport {
     pub(super) sent: Instant,
     pub(super) health: ProbeResult,
-    /// Properties of the process, requested after the first probe that finds it ready.
+    /// Properties reported after the first probe that finds the process ready.
     pub(super) props: Option<ServerProps>,
-    /// VRAM in bytes, read after the probe that finds a successor ready; `None` if not read or unknown.
+    /// VRAM of a ready successor, in bytes.
     pub(super) vram: Option<u64>,
-    /// Descriptions of client settings that could not be applied to the process.
+    /// Client settings that could not be applied to the process.
     pub(super) unset: Vec<String>,
-    /// Result of carrying over conversations from the predecessor, if that was tried.
     pub(super) warmed: Option<Box<WarmingResult>>,
 }
 
@@ -105,20 +101,18 @@ impl ProbeReport {
 pub(crate) enum ControlMessage {
     Restart(RequestedBy, oneshot::Sender<Result<Vec<LedgerEntry>, ControlError>>),
     Drain(oneshot::Sender<Result<(), ControlError>>),
-    /// Ask the processes to give memory back.
     Reclaim(RequestedBy, oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>),
-    /// Pin (true) or unpin (false) the model for the named operator.
     Pin(bool, Arc<str>, oneshot::Sender<Result<PinView, ControlError>>),
-    /// New settings. Answered with true if processes are replaced because of them.
+    /// New settings. The reply is true if processes are replaced.
     Apply(SharedSpec, Box<WatchConfig>, oneshot::Sender<bool>),
-    /// New settings of a remote model. Answered with true if its address changes.
+    /// New settings of a remote model. The reply is true if its address changes.
     PointRemote(Box<RemoteSpec>, oneshot::Sender<bool>),
     Loading(LoadingOrder),
-    /// Store facts that were measured about a binary.
+    /// Facts measured about a binary.
     LearnFacts(PathBuf, ServerFacts),
-    /// Make no more decisions, and return everything that the next instance needs.
+    /// Make no more decisions, and return what the next instance needs.
     HandOver(oneshot::Sender<Result<ModelWill, String>>),
-    /// The handover failed: this task decides again.
+    /// The handover failed: decide again.
     Thaw,
     /// The next instance has taken over: release the processes.
     LetGo(oneshot::Sender<()>),
@@ -126,14 +120,12 @@ pub(crate) enum ControlMessage {
     Begin,
     /// Open gates of the next instance, and requests that it has refused.
     Gates(Vec<OpenGate>, Vec<ModelRefusal>),
-    /// End the task: this instance has no more requests, and the next one owns the processes.
+    /// End the task: this instance has no more requests.
     Disband,
     Remove,
-    /// Shut down; requests may run until this time.
     Shutdown(Instant),
 }
 
-/// Receives the messages to a model's task, in the order in which they were sent.
 #[derive(Debug)]
 pub(crate) struct TaskInbox(mpsc::UnboundedReceiver<Box<TaskMessage>>);
 
@@ -146,7 +138,7 @@ pub(crate) fn mailbox() -> (TaskOutbox, TaskInbox) {
 }
 
 impl TaskInbox {
-    /// Next message; `None` if all senders are dropped. Cancel safe: dropping the future loses no message.
+    /// Returns `None` if all senders are dropped. Cancel safe: dropping the future loses no message.
     pub(crate) async fn recv(&mut self) -> Option<TaskMessage> {
         self.0.recv().await.map(|message| *message)
     }
@@ -163,7 +155,7 @@ impl TaskInbox {
 }
 
 impl TaskOutbox {
-    /// Sends a message. If the task has ended, the message is dropped with its reply channel.
+    /// If the task has ended, drops the message with its reply channel.
     pub(crate) fn send(&self, message: TaskMessage) {
         drop(self.0.send(Box::new(message)));
     }
@@ -173,13 +165,12 @@ impl TaskOutbox {
     }
 }
 
-/// Messages to a model's task, and the helper tasks that send them.
 #[derive(Debug)]
 pub(super) struct TaskMail {
     pub(super) inbox: TaskInbox,
     pub(super) outbox: TaskOutbox,
     pub(super) helpers: JoinSet<()>,
-    /// Running start searches; the end of the task awaits them, so that their processes are reaped.
+    /// Running start searches. The task awaits them before it ends, so that their processes are reaped.
     pub(super) searches: JoinSet<()>,
 }
 
@@ -210,16 +201,14 @@ impl TaskMail {
     }
 }
 
-/// Maximum number of waiting lines about memory; a start writes some thirty.
+/// Limit for unhandled memory lines; one start writes about thirty.
 const MAX_PENDING_LINES: usize = 256;
-/// Maximum number of waiting crash reports: the task searches the log for the line.
+/// A single crash report is enough, because the task searches the log for the line.
 const MAX_PENDING_ALARMS: usize = 1;
 
-/// Makes the handler of each output line of a process: it logs the line, and notifies the model's task if
-/// the line matters.
+/// Makes the handler that logs each output line of a process and reports important lines to the task.
 ///
-/// A child may write faster than the task reads. The number of waiting messages per process is limited, so
-/// that the inbox stays bounded.
+/// A child may write faster than the task reads, so the number of unhandled lines is limited.
 fn make_line_sink(
     generation: GenerationId,
     command: &ServerCommand,
@@ -237,7 +226,7 @@ fn make_line_sink(
         }
         let is_crash = failure::is_crash(&text);
         logs.push(generation, stream, given.redact(text));
-        // Send the report after logging the line, because the task searches the log for it.
+        // Log the line before the report, because the task searches the log for it.
         if is_crash && let Ok(pending) = Arc::clone(&alarms).try_acquire_owned() {
             outbox.send(TaskMessage::Report(generation, HelperReport::CrashLogged(pending)));
         }

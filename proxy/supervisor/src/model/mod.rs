@@ -8,9 +8,7 @@
 //! ```
 //!
 //! A turn handles one message or timer and then *settles*: it inspects the whole state and acts on it until
-//! nothing is left to do. So nothing depends on seeing each event. A lease that ended while a generation
-//! was being closed, a request that came between two steps, two wake-ups merged into one: the inspection
-//! finds them all.
+//! nothing is left to do. The task may therefore miss an event: the inspection finds its effect.
 //!
 //! A turn awaits nothing. Slow work runs in a helper task, which reports with a message that names its
 //! generation.
@@ -19,7 +17,7 @@
 //!
 //! | file | part |
 //! |---|---|
-//! | `context` | what the tasks of all models share |
+//! | `context` | state shared by the tasks of all models |
 //! | `message` | messages to the task, and its helpers |
 //! | `unit` | machines and their processes |
 //! | `health` | health of one generation; a process that lost its GPU |
@@ -118,25 +116,22 @@ pub(crate) struct ModelTask {
     life: TaskLife,
 }
 
-/// State of the task's loop.
 #[derive(Debug)]
 struct TaskLife {
     end: Option<TaskEnd>,
-    /// True while no instance decides: until the handover has succeeded or failed.
+    /// True while no instance decides, until the handover has succeeded or failed.
     is_frozen: bool,
-    /// False after a removal: then another model may have the same name in the published view.
+    /// False after the removal of the model: then another model may use its name in the view.
     is_published: bool,
     is_dirty: bool,
-    /// Counts actions: if a round of settling adds none, nothing is left to do.
     steps: u64,
     timers: ModelTimers,
     crashes: u64,
-    /// Ended processes whose memory has not come back yet.
     dying: Vec<GenerationId>,
 }
 
 impl TaskLife {
-    /// Records an action, so that the state is settled again and the view published.
+    /// Records an action, so that the task settles again and publishes the view.
     fn note_action(&mut self) {
         self.steps += 1;
         self.is_dirty = true;
@@ -146,22 +141,18 @@ impl TaskLife {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TaskEnd {
     Removed,
-    /// The whole fleet shuts down; requests may run until this time.
+    /// Requests may run until this time.
     Shutdown(Instant),
 }
 
-/// Timers of the whole model. Only deadlines and messages wake the task.
 #[derive(Debug, Default)]
 struct ModelTimers {
-    /// Time of the next replacement for a new configuration, if one has failed or has to wait.
+    /// Time for retrying a failed or delayed replacement for a new configuration.
     configuration: Option<Instant>,
-    /// Next check of the files that a process needs.
     look: Option<Instant>,
-    /// Time of the next check whether the model is idle and may be unloaded.
     idle: Option<Instant>,
-    /// Next check of a process that lost its GPU.
     recovery: Option<OffloadRecovery>,
-    /// Time until which the first process waits for removed models to free memory.
+    /// End of the first process's wait for the memory of removed models.
     room: Option<Instant>,
 }
 
@@ -173,10 +164,9 @@ impl ModelTimers {
     }
 }
 
-/// Interval for checking whether removed models have freed their memory.
 const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Maximum number of rounds of settling: a bug must not occupy a core for ever.
+/// Limit of settling rounds: a bug must not occupy a core for ever.
 const ROUNDS: usize = 64;
 
 impl ModelTask {
@@ -219,7 +209,7 @@ impl ModelTask {
             model.inherit_will(will);
         }
         if model.room.wanted && model.context.begun.is_cancelled() {
-            // Ask the loader here and not in the task, so that models ask in the order of the configuration.
+            // Ask here and not in the task, so that models ask in the order of the configuration.
             model.may_start();
         }
         model.context.publisher.update(model.model_view());
@@ -227,7 +217,7 @@ impl ModelTask {
         (model, outbox)
     }
 
-    /// Delays the first process until removed models are gone, for at most the stop grace period.
+    /// Delays the first process until removed models are gone, at most by the stop grace period.
     pub(crate) fn wait_for_room(&mut self) {
         self.life.timers.room = Some(clock::after(Instant::now(), self.spec.lifecycle.stop_grace));
     }
@@ -264,7 +254,7 @@ impl ModelTask {
                     Some(TaskMessage::Looked(made_of, sight)) => self.note_needs(*made_of, sight),
                     Some(TaskMessage::StartSearched(number, finding)) => self.note_start_search(number, *finding),
                     Some(TaskMessage::Control(control)) => self.handle_control(control),
-                    // Answer the watchdog and change nothing. Sending fails if it no longer waits.
+                    // Sending fails if the watchdog no longer waits.
                     Some(TaskMessage::Beat(question)) => {
                         let _left = question.send(());
                     }
@@ -285,7 +275,7 @@ impl ModelTask {
 
     fn settle(&mut self) {
         if !self.context.begun.is_cancelled() {
-            // Do nothing: the previous instance still owns the processes.
+            // The previous instance still owns the processes.
             return;
         }
         for _ in 0..ROUNDS {
@@ -345,9 +335,7 @@ impl ModelTask {
         self.units.add(replica, role)
     }
 
-    /// Queues an answer to an operator, sent at the end of the turn.
     fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
-        // Sending fails if the operator no longer waits.
         self.operators.answers.push(Box::new(move || drop(reply.send(answer))));
         self.life.steps += 1;
     }
@@ -357,7 +345,6 @@ impl ModelTask {
     }
 }
 
-/// True if a process is started when this timer expires.
 const fn starts_process(timer: LifecycleTimer) -> bool {
     matches!(timer, LifecycleTimer::Backoff { .. } | LifecycleTimer::Trial)
 }

@@ -17,9 +17,8 @@ use crate::process::{ProbeResult, SampleOptions, ServerProps};
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    /// Handles a logged crash by sending a probe at once. A crashed process usually ends within a second,
-    /// but some builds start a debugger and wait for it for ever. The line may also be text sent by a
-    /// client, and no crash.
+    /// Probes a process at once after a crash line. Most crashed processes end within a second, but some
+    /// builds wait for a debugger for ever. The line may also be a client's text.
     pub(super) fn note_alarm(&mut self, id: UnitId) {
         let pause = self.spec.lifecycle.start_probe_interval;
         let Some((phase, live)) = self.units.phase_and_live(id) else { return };
@@ -31,8 +30,8 @@ impl ModelTask {
         let now = Instant::now();
         live.probing.crash_logged_at = Some(now);
         live.probing.probes_lost = 0;
-        // Do not rely on a probe under way: its answer may be older than the crash line. The pause prevents
-        // repeated lines from causing a storm of probes.
+        // The answer to a probe under way may be older than the crash line. The pause prevents many probes
+        // after repeated lines.
         live.timers.probe =
             Some(live.probing.last_probe.map_or(now, |asked| clock::after_pause(asked, pause).max(now)));
         if phase == BackendPhase::Suspect {
@@ -60,7 +59,7 @@ impl ModelTask {
         probing.lines_at_probe = heard;
         probing.progress_at_probe = live.cell.pulses.progress_count();
         let generation = live.id;
-        // Read the VRAM of a successor: if it lost its GPU, we must know that before the old process ends.
+        // A successor that lost its GPU must be found before the old process ends.
         let reads_vram = is_starting
             && unit.role == UnitRole::Successor
             && self.context.leak_history.best_offload(&live.memory.key).is_some();
@@ -73,8 +72,7 @@ impl ModelTask {
                 let props = process.read_props(timeout).await;
                 let slots = props.slots;
                 report.props = Some(props);
-                // Apply the settings before the gate opens: no request may reach a process without its
-                // clients' settings.
+                // Apply the settings before the gate opens, so that all requests find them.
                 report.unset = apply_all_settings(process.as_ref(), &leases, timeout).await;
                 if reads_vram {
                     let brief = SampleOptions::brief(sensors.gpu_age, sensors.read_limit);
@@ -88,9 +86,8 @@ impl ModelTask {
         });
     }
 
-    /// Replaces a process whose socket was removed: by a cleaner of `/tmp`, or together with its directory at
-    /// the end of a login session. Running requests may end, but new ones cannot reach the process. A process
-    /// that is still starting is ended. Returns true if the socket is gone.
+    /// Replaces a process whose socket was removed, by a cleaner of `/tmp` or at the end of a login session:
+    /// new requests cannot reach it. A starting process is ended. Returns true if the socket is gone.
     fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
         let Some((phase, live)) = self.units.phase_and_live(id) else { return false };
         let is_last = live.probing.last_probe == Some(sent);
@@ -131,8 +128,7 @@ impl ModelTask {
         if live.probing.last_probe != Some(sent) {
             return;
         }
-        // In a crashing process, threads that compute nothing still answer for a moment: ignore probes sent
-        // before that moment is over.
+        // Threads of a crashing process may still answer for a moment, so ignore probes sent in that time.
         let counts = live.probing.crash_logged_at.map(|since| clock::after(since, timing.crash_probe()));
         if health != ProbeResult::Lost && counts.is_some_and(|counts| sent < counts) {
             live.timers.probe = counts;
@@ -160,7 +156,6 @@ impl ModelTask {
         }
     }
 
-    /// Handles a probe of a process that serves or is suspect.
     fn note_service_probe(&mut self, id: UnitId, sent: Instant, health: ProbeResult) {
         let timing = self.spec.lifecycle;
         let now = Instant::now();
@@ -168,14 +163,13 @@ impl ModelTask {
         let has_crashed = is_lost && self.crash_line(id).is_some();
         let Some((phase, live)) = self.units.phase_and_live(id) else { return };
         let generation = live.id;
-        // Requests wait while the process is doubted or has logged a crash, so probe faster.
+        // Requests wait for this process, so probe more often.
         let probing = &mut live.probing;
         let hurries = is_lost && (probing.doubted_at.is_some() || probing.crash_logged_at.is_some());
         let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
         live.timers.probe = Some(clock::after_pause(now, pause));
-        // Response bytes are a better sign of life than a probe, which may wait behind 1000 requests. But if
-        // the computing thread has crashed, other threads still send errors and other answers, so only
-        // tokens count.
+        // Response bytes are a better sign of life than a probe, which may wait behind 1000 requests. After a
+        // crash of the computing thread, other threads still send errors, so only tokens count.
         let pulses = &live.cell.pulses;
         let has_progressed = if has_crashed {
             pulses.progress_count() != probing.progress_at_probe
@@ -201,8 +195,7 @@ impl ModelTask {
         }
     }
 
-    /// Handles a probe of a draining process. If neither probes nor running requests make progress, the
-    /// drain is cut short; a process that has logged a crash gets less time.
+    /// Cuts a drain short if neither probes nor running requests make progress.
     fn note_drain_probe(&mut self, id: UnitId, sent: Instant, health: ProbeResult) {
         let timing = self.spec.lifecycle;
         let Some(live) = self.units.live_mut(id) else { return };
@@ -215,7 +208,7 @@ impl ModelTask {
         if health != ProbeResult::Lost {
             probing.note_answer();
             if std::mem::take(&mut probing.short_drain) {
-                // The process is healthy again, so its requests get the usual drain time.
+                // The process answers again, so its requests get the usual drain time.
                 self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Drain));
             }
             return;
@@ -233,7 +226,6 @@ impl ModelTask {
                     && probing.probes_lost >= timing.probes_lost
                     && self.note_crash(id).is_some()
             }
-            // The drain deadline has been shortened already.
             None if probing.short_drain => false,
             None => {
                 probing.silent_for(timing.probes_lost).is_some_and(|silent| silent >= timing.suspect_timeout)
@@ -257,7 +249,7 @@ impl ModelTask {
         let now = Instant::now();
         live.start.ready = Some(now);
         live.start.slots = props.slots;
-        // The load time limits later starts, so exclude the time for warming.
+        // The load time limits later starts, so it excludes warming.
         let warming = warmed.as_ref().map(|warmed| warmed.took).unwrap_or_default();
         let own_start = now.saturating_duration_since(live.start.spawned).saturating_sub(warming);
         let start = live.start.adopted.unwrap_or(own_start);
@@ -270,17 +262,17 @@ impl ModelTask {
             live.cell.pulses.set_context(tokens);
         }
         live.timers.probe = Some(clock::after_pause(now, self.spec.lifecycle.probe_interval));
-        // Sample at once: the memory of a new process is the baseline when it is replaced.
+        // The first sample is the baseline for the memory policy.
         live.timers.sample = Some(now);
         if self.experience.note_ready(start, props, live.recipe.command().clone()) {
-            // Lift quarantines: requests that killed another build or command may be harmless to this one.
+            // Requests that crashed another build or command may be harmless to this process.
             self.leases.release_requests(None);
         }
         if let Some(warmed) = warmed {
             self.note_warmed(id, *warmed);
         }
         self.drop_used_state(id);
-        // The gate (which lets leases be granted) opens in `step_machine`, before the event is published.
+        // `step_machine` opens the gate before it publishes the event.
         self.step_machine(id, LifecycleEvent::ProbeReady);
         if !is_adopted {
             let start_ms = clock::millis(start);

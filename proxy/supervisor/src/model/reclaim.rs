@@ -6,8 +6,7 @@
 //!                                                     └ the process ends or is silent: the entry says so
 //! ```
 //!
-//! The process serves meanwhile, and drains, replacements, kills and shutdown do not wait for its answer. An
-//! answer of a process that is gone is ignored.
+//! The process serves meanwhile. Drains, replacements, kills and shutdown do not wait for its answer.
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -35,22 +34,20 @@ pub(super) struct ReclaimState {
     pub(super) pending: Option<PendingReclaim>,
     count: u64,
     last: Option<ReclaimEntry>,
-    /// Why the process was not asked to give memory back at the last judgement.
     refusal: Option<NoReclaim>,
 }
 
 #[derive(Debug)]
 pub(super) struct PendingReclaim {
     entry: ReclaimEntry,
-    /// Number of readings begun when the answer came. Only a reading with a higher number shows the effect.
+    /// Number of readings begun before the answer. Only a later reading shows the effect.
     answered_at_reading: Option<u64>,
 }
 
-/// Results of all reclaim requests to a model's processes.
 #[derive(Debug, Default)]
 pub(super) struct ReclaimCounts {
     pub(super) totals: ReclaimTotals,
-    /// True if the requests under way are to free memory for another model.
+    /// True if the pending requests are made to free memory for another model.
     for_another: bool,
 }
 
@@ -65,8 +62,8 @@ impl ReclaimCounts {
 }
 
 impl ModelTask {
-    /// Tries to make the process give memory back before `decision` is carried out. Returns a decision that
-    /// holds the replacement back meanwhile, or `None` if `decision` is to be carried out.
+    /// Tries to make the process give memory back. Returns `None` if `decision` is to be carried out now, or
+    /// a decision that holds it back.
     pub(super) fn try_reclaim(
         &mut self,
         id: UnitId,
@@ -82,7 +79,7 @@ impl ModelTask {
         live.reclaim.refusal = if let ReclaimDecision::Replace(why) = rung { Some(why) } else { None };
         match rung {
             ReclaimDecision::Replace(_) => None,
-            // A replacement of this or another process of the model is under way and goes first.
+            // Another replacement of the model goes first.
             ReclaimDecision::Reclaim if !free => None,
             ReclaimDecision::Reclaim => {
                 live.reclaim.history.record_request(&policy, Some((decision, facts.as_ref())), at);
@@ -105,7 +102,6 @@ impl ModelTask {
         }
     }
 
-    /// Starts a helper task that sends the request to the process.
     fn send_reclaim(&mut self, id: UnitId, reason: Reason, decision: Option<&RecycleDecision>) {
         let policy = self.spec.recycle.common;
         let is_urgent = decision.is_some_and(|decision| decision.action >= RecycleAction::DrainNow);
@@ -128,7 +124,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Handles the answer to a reclaim request, or the lack of an answer in time.
+    /// Handles the answer to a reclaim request, or its timeout.
     pub(super) fn note_reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
         let at = self.context.now();
         let Some(live) = self.units.live_mut(id) else { return };
@@ -163,7 +159,6 @@ impl ModelTask {
         self.end_reclaim(id, worth);
     }
 
-    /// Writes the ledger entry of a finished request.
     pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
         let Some(asked) = self.units.live_mut(id).and_then(|live| live.reclaim.pending.take()) else {
             return;
@@ -193,8 +188,8 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Asks all processes that can give memory back to do so, because another model needs memory. After the
-    /// last answer, the loader gets a report.
+    /// Asks each process that can give memory back, because another model needs memory. The loader gets a
+    /// report after the last answer.
     pub(super) fn reclaim_for_other(&mut self) {
         let able = |unit: &&ProcessUnit| {
             let live = unit.live.as_ref();
@@ -210,7 +205,7 @@ impl ModelTask {
         self.report_reclaimed();
     }
 
-    /// Reports to the loader that all requests are answered, if so.
+    /// Reports to the loader if no request is pending any more.
     fn report_reclaimed(&mut self) {
         if self.experience.reclaims.for_another
             && !self.units.lives().any(|live| live.reclaim.pending.is_some())
@@ -221,7 +216,7 @@ impl ModelTask {
         }
     }
 
-    /// Asks all serving processes at once; the reply to the operator has one entry per process.
+    /// Asks all serving processes at once; the operator gets one entry per process.
     pub(super) fn reclaim_for_operator(
         &mut self,
         by: RequestedBy,
@@ -236,7 +231,6 @@ impl ModelTask {
         self.ask_each(able.into_iter().map(|(id, _)| id), Reason::Operator);
     }
 
-    /// Serving processes that an operator may ask for memory.
     fn able_for_operator(&self) -> Result<Vec<(UnitId, GenerationId)>, ControlError> {
         let refused = |because: &str| ControlError::CannotReclaim {
             model: self.spec.name.clone(),
@@ -254,7 +248,7 @@ impl ModelTask {
         if serving.is_empty() {
             return Err(refused("no process of it serves now; the next request starts one"));
         }
-        // Also ask a process without a reading: its parts are unknown, but it may have some.
+        // A process without a reading may have reclaimable memory too.
         let able = serving.iter().filter(|(_, live)| live.memory.last.parts.is_none_or(ReclaimParts::any));
         let able: Vec<_> = able.map(|(id, live)| (*id, live.id)).collect();
         if able.is_empty() {
@@ -266,7 +260,7 @@ impl ModelTask {
         Ok(able)
     }
 
-    /// Asks these processes without a policy decision, unless a request is under way.
+    /// Sends requests without a policy decision, except to a process with a pending request.
     fn ask_each(&mut self, ids: impl IntoIterator<Item = UnitId>, reason: Reason) {
         let at = self.context.now();
         for id in ids {
@@ -281,7 +275,7 @@ impl ModelTask {
 }
 
 impl LiveGeneration {
-    /// True if `policy.reclaim` is on and the process has reported that its build can give memory back.
+    /// True if the policy allows reclaims and the process has parts that can give memory back.
     pub(super) fn can_reclaim(&self, policy: &Recycle) -> bool {
         policy.reclaim && self.memory.last.parts.is_some_and(ReclaimParts::any)
     }
@@ -296,7 +290,7 @@ impl LiveGeneration {
         }
     }
 
-    /// Why the process is replaced without being asked to give memory back, if that is worth logging.
+    /// Reason for not asking the process to give memory back, if worth logging.
     pub(super) fn logged_no_reclaim(&self) -> Option<NoReclaim> {
         self.reclaim.refusal.filter(|why| {
             matches!(why, NoReclaim::NoHelp { .. } | NoReclaim::NoAnswer | NoReclaim::TooOften { .. })

@@ -1,5 +1,5 @@
-//! Serves the leases and waiting requests that an instance still has after it has handed the processes over.
-//! The next instance decides about the processes and reports their gates.
+//! Serves the leases and waiting requests of an instance that has handed its processes over. The next
+//! instance decides about the processes and reports their gates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,8 +23,7 @@ pub(super) struct RemainingTask {
     model: Box<ModelTask>,
     /// Processes of the next instance that requests of this instance may use.
     guests: BTreeMap<GenerationId, Arc<GenerationCell>>,
-    /// Generations on which the next instance grants leases, as it last reported. `None` before its first
-    /// report.
+    /// Generations with an open gate in the next instance. `None` before its first report.
     followed: Option<BTreeSet<GenerationId>>,
     is_ending: bool,
 }
@@ -50,11 +49,10 @@ impl RemainingTask {
                 }
                 Some(_) = mail.helpers.join_next(), if !mail.helpers.is_empty() => {}
             }
-            // Refuse requests that wait for a process which has ended or will not be started any more.
+            // No process will come for requests that still wait.
             if self.is_ending && !leases.any_open() {
                 leases.refuse_waiting(&LeaseDenied::ShuttingDown);
             }
-            // Nothing else of the state can change here except operators' answers.
             self.model.operators.send_answers();
         }
     }
@@ -77,8 +75,7 @@ impl RemainingTask {
                 self.model.leases.set_refusal(Some(QueueRefusal::ShuttingDown));
                 self.is_ending = true;
             }
-            // Operators have to ask the next instance. The dropped reply channel tells them that this
-            // instance ends.
+            // Operators have to ask the next instance: the dropped reply channel reports the end of this one.
             TaskMessage::Control(control) => drop(control),
             // Sending fails if the watchdog no longer waits.
             TaskMessage::Beat(question) => drop(question.send(())),
@@ -90,7 +87,6 @@ impl RemainingTask {
         self.model.units.lives().find(|live| live.id == generation)
     }
 
-    /// Handles the death of a process that has requests here.
     fn note_lost_process(&mut self, generation: GenerationId) {
         let leases = &self.model.leases;
         leases.close_gate(generation);
@@ -99,12 +95,10 @@ impl RemainingTask {
                 live.cell.revoke();
             }
         }
-        // Waiting requests continue as soon as the next instance reports a new process.
         leases.remove_generation(generation);
     }
 
-    /// Opens and closes gates as the next instance does, so that requests of this instance can use the
-    /// processes of the next one.
+    /// Opens and closes gates as the next instance does, so that requests here can use its processes.
     fn follow_gates(&mut self, gates: &[OpenGate]) {
         let leases = Arc::clone(&self.model.leases);
         let open: BTreeSet<GenerationId> = gates.iter().map(|gate| gate.generation).collect();
@@ -122,7 +116,6 @@ impl RemainingTask {
             let cell = cell.unwrap_or_else(|| self.add_guest(gate));
             leases.open_gate(&cell, self.model.lease_limit(gate.slots));
         }
-        // Remove processes that the next instance no longer has.
         for id in self.guests.keys().copied().collect::<Vec<_>>() {
             if !open.contains(&id) && leases.is_unused(id) {
                 self.guests.remove(&id);
@@ -135,7 +128,7 @@ impl RemainingTask {
 
     fn add_guest(&mut self, gate: &OpenGate) -> Arc<GenerationCell> {
         let cell = Arc::new(GenerationCell::new(gate.generation, gate.endpoint.clone(), gate.facts));
-        // Without the process's identity, an interrupted answer could not be continued there.
+        // An interrupted answer can only be continued on a process with a known identity.
         if let Some(kin) = gate.kin {
             let _first = cell.kin.set(kin);
         }
@@ -143,7 +136,7 @@ impl RemainingTask {
         cell
     }
 
-    /// Refuses requests that were waiting here when the next instance refused requests of this model.
+    /// Refuses the waiting requests of the models that the next instance has refused.
     fn pass_on_refusals(&self, refused: &[ModelRefusal]) {
         for refused in refused {
             if let Some(denied) = refused.denied() {
@@ -159,8 +152,7 @@ impl RemainingTask {
     fn probe_doubted(&mut self, generation: GenerationId) {
         let policy = self.model.spec.lifecycle;
         let Some(process) = self.live(generation).and_then(|live| live.child.process.clone()) else {
-            // The next instance owns this process, watches it and reports its successor: just reopen the
-            // gate here.
+            // The next instance owns and watches this process, so only reopen the gate here.
             if let Some(cell) = self.guests.get(&generation)
                 && self.is_followed(generation)
             {
@@ -181,7 +173,6 @@ impl RemainingTask {
         });
     }
 
-    /// Reopens the gate of a generation, unless the next instance has closed it.
     fn reopen_gate(&self, generation: GenerationId) {
         if let Some(live) = self.live(generation)
             && self.is_followed(generation)
@@ -191,7 +182,6 @@ impl RemainingTask {
         }
     }
 
-    /// True if the generation's gate is open in the next instance, as last reported.
     fn is_followed(&self, generation: GenerationId) -> bool {
         self.followed.as_ref().is_none_or(|gates| gates.contains(&generation))
     }

@@ -6,8 +6,8 @@
 //!                                                        new's first sample       > entry
 //! ```
 //!
-//! The available memory decides the mode. Each model has one replacement at a time: several at once would
-//! take several replicas out of service, or need memory for several additional processes.
+//! The available memory decides the mode. Each model has one replacement at a time, because several would
+//! take several replicas out of service or need memory for several additional processes.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use crate::view::ledger::{LedgerEntry, ReplacementMode};
 
 const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Decision for a replacement that the policy did not decide.
+/// Makes a decision for a replacement that the policy did not decide.
 pub(super) fn decision_for(reason: Reason) -> RecycleDecision {
     RecycleDecision {
         action: RecycleAction::DrainNow,
@@ -43,7 +43,7 @@ pub(super) fn decision_for(reason: Reason) -> RecycleDecision {
 }
 
 impl ModelTask {
-    /// Begins a replacement that the policy decided and nothing holds back.
+    /// Begins a replacement that the policy has decided.
     pub(super) fn replace_by_policy(
         &mut self,
         replica: u32,
@@ -51,8 +51,7 @@ impl ModelTask {
         permit: Option<ReplacementPermit>,
     ) {
         if self.room.is_asking_to_stay() {
-            // Room for the new settings is not granted yet, so a new process may not start. The unit is
-            // judged again later.
+            // Room for the new settings is not granted yet. The unit is judged again later.
             return;
         }
         let Some(unit) = self.units.current(replica) else { return };
@@ -71,22 +70,22 @@ impl ModelTask {
         }
     }
 
-    /// Begins to replace the process of a replica, or starts a process if there is none. A replacement for
-    /// an operator begins at once; a replacement for a new configuration waits for a permit.
+    /// Begins to replace the process of a replica, or starts a process if there is none. Only a replacement
+    /// for a new configuration waits for a permit.
     pub(super) fn replace_replica(&mut self, replica: u32, reason: Reason) {
         let Some(id) = self.units.current(replica).map(|unit| unit.id) else { return };
         if !self.may_start() || !self.may_begin_replacement(id, replica, reason) {
             return;
         }
         let permit = if reason == Reason::Configuration {
-            // Replacements for a new configuration run one after another, so that each is judged by the
-            // memory that the previous one left.
+            // Replace one process at a time, so that each decision sees the memory that the previous
+            // replacement left.
             self.replacement_permit(id, replica, ReplacementReach::Machine)
         } else {
             Some(self.claim_permit(id, replica))
         };
         if permit.is_none() {
-            // No message says that a permit is free again, so ask again after a pause.
+            // No message reports a free permit, so try again after a pause.
             let pause = self.spec.recycle.common.quiet_for.min(MAX_PERMIT_INTERVAL);
             self.life.timers.configuration = Some(clock::after_pause(Instant::now(), pause));
             return;
@@ -124,7 +123,6 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Tracks a replacement without logging it yet.
     pub(super) fn track_replacement(
         &mut self,
         replica: u32,
@@ -148,8 +146,7 @@ impl ModelTask {
         self.replacements.note = note;
     }
 
-    /// True if the running requests of a draining generation may outlast the drain deadline: the
-    /// replacement is because of size, age or speed, and the machine has enough memory.
+    /// True if a drain may exceed its deadline: the reason is size, age or speed, and memory suffices.
     pub(super) fn may_outlast_drain(&self, id: UnitId) -> bool {
         let Some(unit) = self.units.get(id) else { return false };
         let Some(live) = &unit.live else { return false };
@@ -173,16 +170,15 @@ impl ModelTask {
             && live.probing.silent_for(self.spec.lifecycle.probes_lost).is_none()
     }
 
-    /// Handles an expired drain deadline when the running requests must not be cut: the process serves
-    /// again, and is drained later.
+    /// Handles an expired drain deadline without interrupting requests: the process serves again and is
+    /// drained later.
     pub(super) fn postpone_drain(&mut self, id: UnitId) {
         let deadline = self.spec.lifecycle.drain_deadline;
         let Some(unit) = self.units.get_mut(id) else { return };
         let replica = unit.replica;
         let now = Instant::now();
         if unit.role == UnitRole::Retiring {
-            // Another process already serves, so this one keeps draining, but no longer delays other
-            // replacements.
+            // Another process already serves: continue the drain, but let other replacements begin.
             unit.timer = Some((LifecycleTimer::Drain, clock::after_pause(now, deadline)));
             let from = unit.generation();
             if let Some(replacement) = from.and_then(|from| self.replacements.replacement_of_mut(from)) {
@@ -208,18 +204,17 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Writes the ledger entries of complete replacements.
     pub(super) fn complete_replacements(&mut self) {
         while let Some(replacement) = self.replacements.take_first(Replacement::is_complete) {
             let entry = self.write_entry(replacement, None);
             self.replacements.note_completed(entry);
-            // Report memory to the loader now, because it was not reported during the replacement.
+            // During the replacement, the loader got no memory reports.
             self.report_memory();
             self.life.note_action();
         }
     }
 
-    /// Ends a replacement whose new process does not serve; ledger and operators get the reason.
+    /// Ends a replacement whose new process does not serve. The ledger and operators get the reason.
     pub(super) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
@@ -236,8 +231,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Ends all replacements because of another command. The ledger entries and operators who wait for a
-    /// restart get the reason.
+    /// Ends all replacements because of another command. The ledger and waiting operators get the reason.
     pub(super) fn give_up_replacements(&mut self, because: &str) {
         while let Some(replacement) = self.replacements.take_any() {
             self.give_up_replacement(replacement, because);
@@ -251,8 +245,8 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Ends the tracking of a replacement. If the new process already serves, the replacement counts as
-    /// done, although measurements may be missing.
+    /// Stops tracking a replacement. It counts as done if the new process already serves, even without
+    /// measurements.
     pub(super) fn give_up_replacement(&mut self, mut replacement: Replacement, because: &str) {
         if replacement.has_taken_over() {
             let entry = self.write_entry(replacement, None);
@@ -264,7 +258,7 @@ impl ModelTask {
     }
 
     fn write_entry(&mut self, mut replacement: Replacement, failed: Option<String>) -> LedgerEntry {
-        // Hold the permit until the events below are logged; then other replacements may begin.
+        // Keep the permit until the events below are logged; then other replacements may begin.
         let _held = replacement.permit.take();
         let entry = LedgerEntry {
             id: self.context.ledger.next_number(),
@@ -286,13 +280,13 @@ impl ModelTask {
         entry
     }
 
-    /// Replacement mode, and an explanation for people.
+    /// Returns the replacement mode and an explanation for people.
     pub(super) fn choose_mode(&self, unit: &ProcessUnit) -> (ReplacementMode, Option<String>) {
         self.replace_mode(unit, || self.context.world.available_memory())
     }
 
-    /// True if a replacement now would overlap. Called at every sample: available memory is taken from the
-    /// sample, and read again only if the sample has none.
+    /// True if a replacement now would overlap. Uses the available memory of the last sample, and reads it
+    /// only if there is none.
     pub(super) fn would_overlap(&self, unit: &ProcessUnit) -> bool {
         let sampled = unit.live.as_ref().and_then(|live| live.memory.last.totals);
         let available =
@@ -327,7 +321,7 @@ impl ModelTask {
         }
     }
 
-    /// False if a process with the latest settings has no room next to an older one.
+    /// True if a process with the latest settings has room next to the old one.
     fn fits_next_to_old(&self, unit: &ProcessUnit) -> bool {
         let is_older = || unit.live.as_ref().is_some_and(|live| live.recipe != process_recipe(&self.spec));
         !matches!(self.room.state, LoadState::Granted { beside: false, .. }) || !is_older()
@@ -364,8 +358,8 @@ impl ModelTask {
         let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
         let mut fits = available >= needed;
         for vram in &live.memory.history.vram {
-            // Count the peak: the next process will reach it too. Also count memory that present processes
-            // gave back, because they may take it again.
+            // The next process will reach the same peak. Memory that present processes gave back counts too,
+            // because they may take it again.
             let all = &self.context.fleet_memory;
             let peak = vram.bytes.max(all.vram_peak(live.id, vram.gpu));
             let needed = scale_bytes(peak, policy.overlap_headroom);

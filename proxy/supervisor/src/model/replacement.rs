@@ -1,8 +1,7 @@
 //! Replacements of one model's processes: those under way, and the results of the last ones.
 //!
-//! A [`Replacement`] decides nothing: its ledger entry records what happens to the old and the new
-//! generation. A replacement is complete when the new process serves, the old one is gone and the new one's
-//! memory is known.
+//! A [`Replacement`] makes no decisions. It is complete when the new process serves, the old one is gone and
+//! the new one's memory is known.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -28,50 +27,45 @@ use crate::view::ledger::{GpuAfterExit, LedgerEntry, ReplacementEvidence, Replac
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExceededBudget {
     pub(super) first: BudgetPass,
-    /// True if the previous replacement for this budget helped for a short time only.
+    /// True if the previous replacement for this budget helped only for a short time.
     pub(super) repeats: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Replacement {
-    /// Ledger entry with the facts known so far.
     entry: LedgerEntry,
     times: ReplacementTimes,
-    /// Bytes of the memory in question that the old generation held when it was new.
+    /// Bytes that the old generation held of the memory in question when it was new.
     young_bytes: Option<u64>,
     running_at_close: u32,
-    /// True once the memory of the new process is known, or is known to stay unknown.
+    /// True if the memory of the new process is known, or cannot become known.
     sampled: bool,
-    /// True once the amount of memory that came back from the old process is known.
+    /// True if the memory freed by the old process is known.
     measured: bool,
-    /// True if the result says nothing about memory, because the old process was not seen to end.
+    /// True if the result shows nothing about memory, because the end of the old process was not seen.
     pub(super) is_inconclusive: bool,
     pub(super) budget: Option<ExceededBudget>,
-    /// Permit that keeps other replacements waiting.
     pub(super) permit: Option<ReplacementPermit>,
-    /// Conversations and slots to carry over to the next process.
     pub(super) warm_state: Option<SharedWarmState>,
     pub(super) no_file: Option<NoFileReason>,
 }
 
-/// Moments and durations of a replacement, as far as they are known.
 #[derive(Debug)]
 struct ReplacementTimes {
     began: Instant,
     closed: Option<Instant>,
     drained: Option<Instant>,
     gone: Option<Instant>,
-    /// Time in which no process took requests; it may have begun before the replacement.
+    /// Time without a serving process; may have begun before the replacement.
     gap: Option<Duration>,
-    /// Part of `gap` since the replacement began.
     gap_since_began: Option<Duration>,
-    /// Until this moment the model was meant to have no process, so the time before it counts as no outage.
+    /// End of a time in which the model was not meant to have a process: that time is no outage.
     idle_until: Option<Instant>,
     start: Option<Duration>,
 }
 
 impl Replacement {
-    /// Makes a replacement that begins now, while the old process serves `running` requests.
+    /// `running`: requests that the old process is serving.
     pub(super) fn new(
         model: &ModelName,
         unit: &ProcessUnit,
@@ -83,8 +77,7 @@ impl Replacement {
     ) -> Self {
         let now = Instant::now();
         let live = unit.live.as_ref();
-        // The generation may already take no requests: the life-cycle machine closed it when the process
-        // became suspect.
+        // The life-cycle machine has closed the generation already if the process became suspect.
         let is_closed =
             matches!(unit.phase(), BackendPhase::Suspect | BackendPhase::Draining | BackendPhase::Stopping)
                 && live.is_some();
@@ -131,16 +124,16 @@ impl Replacement {
         self.entry.from
     }
 
-    /// Returns the ledger entry, without time and number. `failed`: why the replacement did not succeed.
+    /// Returns the ledger entry without time and number. `failed`: why the replacement failed.
     pub(super) fn finish(self, failed: Option<String>) -> LedgerEntry {
         let times = &self.times;
-        // A replacement that did not begin says nothing about memory.
+        // A replacement that did not begin shows nothing about memory.
         let began = times.closed.is_some() || failed.is_none() || self.entry.mode == ReplacementMode::Overlap;
         let helped = if began && !self.is_inconclusive { self.helped(failed.is_some()) } else { None };
         let span = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0, |(from, to)| clock::millis(to.saturating_duration_since(from)))
         };
-        // If the drain was not completed, the number of requests that would have ended in it is unknown.
+        // An interrupted drain does not show how many requests ended in it.
         let ended = if times.drained.is_some() { u64::from(self.running_at_close) } else { 0 };
         LedgerEntry {
             to: if failed.is_none() { self.entry.to } else { None },
@@ -156,7 +149,7 @@ impl Replacement {
         }
     }
 
-    /// For a replacement because of memory: true if the new process holds less of that memory.
+    /// For a replacement because of memory: true if the new process holds less of it.
     fn helped(&self, failed: bool) -> Option<bool> {
         let entry = &self.entry;
         if !entry.reason.is_memory() {
@@ -173,15 +166,15 @@ impl Replacement {
             }
             MemoryKind::Vram(gpu) => (of_gpu(&entry.vram_before, gpu), of_gpu(&entry.vram_after, gpu)),
         };
-        // Compare only with a budget of this process; all other limits concern more than one process.
+        // All other limits concern more than one process.
         let own =
             matches!(entry.reason, Reason::HostSoft | Reason::HostHard | Reason::VramSoft | Reason::VramHard);
         let budget = if own { entry.evidence.budget_bytes } else { None };
         Some(cooldown::recycle_helped(before?, after?, self.young_bytes, budget))
     }
 
-    /// Milliseconds without a process for which we are responsible: the gap, without the old process's
-    /// drain and end and without the new process's start.
+    /// Milliseconds of the outage that the supervisor itself caused, without the old process's drain and end
+    /// and the new process's start.
     fn own_ms(&self) -> Option<u64> {
         if self.entry.mode != ReplacementMode::Sequential {
             return None;
@@ -191,12 +184,11 @@ impl Replacement {
         Some(clock::millis(times.gap_since_began?.saturating_sub(theirs)))
     }
 
-    /// True if the new process serves. The old process may still be ending, and measurements may be missing.
+    /// True if the new process serves. The old process may still be ending.
     pub(super) fn has_taken_over(&self) -> bool {
         self.entry.to.is_some()
     }
 
-    /// Marks the replacement as ended by another command.
     pub(super) fn give_up(&mut self) {
         self.is_inconclusive = true;
         self.entry.given_up = true;
@@ -211,16 +203,13 @@ impl Replacement {
 #[derive(Debug, Default)]
 pub(super) struct ReplacementTracker {
     under_way: Vec<Replacement>,
-    /// Last complete replacement of each replica.
     pub(super) last: Vec<LedgerEntry>,
-    /// Conversations carried over at the last replacement that had any.
+    /// Result of the last replacement that carried conversations over.
     pub(super) warm: Option<WarmthReport>,
-    /// Number of completed replacements for each reason.
     pub(super) counts: Vec<(Reason, u64)>,
     pub(super) cooldown: RecycleCooldown,
-    /// Checks of the files that the next process needs.
     pub(super) needs: NeedsState,
-    /// Reason for the mode of the last replacement, or for having none.
+    /// Reason for the mode of the last replacement, or for not replacing.
     pub(super) note: Option<String>,
 }
 
@@ -229,13 +218,13 @@ impl ReplacementTracker {
         self.under_way.is_empty()
     }
 
-    /// Note for the view: why the present process is kept, or the note of the last replacement.
+    /// Reason for keeping the present process, or the note of the last replacement.
     pub(super) fn note_for_view(&self) -> Option<String> {
         let missing = self.needs.blocking.as_ref().and_then(|check| check.missing.as_ref());
         missing.map(|missing| missing.message.clone()).or_else(|| self.note.clone())
     }
 
-    /// Releases the permits, because the next processes wait for memory for an unknown time.
+    /// Releases the permits: the next processes may wait long for memory.
     pub(super) fn release_permits(&mut self) {
         for known in &mut self.under_way {
             drop(known.permit.take());
@@ -250,7 +239,6 @@ impl ReplacementTracker {
         self.of_replica(replica).map(Replacement::reason)
     }
 
-    /// Replacement under way whose old generation is `generation`.
     pub(super) fn replacement_of(&self, generation: GenerationId) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.from == Some(generation))
     }
@@ -259,7 +247,7 @@ impl ReplacementTracker {
         self.under_way.iter_mut().find(|known| known.entry.from == Some(generation))
     }
 
-    /// Records the operator who requested the restart of a replica that is under way.
+    /// Records the operator who requested a restart.
     pub(super) fn note_operator(&mut self, replica: u32, by: Option<&str>) {
         let of_operator =
             |known: &&mut Replacement| known.replica() == replica && known.entry.reason == Reason::Operator;
@@ -272,7 +260,7 @@ impl ReplacementTracker {
         self.under_way.iter().find(|known| known.replica() == replica)
     }
 
-    /// Stores the conversations and slots of a generation that the next process is to take over.
+    /// Stores conversations and slots of a generation for the next process.
     pub(super) fn set_warm_state(&mut self, from: GenerationId, state: WarmState) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.warm_state = Some(Arc::new(Mutex::new(Some(state))));
@@ -285,7 +273,6 @@ impl ReplacementTracker {
         }
     }
 
-    /// Records the result of carrying over a generation's conversations.
     pub(super) fn note_warm(&mut self, from: GenerationId, warmth: &WarmthReport) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.entry.warm = Some(warmth.clone());
@@ -293,24 +280,21 @@ impl ReplacementTracker {
         self.warm = Some(warmth.clone());
     }
 
-    /// Time since which a replacement of this generation for this reason has been under way.
+    /// Returns for how long a replacement of this generation for this reason has been under way.
     pub(super) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
         let known = self.replacement_of(generation).filter(|known| known.entry.reason == reason)?;
         Some(known.times.began.elapsed())
     }
 
-    /// Removes the replacement of a replica from the list; the caller ends it.
     pub(super) fn take(&mut self, replica: u32) -> Option<Replacement> {
         self.take_first(|known| known.replica() == replica)
     }
 
-    /// Removes a replacement from the list; the caller ends it.
     pub(super) fn take_first(&mut self, wanted: impl Fn(&Replacement) -> bool) -> Option<Replacement> {
         let index = self.under_way.iter().position(wanted)?;
         Some(self.under_way.remove(index))
     }
 
-    /// Removes any one replacement from the list; the caller ends it.
     pub(super) fn take_any(&mut self) -> Option<Replacement> {
         self.under_way.pop()
     }
@@ -333,8 +317,7 @@ impl ReplacementTracker {
             replacement.times.closed = Some(Instant::now());
             replacement.running_at_close = running;
         }
-        // If `generation` is the new process and closes again, no sample of it will come: do not wait for
-        // one.
+        // If the new process closes again, no sample of it will come.
         self.note_sampled(generation, None, &[]);
     }
 
@@ -348,15 +331,15 @@ impl ReplacementTracker {
     }
 
     pub(super) fn note_gone(&mut self, generation: GenerationId, running: u32) {
-        // Requests that were running when a draining process dies count as cut.
+        // Requests on a process that dies while it drains count as cut.
         self.note_stopped(generation, running);
         if let Some(replacement) = self.replacement_of_mut(generation) {
             replacement.times.gone = Some(Instant::now());
         }
     }
 
-    /// Records that a generation takes requests, and how long it took to start. If it replaced another
-    /// generation, returns the reason and the exceeded budget.
+    /// Records that a generation serves. If it replaced another one, returns the reason and the exceeded
+    /// budget.
     pub(super) fn note_opened(
         &mut self,
         replica: u32,
@@ -404,7 +387,6 @@ impl ReplacementTracker {
     }
 }
 
-/// Observations to record for a decision.
 fn decision_evidence(
     live: &LiveGeneration,
     decision: &RecycleDecision,
@@ -432,7 +414,6 @@ fn decision_evidence(
     }
 }
 
-/// Explanation of a decision in one sentence.
 fn decision_grounds(live: &LiveGeneration, decision: &RecycleDecision) -> Option<String> {
     let symptoms = live.health.symptoms();
     let symptom = symptoms.iter().find(|symptom| Some(symptom.reason()) == decision.reason);

@@ -1,5 +1,5 @@
-//! Handles the reports of helper tasks. A report about a generation that no unit has is ignored, but a
-//! process without a unit is killed.
+//! Handles the reports of helper tasks. Reports about unknown generations are ignored, but a process without
+//! a unit is killed.
 
 use std::sync::Arc;
 
@@ -23,7 +23,6 @@ impl ModelTask {
         let Some(id) = self.units.with_generation(generation).map(|unit| unit.id) else {
             match report {
                 HelperReport::MemoryReturned(returned) => self.note_returned_memory(generation, &returned),
-                // No unit owns the process any more: kill and reap it.
                 HelperReport::Spawned(Ok(process)) => {
                     process.kill();
                     self.await_exit(generation, process);
@@ -75,7 +74,7 @@ impl ModelTask {
         let is_starting = unit.phase() == BackendPhase::Starting;
         let Some(live) = &mut unit.live else { return };
         live.child.process = Some(Arc::clone(&process));
-        // The cell was empty, because a generation has one process only.
+        // A generation has one process only, so the cell was empty.
         drop(live.cell.process.set(Arc::downgrade(&process)));
         let is_adopted = live.start.adopted.is_some();
         if !is_adopted {
@@ -101,7 +100,6 @@ impl ModelTask {
         self.await_exit(generation, process);
     }
 
-    /// Starts a helper that reports a start without progress, as long as the process is starting.
     fn watch_start(&mut self, id: UnitId, process: Arc<dyn BackendProcess>) {
         let limit = self.spec.lifecycle.start_stall;
         let Some(live) = self.units.live_mut(id) else { return };
@@ -117,7 +115,6 @@ impl ModelTask {
         });
     }
 
-    /// Handles a start that exceeded its time limit.
     pub(super) fn note_late_start(&mut self, id: UnitId, lateness: StartLateness) {
         if let Some((BackendPhase::Starting, live)) = self.units.phase_and_live(id) {
             live.start.timed_out = Some(lateness);
@@ -128,15 +125,15 @@ impl ModelTask {
     fn note_spawn_failure(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
         let never_ready = self.remove_generation(id, generation);
         self.context.fleet_memory.remove_generation(generation);
-        // There was no process, so no memory will come back.
+        // Without a process, no memory is freed.
         self.replacements.note_after_exit(generation, &[]);
-        // If a stop was requested meanwhile, the stop is complete.
+        // If a stop was requested during the spawn, it is complete now.
         let stopping = self.units.get(id).is_some_and(|unit| unit.phase() == BackendPhase::Stopping);
         let event = if stopping { LifecycleEvent::Exited } else { LifecycleEvent::SpawnFailed };
         self.note_end(id, generation, event, never_ready, &StartEnd::NotSpawned(error), "not created");
     }
 
-    /// Records how much memory came back from an ended process.
+    /// Records the memory freed by an ended process.
     fn note_returned_memory(&mut self, generation: GenerationId, returned: &ReturnedMemory) {
         self.life.dying.retain(|known| *known != generation);
         self.context.fleet_memory.remove_generation(generation);
@@ -156,7 +153,7 @@ impl ModelTask {
         self.note_end(id, generation, event, never_ready, &end, &exit.to_string());
     }
 
-    /// Removes a dead generation from all state. Returns true if it was never ready.
+    /// Returns true if the generation was never ready.
     fn remove_generation(&mut self, id: UnitId, generation: GenerationId) -> bool {
         let running = self.leases.close_gate(generation);
         self.replacements.note_closed(generation, running);
@@ -201,7 +198,7 @@ impl ModelTask {
         }
     }
 
-    /// Handles the end of a process. The life-cycle machine knows whether we requested it.
+    /// Handles the end of a process, requested or not.
     fn note_end(
         &mut self,
         id: UnitId,
@@ -231,7 +228,7 @@ impl ModelTask {
         self.step_machine(id, event(cause));
     }
 
-    /// Handles an end that we did not request. Returns its cause, as far as the next start is concerned.
+    /// Handles an end that the supervisor did not request. Returns the cause for the next start.
     fn note_crash_end(
         &mut self,
         id: UnitId,
@@ -240,13 +237,13 @@ impl ModelTask {
         end: &StartEnd<'_>,
         failures: u32,
     ) -> EndCause {
-        // Remove secrets: events, the ledger and answers to clients show these lines.
+        // Events, the ledger and answers to clients show these lines, so remove secrets.
         let lines = discreet::without_secrets(&self.logs.lines_of(generation));
         let refuses = never_ready && self.experience.note_slot_refusal(&self.spec, &lines);
         let mut failure = failure::classify_end(end, &lines, self.watch.child.failure_lines, failures);
         let stuck = never_ready && self.note_start_death(end, &mut failure);
         let cause = match failure.kind {
-            // The slot directory prevented the start; the next process starts without one.
+            // The next process starts without the slot directory that prevented this start.
             _ if refuses => EndCause::MayPass,
             _ if stuck => EndCause::NeedsChange,
             kind if never_ready && kind.is_permanent() => EndCause::NeedsChange,

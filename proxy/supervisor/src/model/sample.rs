@@ -1,5 +1,5 @@
-//! Schedules memory readings, handles their results, and publishes the memory that each process has left for
-//! prompts. The queue compares prompts with these figures.
+//! Schedules memory readings and handles their results. Publishes the memory that each process has left for
+//! prompts, for the admission of requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ use crate::process::{ProcessSample, SampleOptions};
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    /// Detects that a process has become idle or busy. Becoming idle sets the timer of the idle sample, and
-    /// of the next judgement if a replacement waits for a quiet moment.
+    /// Detects that a process has become idle or busy. An idle process gets an idle sample, and a judgement
+    /// if a replacement waits for a quiet moment.
     pub(super) fn watch_idle(&mut self) {
         let settle = self.watch.sensors.idle_settle;
         let quiet_for = self.spec.recycle.common.quiet_for;
@@ -38,7 +38,7 @@ impl ModelTask {
             if phase != BackendPhase::Ready {
                 continue;
             }
-            // Repeat, because requests come and go meanwhile. While a sample is due, no wake-up is needed.
+            // Repeat, because requests come and go meanwhile.
             loop {
                 let idle = self.leases.idle_since(live.id);
                 if live.timers.idle_seen != idle {
@@ -60,7 +60,7 @@ impl ModelTask {
 
     pub(super) fn fire_samples(&mut self, id: UnitId, now: Instant) {
         if !self.context.begun.is_cancelled() {
-            // Read nothing: the previous instance still owns the processes and judges them.
+            // The previous instance still owns and judges the processes.
             return;
         }
         let sensors = self.watch.sensors;
@@ -76,7 +76,7 @@ impl ModelTask {
         }
         let judge = take_due(&mut live.timers.judgement, now);
         let Some(process) = live.child.process.clone() else { return };
-        // The process counts as idle only if no request has come since it became idle.
+        // A process that got a request since then is no longer idle.
         let is_idle = idle.is_some() && idle == self.leases.idle_since(generation);
         if !is_due && !is_idle {
             if judge {
@@ -98,7 +98,7 @@ impl ModelTask {
         };
         self.mail.spawn_helper(generation, async move {
             let sample = process.sample(ask).await;
-            // The reading includes buffers of a request that came meanwhile, so it is no idle sample.
+            // Buffers of a request that came meanwhile are in the reading, so it is no idle sample.
             let in_flight = leases.in_flight(generation);
             let edge = if is_idle && in_flight == 0 { SampleEdge::Idle } else { SampleEdge::Tick };
             let taken = ReadingContext {
@@ -162,7 +162,7 @@ impl ModelTask {
         self.judge_unit(id);
     }
 
-    /// Publishes the memory that this process holds, and that its replacement would free.
+    /// Publishes the held memory, and the memory that a replacement would free.
     fn publish_memory(&self, id: UnitId) {
         let Some(unit) = self.units.get(id) else { return };
         let Some(live) = &unit.live else { return };
@@ -180,7 +180,7 @@ impl ModelTask {
         self.context.fleet_memory.note_reading(live.id, live.memory.knows_vram(), members);
     }
 
-    /// Requests that a replacement now would affect.
+    /// Requests that a replacement of this process would affect now.
     pub(super) fn replacement_load(&self, unit: &ProcessUnit) -> ReplacementLoad {
         let Some(live) = &unit.live else { return ReplacementLoad::default() };
         let requests = self.leases.in_flight(live.id);
@@ -198,7 +198,7 @@ impl ModelTask {
         }
     }
 
-    /// Records an idle time that would have been long enough for a replacement.
+    /// Records an idle period that would have sufficed for a replacement.
     pub(super) fn note_lull(&mut self, id: UnitId) {
         let quiet_for = self.spec.recycle.common.quiet_for;
         let Some(generation) = self.units.generation(id) else { return };
@@ -208,7 +208,7 @@ impl ModelTask {
         }
     }
 
-    /// Records how much memory came back after a process ended.
+    /// Records the memory freed after the end of a process.
     pub(super) fn note_returned(&mut self, returned: &ReturnedMemory) {
         for (series, missing) in &returned.missing {
             let gpu = match series {
@@ -234,7 +234,6 @@ impl ModelTask {
         }
     }
 
-    /// Publishes the memory that each process has left, by the last readings.
     pub(super) fn publish_room(&mut self) {
         if self.spec.admission.mode == AdmissionMode::Off {
             return;
@@ -263,9 +262,9 @@ impl ModelTask {
         })
     }
 
-    /// Memory left until the hard budget, or until the memory of the machine or GPU is exhausted.
+    /// Memory left until the hard budget, or until the machine or GPU has none.
     fn memory_headroom(&self, live: &LiveGeneration, facts: &SeriesFacts) -> MemoryHeadroom {
-        // Subtract memory that other processes gave back: they may take it again.
+        // Other processes may take back the memory that they gave back.
         let reserved = match facts.series {
             MemoryKind::Host => 0,
             MemoryKind::Vram(gpu) => self.context.fleet_memory.reserved_vram(Some(live.id), gpu),
@@ -275,7 +274,7 @@ impl ModelTask {
         let held = facts.charged;
         let in_budget = |held: Option<u64>| Some(hard?.saturating_sub(held?));
         let least = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
-        // Memory that a replacement of this process frees is available to the new process.
+        // The new process gets the memory that this process frees.
         let gain = facts.gain().unwrap_or(0);
         let floor = facts.growth.as_ref().and_then(|growth| growth.floor);
         MemoryHeadroom {
@@ -286,7 +285,7 @@ impl ModelTask {
         }
     }
 
-    /// Time that requests would wait during a replacement; `None` if it would be held back.
+    /// Time that requests would wait during a replacement; `None` if a replacement would be held back.
     fn recycle_wait(&self, unit: &ProcessUnit, live: &LiveGeneration) -> Option<Duration> {
         let ask = CooldownQuery {
             now: self.context.now(),
@@ -305,7 +304,7 @@ impl ModelTask {
         is_allowed.then(|| self.experience.load_time.unwrap_or_default())
     }
 
-    /// Applies the policy at once to each process that has to be replaced because of a waiting prompt.
+    /// Judges each process at once that has to be replaced for a waiting prompt.
     pub(super) fn judge_recycle_wishes(&mut self) {
         for id in self.units.ids() {
             let Some(live) = self.units.live(id) else { continue };

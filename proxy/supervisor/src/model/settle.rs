@@ -1,4 +1,4 @@
-//! Derives actions from the present state, independent of the events that led to it.
+//! Derives actions from the present state, whatever events led to it.
 
 use std::sync::atomic::Ordering;
 
@@ -44,7 +44,7 @@ impl ModelTask {
         self.publish_next_process();
     }
 
-    /// Sends no new requests to generations that refused a connection, until they answer a probe.
+    /// Closes the gates of generations that refused a connection, until they answer a probe.
     fn probe_doubted_units(&mut self) {
         for generation in self.leases.take_doubts() {
             let Some(id) = self.units.with_generation(generation).map(|unit| unit.id) else { continue };
@@ -57,7 +57,6 @@ impl ModelTask {
         }
     }
 
-    /// Ends the drain of generations that no request uses or can still reach.
     fn finish_drains(&mut self) {
         for id in self.units.ids() {
             let Some(unit) = self.units.get(id) else { continue };
@@ -78,7 +77,7 @@ impl ModelTask {
             let phase = unit.phase();
             let then = unit.machine.after_stop();
             let ready = self.units.get(new).is_some_and(|unit| unit.phase() == BackendPhase::Ready);
-            // The successor serves from now on, so the old process must not be restarted.
+            // The successor serves, so the old process must not be restarted.
             if ready
                 || then == Some(AfterStop::Restart)
                 || matches!(phase, BackendPhase::Backoff | BackendPhase::Failed)
@@ -94,7 +93,6 @@ impl ModelTask {
         }
     }
 
-    /// Pauses the time limits of queued requests while a process ends and no other takes requests.
     fn pause_queue_clock(&mut self) {
         let is_ending =
             |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Draining | BackendPhase::Stopping);
@@ -123,7 +121,6 @@ impl ModelTask {
         }
     }
 
-    /// Removes retired units that have no process any more.
     fn remove_retired(&mut self) {
         let before = self.units.all.len();
         self.units.all.retain(|unit| unit.role != UnitRole::Retiring || unit.machine.has_process());
@@ -132,14 +129,13 @@ impl ModelTask {
         }
     }
 
-    /// Ends replacements whose new process does not become ready.
     fn fail_replacements(&mut self) {
         let many = self.spec.lifecycle.failures_told;
         for id in self.units.ids() {
             let Some(unit) = self.units.get(id) else { continue };
             let role = unit.role;
             let has_failed = match role {
-                // The old process still serves, so one failed start is enough to give up.
+                // The old process still serves: give up after one failed start.
                 UnitRole::Successor => !unit.machine.has_process(),
                 UnitRole::Current => unit.is_hopeless(many),
                 UnitRole::Retiring => false,
@@ -158,8 +154,7 @@ impl ModelTask {
         }
     }
 
-    /// Replaces outdated processes one after another. After a failed replacement, the next one begins after a
-    /// pause.
+    /// Replaces outdated processes one after another, with a pause after a failed replacement.
     fn settle_configuration(&mut self) {
         if !self.replacements.is_empty()
             || self.life.timers.configuration.is_some_and(|at| at > Instant::now())
@@ -185,7 +180,6 @@ impl ModelTask {
         }
     }
 
-    /// Starts processes that should run, or that waiting requests need.
     fn start_needed(&mut self) {
         if self.leases.needs_process() {
             self.room.wanted = true;
@@ -207,7 +201,7 @@ impl ModelTask {
         }
     }
 
-    /// Publishes for waiting requests when the next process is expected.
+    /// Publishes the expected time of the next process for waiting requests.
     fn publish_next_process(&self) {
         let starting =
             self.units.lives().filter(|live| live.start.ready.is_none()).map(|live| live.start.spawned);
@@ -219,7 +213,6 @@ impl ModelTask {
         });
     }
 
-    /// Refuses requests at once while no process can be expected.
     fn settle_refusal(&mut self) {
         let many = self.spec.lifecycle.failures_told;
         let units = || self.units.staying();
@@ -227,12 +220,10 @@ impl ModelTask {
         let failed = units().rfind(|unit| unit.failure.is_some());
         let refusal = match failed.and_then(|unit| Some((unit, unit.failure.clone()?))) {
             Some((unit, mut failure)) if is_hopeless => {
-                // Hide output of processes that served: it may contain prompts, and this message goes to all
-                // clients.
+                // Output of a process that served may contain prompts, and all clients get this message.
                 if unit.start_failures == 0 {
                     failure.lines.clear();
                 }
-                // Clients should retry after the next start.
                 let next = units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min();
                 let next = next.unwrap_or_else(Instant::now);
                 if units().all(|unit| unit.phase() == BackendPhase::Failed) {
@@ -249,7 +240,7 @@ impl ModelTask {
         }
     }
 
-    /// Handles restarts that operators requested: done when a newer process serves each replica.
+    /// Continues requested restarts: each replica needs a newer process.
     fn settle_restarts(&mut self) {
         let Some(oldest) = self.operators.restarts.first().map(|restart| restart.after) else { return };
         if self.answer_done_restarts() || !self.replacements.is_empty() {
@@ -283,7 +274,7 @@ impl ModelTask {
         count > 0
     }
 
-    /// Handles drains that operators requested: done when the processes that ran at the request are gone.
+    /// Answers operators whose drain is done: the processes that ran at the request are gone.
     fn settle_drains(&mut self) {
         let lives = |id: &GenerationId| self.units.with_generation(*id).is_some();
         let is_done = |drain: &mut DrainRequest| !drain.generations.iter().any(lives);
@@ -293,7 +284,7 @@ impl ModelTask {
         }
     }
 
-    /// Carries out removal and shutdown: running requests may continue until the deadline.
+    /// Continues a removal or shutdown. Requests may run until the deadline.
     fn settle_end(&mut self) {
         let (late, over) = match self.life.end {
             None => return,
@@ -318,7 +309,6 @@ impl ModelTask {
 }
 
 impl ProcessUnit {
-    /// True if the process is not newer than the generation `after` of a requested restart.
     fn is_not_newer(&self, after: GenerationId) -> bool {
         self.generation().is_none_or(|generation| generation <= after)
     }

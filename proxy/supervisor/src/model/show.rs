@@ -12,7 +12,7 @@ impl ModelTask {
         let mut backends: Vec<BackendView> = self.units.all.iter().map(|unit| self.unit_view(unit)).collect();
         backends.sort_by_key(|backend| (backend.replica, backend.generation));
         let policy = self.units.lives().filter_map(|live| live.wish.last_decision);
-        // Show only decisions that have a reason, whether they are acted on or only reported.
+        // A decision without a reason is not worth showing.
         let needy = policy.filter(|(decision, _)| decision.reason.is_some());
         let neediest = needy.max_by_key(|(decision, _)| decision.action);
         ModelView {
@@ -41,7 +41,7 @@ impl ModelTask {
         }
     }
 
-    /// Expected course of an outage, if a failure is why the model has no process.
+    /// Expected outage, if the model has no process because of a failure.
     fn expected_outage(&self) -> Option<ModelOutage> {
         if !matches!(self.model_state(), ModelState::Backoff | ModelState::Failed) {
             return None;

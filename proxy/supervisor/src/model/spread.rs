@@ -6,9 +6,8 @@
 //!                                                       └──────> the next generation  (before its gate opens)
 //! ```
 //!
-//! For a moment after the answer to the client, another client may use a replica that does not have the
-//! setting yet. A lock over all processes would prevent that, but would make every request wait for a
-//! setting.
+//! For a moment after the client's answer, some replicas lack the setting. A lock over all processes would
+//! prevent that, but delay every request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +19,10 @@ use crate::lease::queue::LeaseQueue;
 use crate::process::BackendProcess;
 use crate::process::settings::{ClientSetting, ClientSettings};
 
-/// Maximum number of rounds, for settings that change while they are applied. More rounds would be needed
-/// only if clients changed settings all the time.
+/// Limit of rounds for settings that change while they are applied.
 const MAX_SETTING_ROUNDS: usize = 8;
 
 impl ModelTask {
-    /// Applies settings that clients have made to the model's other processes.
     pub(super) fn spread_settings(&mut self) {
         let timeout = self.spec.lifecycle.probe_timeout;
         for (from, path) in self.leases.settings.take_fresh() {
@@ -33,7 +30,7 @@ impl ModelTask {
                 let Some(live) = unit.live.as_ref().filter(|live| live.id != from) else { continue };
                 let Some(process) = live.child.process.clone() else { continue };
                 // A starting process gets the settings before its gate opens. Its last probe may just have
-                // ended, so apply the settings here, too, but ignore failures.
+                // ended, so apply them here too, but ignore failures.
                 let counts = unit.phase() != BackendPhase::Starting;
                 let leases = Arc::clone(&self.leases);
                 let path = path.clone();
@@ -53,7 +50,7 @@ impl ModelTask {
     }
 }
 
-/// Applies all client settings to a process before it serves. Returns descriptions of failures.
+/// Applies all settings before a process serves. Returns descriptions of failures.
 pub(super) async fn apply_all_settings(
     process: &dyn BackendProcess,
     leases: &LeaseQueue,
@@ -66,7 +63,7 @@ pub(super) async fn apply_all_settings(
     told.collect()
 }
 
-/// Applies selected settings, also newer ones that arrive. Returns route and error of failed ones.
+/// Applies selected settings, and newer ones that arrive. Returns route and error of failed ones.
 async fn apply_settings(
     process: &dyn BackendProcess,
     settings: &ClientSettings,

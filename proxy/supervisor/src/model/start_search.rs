@@ -1,8 +1,8 @@
-//! Finds a way to start a model that does not start as configured. The model uses its fallback arguments, or
-//! a search finds an option with which a process that dies while loading can start.
+//! Finds a way to start a model that does not start as configured: with its fallback arguments, or with an
+//! option that a search finds for a process that dies while loading.
 //!
-//! The fallback arguments stay in use until the model is unloaded or gets another configuration. A search is
-//! made once per command:
+//! The fallback arguments stay in use until the model is unloaded or reconfigured. Each command is searched
+//! once:
 //!
 //! ```text
 //!     dies, dies again ── no process runs, room is granted ──> search (a writer task) ──> finding, stored
@@ -12,8 +12,8 @@
 //!     none, or not every time ──> starts continue after pauses <──────────────────────────────┘
 //! ```
 //!
-//! No process is started during a search, because memory may not suffice for two processes of a large
-//! model. The search ends as soon as the model needs its room for anything else.
+//! No process is started during a search, because memory may not suffice for two processes. The search ends
+//! as soon as the model needs its room for anything else.
 
 use std::sync::Arc;
 
@@ -34,34 +34,30 @@ use crate::spec::{FallbackSpec, ModelSpec, ServerCommand};
 use crate::start_search::{StartSearchRun, death_at_load};
 use crate::view::event::EventKind;
 
-/// Number of starts that fail for lack of memory before the fallback arguments are used. After the first, the
-/// loader makes other models free memory.
+/// Starts that fail for lack of memory before the fallback is used. After the first one, the loader makes
+/// other models free memory.
 const SHORT_STARTS: u32 = 2;
 
-/// Configured command and memory needs, kept while the fallback arguments are in use.
+/// Configured command and needs, kept while the fallback is in use.
 #[derive(Debug)]
 pub(super) struct ConfiguredCommand {
     command: ServerCommand,
     needs: Option<MemoryNeeds>,
 }
 
-/// Deaths of processes with one command before they were ready.
 #[derive(Debug, Default)]
 pub(super) struct DeadStarts {
     command: Option<ServerCommand>,
-    /// Key of the command in the leak history.
     key: String,
-    /// Consecutive deaths with the configured command.
     deaths: u32,
     death: String,
     finding: Option<StartFinding>,
-    /// Number of the search under way, and the token that cancels it.
     search: Option<(u64, CancellationToken)>,
     searches: u64,
 }
 
 impl DeadStarts {
-    /// Resets the count, after a successful start or a failure whose cause is known.
+    /// Resets the count after a successful start, or after a failure with a known cause.
     pub(super) fn forget_deaths(&mut self) {
         self.deaths = 0;
     }
@@ -70,7 +66,7 @@ impl DeadStarts {
         self.search.is_some()
     }
 
-    /// Cancels a search. When its result message arrives, its process is gone.
+    /// Cancels a search. Its process is gone when the result message arrives.
     pub(super) fn stop_search(&self) {
         if let Some((_, stop)) = &self.search {
             stop.cancel();
@@ -86,7 +82,7 @@ impl ModelRoom {
         self.configured = Some(ConfiguredCommand { command, needs });
     }
 
-    /// Returns to the configured command, because there may be more room at the next start.
+    /// Restores the configured command: the next start may have more room.
     pub(super) fn restore_configured(&mut self, spec: &mut ModelSpec) {
         if let Some(ConfiguredCommand { command, needs }) = self.configured.take() {
             spec.command = command;
@@ -94,7 +90,7 @@ impl ModelRoom {
         }
     }
 
-    /// Keeps the fallback in use when new settings have the same command and fallback arguments.
+    /// Keeps the fallback if new settings have the same command and fallback arguments.
     pub(super) fn keep_fallback(&mut self, old: &ModelSpec, new: &mut ModelSpec) {
         let Some(whole) = self.configured.take() else { return };
         let Some(fallback) = new.fallback.clone() else { return };
@@ -108,8 +104,8 @@ impl ModelRoom {
 }
 
 impl ModelTask {
-    /// Uses the fallback arguments from the next start on, if there are any and the model has no process.
-    /// Returns true if they were not in use before and now are.
+    /// Uses the fallback arguments for the next start, if the model has some and runs no process. Returns
+    /// true if they were not in use before.
     pub(super) fn fall_back(&mut self, because: &str) -> bool {
         let Some(fallback) = self.spec.fallback.clone() else { return false };
         if self.room.configured.is_some() || self.units.any_process() {
@@ -120,14 +116,14 @@ impl ModelTask {
         self.log_event(None, EventKind::FallsBack { message });
         self.apply_loading();
         if self.room.is_granted() {
-            // Return the room: it was granted for the larger configuration.
+            // This room was granted for the larger configuration.
             self.give_room_back();
         }
         self.retry_failed();
         true
     }
 
-    /// Uses the fallback arguments, because processes taken over from the previous instance run with them.
+    /// Uses the fallback arguments of processes taken over from the previous instance.
     pub(super) fn inherit_fallback(&mut self) {
         if let Some(fallback) = self.spec.fallback.clone() {
             self.room.use_fallback(&mut self.spec, fallback);
@@ -135,7 +131,7 @@ impl ModelTask {
         }
     }
 
-    /// Uses the fallback arguments if starts lacked memory although other models had made room.
+    /// Uses the fallback if starts lacked memory although other models had made room.
     pub(super) fn settle_fallback(&mut self) {
         let is_short = |unit: &&ProcessUnit| {
             unit.start_failures >= SHORT_STARTS
@@ -147,8 +143,8 @@ impl ModelTask {
         }
     }
 
-    /// Handles the end of a process before it was ready, and adds known facts about such deaths to
-    /// `failure`. Returns true if the next start needs a change of the configuration.
+    /// Handles a death before the process was ready, and adds known facts to `failure`. Returns true if the
+    /// next start needs a changed configuration.
     pub(super) fn note_start_death(&mut self, end: &StartEnd<'_>, failure: &mut BackendFailure) -> bool {
         let exit = if let StartEnd::Exited(exit, _) = end { Some(*exit) } else { None };
         let dead = &mut self.experience.dead_starts;
@@ -176,7 +172,6 @@ impl ModelTask {
         finding.switch().is_some_and(|switch| !switch.is_fallback())
     }
 
-    /// Begins a search that is due, and cancels a search that is not allowed any more.
     pub(super) fn settle_start_search(&mut self) {
         if !self.may_search() {
             self.experience.dead_starts.stop_search();
@@ -194,13 +189,12 @@ impl ModelTask {
         }
     }
 
-    /// True if a start has failed, and a search may use the model's room and the CPU.
     fn may_search(&self) -> bool {
         let waits = |unit: &ProcessUnit| {
             unit.role == UnitRole::Current && unit.phase() == BackendPhase::Backoff && unit.start_failures > 0
         };
         self.life.end.is_none()
-            // A canary runs next to a model that serves, so a search would compete with that model.
+            // A canary's search would compete with the model that serves.
             && self.spec.canary_of.is_none()
             && matches!(self.room.state, LoadState::Granted { asking: None, .. })
             && self.replacements.is_empty()

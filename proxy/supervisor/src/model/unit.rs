@@ -1,4 +1,4 @@
-//! Units of a model: each a life-cycle machine, its timer, and its present process.
+//! Units of a model: each with a life-cycle machine, a timer and a process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,22 +26,19 @@ use crate::process::failure::StartLateness;
 use crate::process::needs::NeedsCheck;
 use crate::spec::{ModelSpec, ServerCommand, SocketMode, SpawnRequest};
 
-/// Identifies a unit within its model; ids are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnitId(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnitRole {
-    /// The unit's process serves the replica.
+    /// The process serves the replica.
     Current,
-    /// The unit has the new process of an overlap, which will serve once it is ready.
+    /// The new process of an overlap serves once it is ready.
     Successor,
-    /// The unit's process drains and ends: the old process of an overlap, or a replica that is no longer
-    /// configured.
+    /// The old process of an overlap, or of a replica that is no longer configured, drains.
     Retiring,
 }
 
-/// Units of a model.
 #[derive(Debug, Default)]
 pub(super) struct UnitList {
     pub(super) all: Vec<ProcessUnit>,
@@ -52,7 +49,7 @@ impl UnitList {
     pub(super) fn add(&mut self, replica: u32, role: UnitRole) -> UnitId {
         let id = UnitId(self.next);
         self.next += 1;
-        // Reserve exactly one: most models have one unit, and the vector would reserve four.
+        // Most models have one unit; `push` would reserve four.
         self.all.reserve_exact(1);
         self.all.push(ProcessUnit::new(id, replica, role));
         id
@@ -78,7 +75,6 @@ impl UnitList {
         self.get_mut(id)?.live.as_deref_mut()
     }
 
-    /// Phase of a unit, and its generation.
     pub(super) fn phase_and_live(&mut self, id: UnitId) -> Option<(BackendPhase, &mut LiveGeneration)> {
         let unit = self.get_mut(id)?;
         let phase = unit.phase();
@@ -109,7 +105,6 @@ impl UnitList {
         self.all.iter().filter(move |unit| unit.role == role)
     }
 
-    /// Units that serve or will serve.
     pub(super) fn staying(&self) -> impl DoubleEndedIterator<Item = &ProcessUnit> {
         self.all.iter().filter(|unit| unit.role != UnitRole::Retiring)
     }
@@ -124,14 +119,12 @@ impl UnitList {
         }
     }
 
-    /// True if all replicas serve, except those whose starts fail.
     pub(super) fn all_serve(&self) -> bool {
         let is_ready = |unit: &ProcessUnit| unit.phase() == BackendPhase::Ready;
         self.with_role(UnitRole::Current).any(is_ready)
             && self.with_role(UnitRole::Current).all(|unit| is_ready(unit) || unit.waits_for_change())
     }
 
-    /// True if all replicas wait after failed starts; other models may use the room meanwhile.
     pub(super) fn all_starts_failed(&self) -> bool {
         self.all.iter().all(ProcessUnit::waits_for_change)
     }
@@ -144,8 +137,7 @@ impl UnitList {
         self.lives().any(|live| live.health.degraded.is_some())
     }
 
-    /// True if another replica does not serve now but will start soon, so that this one serves the requests
-    /// of both.
+    /// True if another replica will start soon and this one serves its requests meanwhile.
     pub(super) fn is_another_starting(&self, replica: u32, failures_told: u32) -> bool {
         self.with_role(UnitRole::Current).any(|unit| {
             let comes = matches!(
@@ -167,15 +159,14 @@ pub(super) struct ProcessUnit {
     pub(super) role: UnitRole,
     pub(super) machine: LifecycleMachine,
     pub(super) timer: Option<(LifecycleTimer, Instant)>,
-    /// Event that would start a process, kept until the loader grants room.
+    /// Start event that waits for room.
     pub(super) held_start: Option<LifecycleEvent>,
-    /// Boxed, because most models of a large configuration have none: each would reserve 1.6 KiB.
+    /// Boxed, because a process takes 1.6 KiB, and most models of a large configuration have none.
     pub(super) live: Option<Box<LiveGeneration>>,
-    /// Number of consecutive starts that did not become ready.
     pub(super) start_failures: u32,
-    /// Why the last process ended by itself.
+    /// Cause of the last unrequested end.
     pub(super) failure: Option<BackendFailure>,
-    /// State of the files that the process needs, checked before the last start.
+    /// Result of the file check before the last start.
     pub(super) sight: Option<NeedsCheck>,
 }
 
@@ -203,18 +194,16 @@ impl ProcessUnit {
         self.live.as_ref().map(|live| live.id)
     }
 
-    /// Next deadline of the unit.
     pub(super) fn due_next(&self) -> Option<Instant> {
         let of_life = self.timer.map(|(_, at)| at);
         let of_process = self.live.as_ref().and_then(|live| live.timers.next_deadline());
         of_life.into_iter().chain(of_process).min()
     }
 
-    /// True if waiting for the next start is pointless, so that requests should be refused. False during a
-    /// trial start, because its result is near, and false after the end of a process that had served,
-    /// because its next start is soon.
+    /// True if requests should be refused instead of waiting for the next start. False during a trial start
+    /// and after the end of a process that had served: both soon show a result.
     pub(super) fn is_hopeless(&self, failures_told: u32) -> bool {
-        // A start waits only for room: waiting requests make the loader free it.
+        // This start waits only for room, which the loader frees for waiting requests.
         if self.held_start.is_some() {
             return false;
         }
@@ -225,7 +214,6 @@ impl ProcessUnit {
         }
     }
 
-    /// True if a changed file may let the next start succeed.
     pub(super) fn waits_for_change(&self) -> bool {
         match self.phase() {
             BackendPhase::Failed => true,
@@ -235,24 +223,20 @@ impl ProcessUnit {
     }
 }
 
-/// State of the recycle policy for one generation.
 #[derive(Debug, Default)]
 pub(super) struct PolicyWish {
-    /// Last decision, and the reason that holds it back.
     pub(super) last_decision: Option<(RecycleDecision, Option<HoldReason>)>,
-    /// Moment since which the policy wants the process replaced.
     pub(super) since: Option<Instant>,
-    /// Begin of a drain during which the policy demands at least an immediate drain.
+    /// Begin of a drain that the policy demands at once.
     pub(super) urgent_since: Option<Instant>,
-    /// Earliest time of the next drain, set because requests outlasted the last drain.
+    /// Earliest time of the next drain, set when requests outlasted the last one.
     pub(super) not_before: Option<Instant>,
-    /// Budgets that the process has exceeded, and since when.
     pub(super) passed: PassedBudgets,
-    /// Random number of this generation, which spreads replacements in time.
+    /// Random number that spreads the replacements of several processes in time.
     pub(super) random: f64,
 }
 
-/// Command and options of a process. If two recipes are equal, no new process is needed.
+/// Command and options of a process. A process with an equal recipe need not be replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessRecipe {
     pub(super) request: SpawnRequest,
@@ -267,7 +251,6 @@ impl ProcessRecipe {
     }
 }
 
-/// Recipe for a new process of this model.
 pub(super) fn process_recipe(spec: &ModelSpec) -> ProcessRecipe {
     ProcessRecipe {
         request: SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj },
@@ -277,23 +260,20 @@ pub(super) fn process_recipe(spec: &ModelSpec) -> ProcessRecipe {
     }
 }
 
-/// Signal to send to a process as soon as it has been created.
+/// Signal to send as soon as the process has been created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingSignal {
     Terminate,
     Kill,
 }
 
-/// Operating-system process of a generation.
 #[derive(Debug)]
 pub(super) struct ChildHandle {
     pub(super) socket: PathBuf,
-    /// `None` until the process has been created.
     pub(super) process: Option<Arc<dyn BackendProcess>>,
     pub(super) pending: Option<PendingSignal>,
-    /// Command with which the process was started, including added arguments.
+    /// Start command, including added arguments.
     pub(super) started_with: Option<ServerCommand>,
-    /// True if the process is ended without a drain and with a short grace period.
     pub(super) short_grace: bool,
 }
 
@@ -303,49 +283,43 @@ impl ChildHandle {
     }
 }
 
-/// Start of a generation.
 #[derive(Debug)]
 pub(super) struct StartProgress {
     pub(super) spawned: Instant,
-    /// Load time of a process that the previous instance created; `None` for a process of our own.
+    /// Load time of a process that the previous instance created.
     pub(super) adopted: Option<Duration>,
-    /// Ends the helper that reports a stalled start when dropped.
+    /// Stops the helper that watches for a stalled start, when dropped.
     pub(super) watch: Option<DropGuard>,
-    /// Time limit that the start exceeded, if any.
     pub(super) timed_out: Option<StartLateness>,
     pub(super) ready: Option<Instant>,
-    /// Number of slots, as reported when the process was ready.
+    /// Number of slots that the ready process reported.
     pub(super) slots: Option<u32>,
 }
 
-/// Probes of a generation, and other signs that it is unresponsive.
 #[derive(Debug, Default)]
 pub(super) struct ProbeState {
-    /// True if the process has answered on its socket.
     pub(super) answered: bool,
     pub(super) probes_lost: u32,
-    /// Send time of the first of the consecutive lost probes.
     pub(super) lost_since: Option<Instant>,
-    /// True if the drain has a short deadline, because the process answers no probe and generates no token.
+    /// True if a short drain deadline was set, because the process is silent.
     pub(super) short_drain: bool,
     /// Send time of the last probe. Results of earlier probes are ignored.
     pub(super) last_probe: Option<Instant>,
-    /// Number of lines that the model's processes had logged at the last probe.
+    /// Lines that the model's processes had logged at the last probe.
     pub(super) lines_at_probe: u64,
-    /// Number of lines that the model's processes had logged at the last answered probe.
+    /// Lines that the model's processes had logged at the last answered probe.
     pub(super) lines_at_answer: u64,
-    /// Count of tokens and complete answers at the last probe.
+    /// Tokens and complete answers at the last probe.
     pub(super) progress_at_probe: u64,
-    /// Time of a logged crash, if the process has answered no probe since.
+    /// Time of a crash line, if the process has answered no probe since.
     pub(super) crash_logged_at: Option<Instant>,
-    /// Time of a logged crash, if the process is known to be unresponsive.
+    /// Time of a crash line, if the process is known to be unresponsive.
     pub(super) crashed_at: Option<Instant>,
-    /// Time at which the process refused a connection. Probes sent before it do not count.
+    /// Time of a refused connection. Probes sent before it do not count.
     pub(super) doubted_at: Option<Instant>,
 }
 
 impl ProbeState {
-    /// Records that the probe sent at `sent` was not answered and no progress was seen since.
     pub(super) fn note_lost(&mut self, sent: Instant) {
         if self.probes_lost == 0 {
             self.lost_since = Some(sent);
@@ -353,8 +327,8 @@ impl ProbeState {
         self.probes_lost += 1;
     }
 
-    /// Records progress of requests. Restarts the waiting time after a logged crash instead of forgetting
-    /// the crash: the progress may be older than the crash line.
+    /// Records progress of requests. A logged crash is not forgotten: the progress may be older than the
+    /// crash line.
     pub(super) fn note_progress(&mut self, now: Instant) {
         self.probes_lost = 0;
         self.crash_logged_at = self.crash_logged_at.map(|_| now);
@@ -366,7 +340,7 @@ impl ProbeState {
         self.lines_at_answer = self.lines_at_probe;
     }
 
-    /// Time without answer and progress; `None` until enough probes are lost.
+    /// Time without answers and progress; `None` until enough probes are lost.
     pub(super) fn silent_for(&self, probes_lost: u32) -> Option<Duration> {
         let is_silent = self.probes_lost > 0 && self.probes_lost >= probes_lost;
         if is_silent { self.lost_since.map(|since| since.elapsed()) } else { None }
@@ -375,14 +349,11 @@ impl ProbeState {
 
 #[derive(Debug, Default)]
 pub(super) struct GenerationTimers {
-    /// Time of the next probe; `None` while one is under way or none is needed.
     pub(super) probe: Option<Instant>,
     pub(super) sample: Option<Instant>,
-    /// Time of a reading that is made only if the process stays idle, and the moment when it became idle.
+    /// Time of the next idle sample, and the moment from which the process must have been idle.
     pub(super) idle_sample: Option<(Instant, Instant)>,
-    /// Time at which the policy is applied again without a new reading.
     pub(super) judgement: Option<Instant>,
-    /// Moment since which the process has been idle, as last seen.
     pub(super) idle_seen: Option<Instant>,
 }
 
@@ -392,8 +363,8 @@ impl GenerationTimers {
         [self.probe, self.sample, idle_sample, self.judgement].into_iter().flatten().min()
     }
 
-    /// Stops the timers at the begin of a phase. Memory is still sampled during a drain, because a shortage
-    /// of memory cuts the drain short. A process that has logged a crash is still probed then.
+    /// Stops the timers for a phase. During a drain, memory is still sampled, because a shortage cuts the
+    /// drain short, and a process with a crash line is still probed.
     fn stop(&mut self, phase: BackendPhase, is_alarmed: bool) {
         let drains = phase == BackendPhase::Draining;
         *self = Self {
@@ -404,23 +375,21 @@ impl GenerationTimers {
         };
     }
 
-    /// Takes an idle sample that is due: the moment since which the process must have been idle.
+    /// Takes an idle sample that is due. Returns since when the process must have been idle.
     pub(super) fn take_idle_sample(&mut self, now: Instant) -> Option<Instant> {
         self.idle_sample.take_if(|(at, _)| *at <= now).map(|(_, since)| since)
     }
 }
 
-/// Clears a timer if it is due. Returns true if it was due.
+/// Clears a timer that is due. Returns true if it was due.
 pub(super) fn take_due(timer: &mut Option<Instant>, now: Instant) -> bool {
     timer.take_if(|at| *at <= now).is_some()
 }
 
-/// A generation (one process of a model), from the request to create it until it is reaped.
 #[derive(Debug)]
 pub(super) struct LiveGeneration {
     pub(super) id: GenerationId,
     pub(super) cell: Arc<GenerationCell>,
-    /// Command and options of the process, compared with the present configuration.
     pub(super) recipe: ProcessRecipe,
     pub(super) child: ChildHandle,
     pub(super) start: StartProgress,
@@ -472,7 +441,6 @@ impl LiveGeneration {
         }
     }
 
-    /// Sets the timers for a new phase of the process.
     pub(super) fn enter_phase(&mut self, phase: BackendPhase, policy: &LifecyclePolicy) {
         let is_alarmed = self.probing.crash_logged_at.is_some();
         if matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting) {
@@ -480,15 +448,14 @@ impl LiveGeneration {
             self.wish.last_decision = None;
         }
         if phase == BackendPhase::Draining && !is_alarmed {
-            // Keep probing during a drain: otherwise a process that stops answering would use the whole
-            // drain deadline.
+            // Probe during a drain: a process that stops answering must not use the whole deadline.
             let is_silent = self.probing.silent_for(policy.probes_lost).is_some();
             let pause = if is_silent { policy.start_probe_interval } else { policy.probe_interval };
             self.timers.probe = Some(clock::after(Instant::now(), pause));
         }
     }
 
-    /// Sends SIGTERM, or notes to send it as soon as the process has been created.
+    /// Sends SIGTERM, now or as soon as the process has been created.
     pub(super) fn terminate(&mut self) {
         self.cell.request_stop();
         match &self.child.process {
@@ -497,7 +464,7 @@ impl LiveGeneration {
         }
     }
 
-    /// Sends SIGKILL, or notes to send it as soon as the process has been created.
+    /// Sends SIGKILL, now or as soon as the process has been created.
     pub(super) fn kill(&mut self) {
         self.cell.request_stop();
         match &self.child.process {

@@ -1,7 +1,7 @@
-//! Keeps a model loaded that an operator has pinned, and unloads a model without requests after its `ttl`.
+//! Keeps a pinned model loaded, and unloads a model without requests after its `ttl`.
 //!
-//! A pin set by an operator overrides the configuration, even after a reload or a handover, until an operator
-//! changes it or the program ends. The next request for an unloaded model loads it again.
+//! An operator's pin overrides the configuration, also after a reload or handover, until an operator changes
+//! it or the program ends.
 
 use std::time::Duration;
 
@@ -18,10 +18,9 @@ use crate::spec::ModelSpec;
 use crate::view::entry::{PinEntry, PinKind, PinView};
 use crate::view::event::EventKind;
 
-/// Interval for checking whether a model that is kept loaded because of another one still has to stay.
+/// Interval for checking whether a model kept loaded because of another one must still stay.
 const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Last pin command of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ManualPin {
     pub(super) pinned: bool,
@@ -29,7 +28,6 @@ pub(super) struct ManualPin {
 }
 
 impl ModelRoom {
-    /// True if the model must never be unloaded for another one.
     pub(super) fn is_pinned(&self, spec: &ModelSpec) -> bool {
         self.manual_pin.as_ref().map_or(spec.loading.pin, |said| said.pinned)
     }
@@ -49,7 +47,6 @@ impl ModelTask {
             let because = "a canary is temporary, and is unloaded before all others".to_owned();
             return Err(ControlError::CannotPin { model: self.spec.name.clone(), because });
         }
-        // A command that repeats the present pin is not recorded.
         if self.room.manual_pin.as_ref().is_none_or(|said| said.pinned != pinned) {
             self.room.manual_pin = Some(ManualPin { pinned, by: by.to_owned() });
             self.apply_loading();
@@ -69,15 +66,13 @@ impl ModelTask {
         Ok(self.room.pin_view(&self.spec))
     }
 
-    /// Drains and stops the model's processes if none had a request for `ttl`. A request that arrives at
-    /// this moment waits until the processes have ended and started again.
+    /// Drains and stops the model's processes if none had a request for `ttl`.
     pub(super) fn unload_if_idle(&mut self) {
         self.life.timers.idle = None;
         let Some(ttl) = self.spec.ttl else { return };
         let serves =
             |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Ready;
-        // While a replica starts, ends or is replaced, nothing is unloaded; this check runs again
-        // afterwards.
+        // Unload nothing while a replica starts, ends or is replaced.
         if self.life.end.is_some()
             || !self.replacements.is_empty()
             || !self.operators.restarts.is_empty()
@@ -90,7 +85,7 @@ impl ModelTask {
         let idle = self.units.lives().map(|live| self.leases.idle_since(live.id));
         let due = match idle.collect::<Option<Vec<Instant>>>().and_then(|since| since.into_iter().max()) {
             Some(since) => clock::after(since, ttl),
-            // Requests are running, so the model can be unloaded after another `ttl` at the earliest.
+            // While requests run, the model stays for at least another `ttl`.
             None => clock::after(now, ttl),
         };
         if due > now || self.leases.waiting() > 0 {

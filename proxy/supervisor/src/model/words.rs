@@ -4,7 +4,6 @@ use warden_policies::growth::VerdictChange;
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::{ByteSize, RecycleDecision, phrases};
 
-/// Sentence about the memory that caused a decision; `None` if unknown.
 pub(super) fn memory_sentence(decision: &RecycleDecision, facts: &SeriesFacts) -> Option<String> {
     let holds = format!("{} holds {}", facts.series, ByteSize(facts.charged?));
     let mut parts = vec![holds];

@@ -1,7 +1,7 @@
-//! Address of a remote endpoint: its connections, the heads of requests to it, and its probe.
+//! A remote endpoint: its address, connections, request heads and probe.
 //!
-//! A connection to an `https` address uses TLS. The certificate must be issued by an authority that this
-//! machine trusts; `SSL_CERT_FILE` and `SSL_CERT_DIR` name other authorities.
+//! For `https`, the certificate's authority must be trusted by this machine; `SSL_CERT_FILE` and
+//! `SSL_CERT_DIR` name other authorities.
 
 pub(crate) mod probe;
 
@@ -23,14 +23,14 @@ use tokio_util::either::Either;
 
 use crate::worker_threads::resolve_host;
 
-/// Path of the versioned API. A configured address may end with this path or not.
+/// API version. A configured address may end with this path.
 const VERSION_PREFIX: &str = "/v1";
 
-/// Path endings that belong to single requests and not to an endpoint's address.
+/// Path endings of single requests, which no endpoint's address has.
 const ROUTE_SUFFIXES: [&str; 4] = ["/completions", "/models", "/embeddings", "/messages"];
 
-/// Client headers that are passed to the endpoint: headers that affect the answer, and request ids that
-/// both sides log. All others describe the client (identity, program, language, address) and are removed.
+/// Client headers for the endpoint: those that affect the answer, and request ids that both sides log. Others
+/// describe the client and are removed.
 const PASSED_HEADERS: [&str; 13] = [
     "accept",
     "anthropic-beta",
@@ -50,29 +50,28 @@ const PASSED_HEADERS: [&str; 13] = [
 const OUR_USER_AGENT: HeaderValue =
     HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION")));
 
-/// Prefix of our name in `Via`. Entries of other llama-wardens stay in the header, so that each detects a
-/// loop.
+/// Our name in `Via`. Entries of other llama-wardens stay, so that each detects a loop.
 const VIA_PREFIX: &str = "llama-warden-";
 
 const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
 
-/// Connection to an endpoint, plain or encrypted.
+/// Connection to an endpoint.
 pub type EndpointStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-/// Remote endpoint with OpenAI's API. The `Debug` output hides the key.
+/// Remote endpoint with OpenAI's API. `Debug` hides the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RemoteOrigin {
     tls: bool,
     host: String,
     port: u16,
     authority: String,
-    /// Prefix of each path: empty, or with a leading slash and without a trailing one.
+    /// Prefix of each path: empty, or with a leading slash only.
     prefix: String,
     key: Option<String>,
 }
 
 impl RemoteOrigin {
-    /// Parses an address such as `https://host/api/v1`. If `key` is given, each request sends it.
+    /// Parses an address such as `https://host/api/v1`. Each request sends `key`.
     ///
     /// # Errors
     ///
@@ -116,7 +115,7 @@ impl RemoteOrigin {
         self.tls
     }
 
-    /// True if the endpoint is on this machine, so that strangers cannot listen to the connection.
+    /// True if the endpoint is on this machine.
     pub fn is_local(&self) -> bool {
         let is_loopback = self.host.parse().is_ok_and(|address: IpAddr| address.is_loopback());
         is_loopback || self.host == "localhost"
@@ -145,9 +144,9 @@ impl RemoteOrigin {
     pub async fn connect(&self) -> io::Result<EndpointStream> {
         let addresses = resolve_host(&self.host, self.port).await?;
         let stream = TcpStream::connect(&addresses[..]).await?;
-        // Without this, the end of a small request would wait for an acknowledgement (Nagle's algorithm).
+        // Nagle's algorithm would delay the end of a small request.
         stream.set_nodelay(true)?;
-        // Without keepalive, we would wait for a vanished peer for the whole time limit of an answer.
+        // A vanished peer would otherwise be noticed only at the time limit of the answer.
         let socket = SockRef::from(&stream);
         let alive =
             TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_TIME / 3).with_retries(3);
@@ -162,9 +161,8 @@ impl RemoteOrigin {
         Ok(Either::Right(Box::new(stream)))
     }
 
-    /// Rewrites a request that was made for llama-server: path, host and key are those of this endpoint,
-    /// and the client's identity is removed. Asks for an uncompressed answer, because the proxy reads the
-    /// answer.
+    /// Rewrites a request made for llama-server: sets path, host and key of this endpoint, and removes the
+    /// client's identity. The proxy reads the answer, so it must not be compressed.
     ///
     /// # Errors
     ///
@@ -191,7 +189,7 @@ impl RemoteOrigin {
     }
 }
 
-/// TLS configuration with the trusted authorities, which are read once.
+/// Reads the trusted authorities once.
 fn tls_config() -> io::Result<Arc<ClientConfig>> {
     static TRUSTED: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(known) = TRUSTED.get() {

@@ -1,4 +1,4 @@
-//! Probes an endpoint, and reads its list of models.
+//! Probes an endpoint and reads its list of models.
 
 use std::time::Duration;
 
@@ -14,27 +14,27 @@ use warden_policies::secrets;
 
 use super::RemoteOrigin;
 
-/// Path that a probe requests: every endpoint with OpenAI's API has it, and the request costs nothing.
+/// Every endpoint with OpenAI's API has this path, and the request costs nothing.
 const MODELS_PATH: &str = "/v1/models";
 
-/// Maximum size of a list in bytes. Vendors of thousands of models need a few megabytes.
+/// Size limit of a list. Vendors of thousands of models need a few megabytes.
 const MAX_LIST_BYTES: usize = 16 << 20;
 
 const LIST_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// JSON pointers to fields in which endpoints give the context length of a model, in tokens.
+/// JSON pointers to fields with a model's context length in tokens.
 const CONTEXT_FIELDS: [&str; 4] = ["/context_length", "/max_model_len", "/context_window", "/meta/n_ctx"];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EndpointInfo {
     pub(crate) n_ctx: Option<u32>,
-    /// Note about a possible misconfiguration, although requests may be answered.
+    /// Note about a possible misconfiguration.
     pub(crate) note: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeFailure {
-    /// No answer in time: the endpoint may be busy.
+    /// The endpoint may be busy.
     Timeout(String),
     Refused(String),
 }
@@ -66,7 +66,7 @@ pub(crate) async fn probe(
             let to = location.map(|to| format!(" to `{}`", secrets::redact_text(&to))).unwrap_or_default();
             refused(format!("it sends requests elsewhere{to} (status {code}): name that address in `url`"))
         }
-        // The endpoint works: a key may lack only the right to list models.
+        // A key may lack only the right to list models.
         StatusCode::FORBIDDEN => note(format!("the endpoint lists no models for this key (status {code})")),
         StatusCode::NOT_FOUND => {
             note(format!("the endpoint has nothing at `{origin}{MODELS_PATH}`: is `url` right?"))
@@ -81,7 +81,7 @@ pub(crate) async fn probe(
 struct ProbeAnswer {
     status: StatusCode,
     location: Option<String>,
-    /// Body of the answer; empty if it was not complete in time, because the head alone is a sign of life.
+    /// Body of the answer; empty if incomplete in time, because the head alone is a sign of life.
     body: Bytes,
 }
 
@@ -107,7 +107,7 @@ async fn request_list(origin: &RemoteOrigin) -> Result<ProbeAnswer, String> {
     tokio::select! {
         biased;
         answer = &mut answered => answer,
-        // The connection has closed, but the answer may still have unread data.
+        // The closed connection may still have unread data.
         _ = connection => answered.await,
     }
 }

@@ -1,9 +1,7 @@
-//! Requests that the supervisor itself sends to a backend: probes, properties, counters. The gateway sends
-//! clients' requests without this module.
+//! Requests of the supervisor itself to a backend: probes, properties, counters.
 //!
 //! Another program may take the TCP port before the child listens or after the child ends. So each request
-//! has its own connection, and data is sent to the child or not at all: another program gets neither a
-//! request nor the API key.
+//! has its own connection and is sent only to the child: other programs must not get the API key.
 //!
 //! ```text
 //!     connect --> does the child run? --> do only its group and relatives listen there? --> send
@@ -11,13 +9,12 @@
 //!                   `-----------------------+--> closed without sending a byte
 //! ```
 //!
-//! For a Unix socket, the check is whether its directory still belongs to our user and no other user can
-//! enter it. Another user could have created the directory again after it was removed together with the
-//! directory above it.
+//! For a Unix socket, the check is whether its directory still belongs to our user and is closed to others.
+//! Another user may have created it again after a cleaner removed it.
 //!
-//! The check comes *after* the connection is made, because a program that listened before may be gone by
-//! then. A killed process frees its port only after the kernel marks it as ending; so if a connection
-//! reached another program that took the port, the check sees that mark.
+//! The check is made after connecting, because an earlier listener may be gone by then. A killed process
+//! frees its port only after the kernel marks it as ending, so the check detects a program that took the
+//! port.
 
 use std::io;
 use std::net::SocketAddr;
@@ -41,14 +38,14 @@ use crate::worker_threads::{WorkKind, run_job};
 #[derive(Debug)]
 pub(crate) struct BackendHttp {
     client: Option<reqwest::Client>,
-    /// Host and port for URLs; without meaning on a Unix socket.
+    /// Host and port for URLs; unused on a Unix socket.
     authority: String,
     key: Option<String>,
 }
 
 impl BackendHttp {
-    /// Makes a client without a connection pool: llama-server closes an idle connection after 5 s, and
-    /// probes are less frequent. `port`: check that the child listens there, if another program could.
+    /// Makes a client without a connection pool, because llama-server closes an idle connection after 5 s.
+    /// `port`: check that the child listens there.
     pub(crate) fn new(endpoint: &ListenAddress, key: Option<String>, port: Option<OwnPort>) -> Self {
         let builder = reqwest::Client::builder();
         let (builder, authority) = match endpoint {
@@ -71,23 +68,23 @@ impl BackendHttp {
         Self { client: client.ok(), authority, key }
     }
 
-    /// Sends JSON by `POST`. `None` if there is no answer in time.
+    /// Returns `None` without an answer in time.
     pub(crate) async fn post(&self, path: &str, body: Bytes, timeout: Duration) -> Option<reqwest::Response> {
         let request = self.request(Method::POST, path, timeout)?;
         let request = request.header(CONTENT_TYPE, "application/json").body(body);
-        // Close the connection after this request: the body contains a client's text, and a server that
-        // answers without reading the body would otherwise parse it as the next request.
+        // Close the connection: a server that does not read the body would parse the client's text as the
+        // next request.
         let request = request.header(CONNECTION, "close");
         request.send().await.inspect_err(|error| tracing::debug!(path, %error, "no answer")).ok()
     }
 
-    /// Sends a `GET`. `None` if there is no answer in time.
+    /// Returns `None` without an answer in time.
     pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
         let request = self.request(Method::GET, path, timeout)?;
         request.send().await.inspect_err(|error| tracing::trace!(path, %error, "probe lost")).ok()
     }
 
-    /// Sends a `GET`. `None` if there is no answer in time, or its status is not 200.
+    /// Returns `None` without an answer in time, or with a status other than 200.
     pub(crate) async fn get_ok(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
         self.get(path, timeout).await.filter(|answer| answer.status() == StatusCode::OK)
     }
@@ -96,18 +93,17 @@ impl BackendHttp {
         let url = format!("http://{}{path}", self.authority);
         let request = self.client.as_ref()?.request(method, url).timeout(timeout);
         match &self.key {
-            // `/health` needs no key, so none is sent.
+            // `/health` needs no key.
             Some(key) if path != "/health" => Some(request.bearer_auth(key)),
             _ => Some(request),
         }
     }
 }
 
-/// A port, or the directory of a socket, and the child that is to listen there.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnPort {
     place: PortPlace,
-    /// The child. The reference is weak, because the child has to end when its owner drops it.
+    /// Weak, because the child has to end when its owner drops it.
     child: Weak<ChildProcess>,
     logged: Arc<AtomicBool>,
 }
@@ -119,7 +115,7 @@ enum PortPlace {
 }
 
 impl OwnPort {
-    /// Makes the check for an endpoint; `None` for a socket without a directory.
+    /// Returns `None` for a socket without a directory.
     pub(crate) fn from_endpoint(endpoint: &ListenAddress, child: &Arc<ChildProcess>) -> Option<Self> {
         let place = match endpoint {
             ListenAddress::Tcp(address) => PortPlace::Port(*address),
@@ -128,8 +124,7 @@ impl OwnPort {
         Some(Self { place, child: Arc::downgrade(child), logged: Arc::default() })
     }
 
-    /// Passes a new connection on, or closes it without sending a byte if another program than the child
-    /// listens.
+    /// Closes a new connection without sending a byte if a program other than the child listens.
     async fn keep_if_owned<C>(self, connection: C) -> Result<C, BoxError> {
         if self.is_owned().await {
             return Ok(connection);
@@ -137,8 +132,8 @@ impl OwnPort {
         Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the port is not its own").into())
     }
 
-    /// True if the child runs, and only processes of the child listen at the endpoint. Facts that cannot be
-    /// determined count in the child's favour.
+    /// True if the child runs and only its processes listen at the endpoint. Unknown facts count in the
+    /// child's favour.
     async fn is_owned(&self) -> bool {
         let address = match &self.place {
             PortPlace::Port(address) => *address,
@@ -148,11 +143,11 @@ impl OwnPort {
         let (group, kinship) = (child.pid(), Arc::clone(child.kinship()));
         drop(child);
         let look = move || {
-            // Include processes outside of the group: a wrapper may have moved the server there.
+            // A wrapper may have moved the server out of the group.
             let outside = || kinship.relatives().into_iter().map(|one| one.process.pid).collect();
             warden_sensors::port_listener(group, outside, address)
         };
-        // Reads of /proc are small, but may block; use a worker thread.
+        // Reads of /proc may block.
         match run_job(WorkKind::Kernel, look).await {
             Ok(Some(PortListener::Other)) => {
                 if !self.logged.swap(true, Ordering::Relaxed) {

@@ -1,8 +1,7 @@
-//! A running child: its output, and its end as a future. Either this process forked the child, or the root
-//! did so on our request.
+//! A running child: its output and its end. This process forked the child, or the root did on our request.
 //!
-//! A wrapper may move its server out of the process group, or end before the server. Then the child is more
-//! than its leader (the process that was forked):
+//! A wrapper may move its server out of the process group or end before the server. Then more processes
+//! belong to the child than its leader (the forked process):
 //!
 //! ```text
 //!     leader runs -- ends with 0 or after a stop request, and its server or a possible one runs --> outlived
@@ -12,7 +11,7 @@
 //!     ends ---------------> everything left, in the group or not, is killed; the leader is reaped last
 //! ```
 //!
-//! Until then the leader stays a zombie, so that its PID, by which the group is signalled, is not reused.
+//! The leader is reaped last, so that no other process gets its PID, by which the group is signalled.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,15 +40,14 @@ use crate::worker_threads::{WorkKind, run_briefly, run_job};
 
 const REAP_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Maximum time for which a leader may outlive its server outside of the group. `setsid --wait` ends at
-/// once; `podman run` removes its container first.
+/// Time for a leader to end after its server outside of the group. `setsid --wait` ends at once;
+/// `podman run` removes its container first.
 const LEADER_EXIT_LIMIT: Duration = Duration::from_secs(2);
 
-/// Maximum total wait for killed processes outside of the group. A hanging driver can keep one alive for
-/// longer.
+/// Time for killed processes outside of the group to end. A hanging driver can keep one alive.
 const KILLED_LIMIT: Duration = Duration::from_secs(10);
 
-/// A running child. Dropping this value kills the process group, unless the child was handed over.
+/// A running child. Dropping it kills the process group, unless the child was handed over.
 #[derive(Debug)]
 pub struct ChildProcess {
     leader: ChildLeader,
@@ -58,14 +56,12 @@ pub struct ChildProcess {
     output: Mutex<Option<(pipe::Receiver, pipe::Receiver)>>,
 }
 
-/// Process that signals and reaps the child.
 #[derive(Debug)]
 enum ChildLeader {
     Own(ProcessGroup),
     OfRoot(RootChild),
 }
 
-/// Child of the root, forked on our request or handed over to us.
 #[derive(Debug)]
 pub(crate) struct RootChild {
     id: ChildId,
@@ -82,8 +78,8 @@ impl RootChild {
 }
 
 impl ChildProcess {
-    /// Watches a child; must be called in a tokio runtime. `mark`: a unique `NAME=VALUE` in the child's
-    /// environment; without one, processes that leave its group are not found.
+    /// Must be called in a tokio runtime. `mark`: a unique `NAME=VALUE` in the child's environment; without
+    /// it, processes that leave the group are not found.
     pub(crate) fn watch(spawned: SpawnedChild, mark: Option<String>) -> Result<Self, SpawnError> {
         let SpawnedChild { group, control, stdout, stderr } = spawned;
         let pidfd = rustix::process::pidfd_open(group.leader, PidfdFlags::empty());
@@ -92,7 +88,7 @@ impl ChildProcess {
         Self::new(ChildLeader::Own(group), pidfd, stdout.zip(stderr), ChildRelatives::new(pid, mark, control))
     }
 
-    /// Watches a child of the root; must be called in a tokio runtime.
+    /// Must be called in a tokio runtime.
     pub(crate) fn of_root(
         child: RootChild,
         pidfd: OwnedFd,
@@ -104,7 +100,7 @@ impl ChildProcess {
         let control = ControlGroup::of_child(pid).map(Arc::new);
         let child = Self::new(leader, pidfd, output, ChildRelatives::new(pid, mark, control))?;
         if child.leader_has_ended() {
-            // Look for processes left behind: the leader may have ended before the handover.
+            // The leader may have ended before the handover and left processes.
             let kinship = Arc::clone(&child.kinship);
             let look = run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, move || kinship.relatives());
             let relatives = look.unwrap_or_default();
@@ -132,17 +128,17 @@ impl ChildProcess {
         Ok(Self { leader, pidfd, kinship: Arc::new(kinship), output: Mutex::new(output) })
     }
 
-    /// PID of the child, which is also the id of its process group.
+    /// PID of the child and its process group.
     pub fn pid(&self) -> u32 {
         self.leader.pid()
     }
 
-    /// Pidfd of the leader; becomes readable when the leader has ended.
+    /// Becomes readable when the leader has ended.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.get_ref().as_fd()
     }
 
-    /// Number by which the root knows the child; `None` for our own child.
+    /// Number of the child at the root; `None` for a child that this process forked.
     pub(crate) fn root_id(&self) -> Option<ChildId> {
         match &self.leader {
             ChildLeader::Own(_) => None,
@@ -150,46 +146,42 @@ impl ChildProcess {
         }
     }
 
-    /// Records whether the child is handed over to another instance, so that it does not end with us. A
-    /// child of our own must be kept by the root until it is taken over.
+    /// Records whether another instance takes the child over, so that it does not end with this one.
     pub(crate) fn set_handed_over(&self, is_handed_over: bool) {
         if let ChildLeader::OfRoot(child) = &self.leader {
             child.handed_over.store(is_handed_over, Ordering::SeqCst);
         }
     }
 
-    /// Read ends of standard output and standard error; `None` after the first call. The output must be
-    /// read, because a child blocks if a pipe is full.
+    /// Takes standard output and standard error; `None` after the first call. The output must be read,
+    /// because a child blocks on a full pipe.
     pub fn take_output(&self) -> Option<(pipe::Receiver, pipe::Receiver)> {
         lock(&self.output).take()
     }
 
-    /// True if the child's server runs, and so still holds its files. [`Self::wait`] may resolve some time
-    /// after this becomes false.
+    /// True if the child's server runs and holds its files. [`Self::wait`] may resolve later.
     pub fn is_running(&self) -> bool {
         match self.kinship.watched_server() {
             Some(server) => server.is_running(),
-            // The server is not known: processes left by the leader may still be loading.
+            // The server is unknown: processes left by the leader may still be loading.
             None => !self.leader_has_ended() || self.kinship.is_outlived(),
         }
     }
 
     pub(crate) fn leader_has_ended(&self) -> bool {
-        // Ask the kernel first: the PID cannot be reused before the leader is reaped.
+        // The PID cannot be reused before the leader is reaped.
         if warden_sensors::is_ending(self.pid()) == Some(true) {
             return true;
         }
         has_ended(self.pidfd.get_ref())
     }
 
-    /// Processes of the child outside of its group, and its server.
     pub(crate) fn kinship(&self) -> &Arc<ChildRelatives> {
         &self.kinship
     }
 
-    /// Sends SIGTERM to the group. Processes that have left the group get SIGTERM only after the leader has
-    /// ended: the leader may forward the signal, as container tools do, and llama-server exits at once on a
-    /// second one. Call this function once.
+    /// Sends SIGTERM to the group; call it once. Processes outside of the group get SIGTERM only after the
+    /// leader has ended: container tools forward it, and llama-server exits at once on a second one.
     pub fn terminate(&self) {
         match &self.leader {
             ChildLeader::Own(group) => group.signal(Signal::TERM),
@@ -198,8 +190,7 @@ impl ChildProcess {
         self.kinship.ask_to_end(StopRequest::Terminate);
     }
 
-    /// Sends SIGKILL to the group and the server. Other processes that have left the group are killed by
-    /// [`Self::wait`].
+    /// Sends SIGKILL to the group and the server. [`Self::wait`] kills the other processes.
     pub fn kill(&self) {
         match &self.leader {
             ChildLeader::Own(group) => group.signal(Signal::KILL),
@@ -211,15 +202,15 @@ impl ChildProcess {
         self.kinship.ask_to_end(StopRequest::Kill);
     }
 
-    /// Sends a signal to a child that this process forked.
+    /// Signals a child that this process forked.
     pub(crate) fn signal(&self, signal: Signal) {
         if let ChildLeader::Own(group) = &self.leader {
             group.signal(signal);
         }
     }
 
-    /// Waits for the end of the child's server, kills everything left, and reaps the leader. May be called
-    /// repeatedly; the future may be dropped at any time.
+    /// Waits for the end of the child's server, kills the remaining processes, and reaps the leader. Cancel
+    /// safe; may be called repeatedly.
     pub async fn wait(&self) -> ProcessExit {
         match &self.leader {
             ChildLeader::Own(group) => self.wait_for_own(group).await,
@@ -239,7 +230,7 @@ impl ChildProcess {
 
     async fn wait_for_own(&self, group: &ProcessGroup) -> ProcessExit {
         let mut changes = self.kinship.changes();
-        // Exit of the last process left by the leader that became our child and was reaped.
+        // Exit of the last orphan of the leader that this process reaped.
         let mut exit_behind = None;
         loop {
             if let Some(exit) = group.reaped_exit() {
@@ -263,13 +254,13 @@ impl ChildProcess {
                     _ = changes.changed() => {}
                 }
                 if self.leader_has_ended() && group.leader_exit().is_none() {
-                    // Try again: only under a debugger does waitid report the end later than the pidfd.
+                    // waitid reports the end later than the pidfd only under a debugger.
                     tokio::time::sleep(REAP_RETRY_INTERVAL).await;
                 }
                 continue;
             };
             let relatives = self.list_relatives(ChildRelatives::relatives).await;
-            // Another call of `wait` may have reaped the leader; then its PID may be reused already.
+            // Another call of `wait` may have reaped the leader, so its PID may be reused already.
             if let Some(exit) = group.reaped_exit() {
                 return exit;
             }
@@ -305,7 +296,7 @@ impl ChildProcess {
         }
     }
 
-    /// Sends SIGTERM, once, to processes that a signal to the group does not reach.
+    /// Sends SIGTERM once to processes outside of the group.
     fn terminate_outside(&self, relatives: &[RelatedProcess], server: Option<&ChildServer>) {
         if !self.kinship.first_to_terminate_outside() {
             return;
@@ -323,15 +314,15 @@ impl ChildProcess {
         }
     }
 
-    /// Kills all remaining processes, waits for their end, so that their memory is free for the next
-    /// process, and reaps the leader.
+    /// Kills all remaining processes and reaps the leader. Waits for their end, so that the next process has
+    /// their memory.
     async fn kill_and_reap(&self, group: &ProcessGroup, said: Option<ProcessExit>) -> ProcessExit {
         self.until_leader_ends().await;
         let limit = Instant::now() + KILLED_LIMIT;
         loop {
             group.signal(Signal::KILL);
             let relatives = self.list_relatives(ChildRelatives::killed_relatives).await;
-            // Use the list only if the leader was not reaped during the search.
+            // After the leader was reaped, the list may contain other processes.
             if let Some(exit) = group.reaped_exit() {
                 return exit;
             }
@@ -364,13 +355,13 @@ impl ChildProcess {
             if let Some(exit) = group.reap(said) {
                 return exit;
             }
-            // Try again: only under a debugger does waitid report the end later than the pidfd.
+            // waitid reports the end later than the pidfd only under a debugger.
             tokio::time::sleep(REAP_RETRY_INTERVAL).await;
         }
     }
 
-    /// Waits for a child of the root. A server that was found only because it answered is watched here,
-    /// because the root cannot know of it.
+    /// Waits for a child of the root. The root cannot know a server that was found only by its answer, so
+    /// that server is watched here.
     async fn wait_for_root_child(&self, child: &RootChild) -> ProcessExit {
         let mut changes = self.kinship.changes();
         let reaped = async {
@@ -420,12 +411,12 @@ impl ChildProcess {
             return Vec::new();
         }
         let kinship = Arc::clone(&self.kinship);
-        // Reads of /proc are small, but may block; use a worker thread.
+        // Reads of /proc may block.
         kinship::relatives_in_time(self.pid(), run_job(WorkKind::Kernel, move || look(&kinship))).await
     }
 }
 
-/// Resolves when the process has ended; never, if there is none.
+/// Never resolves without a process.
 async fn until_end(process: Option<&WatchedProcess>) {
     match process {
         Some(process) => process.until_ended().await,
@@ -433,8 +424,7 @@ async fn until_end(process: Option<&WatchedProcess>) {
     }
 }
 
-/// Resolves when the first of these processes has ended. For an empty list, resolves soon: the processes
-/// ended while they were being listed.
+/// Resolves when the first of these processes has ended. An empty list means that they have ended already.
 async fn until_first_end(processes: &[Arc<WatchedProcess>]) {
     if processes.is_empty() {
         tokio::time::sleep(REAP_RETRY_INTERVAL).await;
@@ -449,7 +439,7 @@ impl Drop for ChildProcess {
         if group.reaped_exit().is_none() && self.kinship.has_relatives() {
             group.signal(Signal::KILL);
             let kinship = Arc::clone(&self.kinship);
-            // Block here, because `drop` cannot await, and the leader must not be reaped before this.
+            // `drop` cannot await, and the leader must not be reaped before this.
             let left = run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, move || kinship.killed_relatives());
             kinship::kill_found(left, self.pid());
         }

@@ -1,15 +1,15 @@
-//! A control group (version 2) for each child. All processes that the child starts stay in the group, even
-//! in another session, under another parent or with another environment.
+//! A control group (version 2) for each child. A process stays in the group even in another session, under
+//! another parent or with another environment.
 //!
 //! ```text
 //!     <our own group>/
 //!       llama-warden-<PID of the root>-<number>/   one child and its descendants, flocked by the root
 //! ```
 //!
-//! The root creates, locks and removes the groups; its successors only read them. An unlocked group was
-//! left by a killed instance, and the next start ends its processes. Locks work across process and mount
-//! namespaces, and do not depend on PIDs, which may be reused. No controller is enabled, so memory is
-//! charged and limited as without groups. Where no group can be created, children start without one.
+//! The root creates, locks and removes the groups; its successors only read them. An unlocked group was left
+//! by a killed instance, and the next start ends its processes. Locks work across namespaces and need no
+//! PIDs. No controller is enabled, so memory accounting and limits stay as they are. A child starts without
+//! a group if none can be created.
 //!
 //! Source: the kernel's `Documentation/admin-guide/cgroup-v2.rst`; systemd's `CGROUP_DELEGATION.md`.
 
@@ -31,15 +31,13 @@ use crate::process::group::kill_process;
 use crate::process::root::instance_pid;
 
 const GROUP_PREFIX: &str = "llama-warden-";
-/// File that lists a group's processes and accepts new ones.
 const MEMBERS_FILE: &str = "cgroup.procs";
-/// Controllers that would distribute CPU or disk time among groups instead of processes.
+/// Controllers that would share CPU or disk time among groups instead of processes.
 const SHARING_CONTROLLERS: [&str; 2] = ["cpu", "io"];
-/// Extended attributes by which systemd marks a group as delegated.
 const DELEGATION_ATTRIBUTES: [&str; 2] = ["user.delegate", "trusted.delegate"];
-/// Number of names to try: an earlier process with our PID may have left groups.
+/// Number of names to try, because an earlier process with our PID may have left groups.
 const NAME_ATTEMPTS: usize = 16;
-/// Maximum depth of groups below one of ours, such as those of a container tool.
+/// Depth limit for groups below ours, such as those of a container tool.
 const DEPTH_LIMIT: usize = 8;
 const EMPTY_LIMIT: Duration = Duration::from_secs(5);
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
@@ -47,23 +45,22 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct ControlGroup {
     path: PathBuf,
-    /// Locked group directory; `None` in a successor of the root, which must not lock.
+    /// Locked directory of the group; `None` in a successor of the root, which must not lock.
     _lock: Option<OwnedFd>,
 }
 
 impl ControlGroup {
-    /// Creates and locks a group below the group `own`.
     fn create(own: &Path) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         for _ in 0..NAME_ATTEMPTS {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = own.join(format!("{GROUP_PREFIX}{}-{number}", std::process::id()));
-            // Mode 0700: if another user could open the group, that user's lock would exclude ours.
+            // Another user who could open the group could lock it.
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 made => made?,
             }
-            // `None`: another instance that is just starting has taken the group for an abandoned one.
+            // A starting instance may take the new group for an abandoned one.
             if let Some(made) = Self::claim(path)? {
                 return Ok(made);
             }
@@ -71,7 +68,7 @@ impl ControlGroup {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Locks an abandoned group. `None` if the group is locked, gone, or another user's.
+    /// Locks an abandoned group. `None` if it is locked, gone, or another user's.
     fn claim(path: PathBuf) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = match rustix::fs::open(&path, flags, Mode::empty()) {
@@ -87,7 +84,7 @@ impl ControlGroup {
         Ok((is_there && is_ours).then(|| Self { path, _lock: Some(lock.into()) }))
     }
 
-    /// Finds the group of a child; used by successors of the root.
+    /// Finds the group of a child, for successors of the root.
     pub(crate) fn of_child(leader: u32) -> Option<Self> {
         let listed = fs::read_to_string(format!("/proc/{leader}/cgroup")).ok()?;
         let group = version_two_path(&listed)?;
@@ -99,17 +96,16 @@ impl ControlGroup {
         paths.find(|path| path.join(MEMBERS_FILE).exists()).map(|path| Self { path, _lock: None })
     }
 
-    /// Opens the file through which a process enters the group, by writing `0`.
+    /// Opens the file to which a process writes `0` to enter the group.
     pub(crate) fn open_entrance(&self) -> io::Result<OwnedFd> {
         Ok(File::options().write(true).open(self.path.join(MEMBERS_FILE))?.into())
     }
 
-    /// Processes of the group, without zombies. Reads `/proc`, so call it on a worker thread.
+    /// Processes of the group without zombies. May block on `/proc`.
     pub(crate) fn members(&self) -> Vec<RelatedProcess> {
         let before = self.pids();
         let found: Vec<RelatedProcess> = before.into_iter().filter_map(RelatedProcess::with_pid).collect();
-        // A PID may have been reused before `/proc` was read: keep only processes that are still listed in
-        // the group.
+        // A PID may have been reused before `/proc` was read, so keep only PIDs that are still listed.
         let still = self.pids();
         found.into_iter().filter(|one| still.contains(&one.process.pid)).collect()
     }
@@ -118,12 +114,11 @@ impl ControlGroup {
         let listed = groups_below(&self.path, DEPTH_LIMIT);
         let texts = listed.iter().filter_map(|group| fs::read_to_string(group.join(MEMBERS_FILE)).ok());
         let pids = texts.flat_map(|text| text.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>());
-        // A process that has no PID in our namespace is listed as 0.
+        // The kernel lists a process without a PID in our namespace as 0.
         pids.filter(|pid| *pid > 0).collect()
     }
 
-    /// Sends SIGKILL to all processes of the group: at once where the kernel can (Linux 5.14), else one by
-    /// one.
+    /// Kills all processes: at once since Linux 5.14, else one by one.
     pub(crate) fn kill(&self) {
         if fs::write(self.path.join("cgroup.kill"), "1").is_err() {
             self.kill_members();
@@ -134,8 +129,7 @@ impl ControlGroup {
         self.members().into_iter().for_each(|one| kill_process(one.process));
     }
 
-    /// Removes the group and the groups below it, unless there are processes in them. Returns true if the
-    /// group is gone.
+    /// Removes the group and those below it, if empty. Returns true if the group is gone.
     fn remove(&self) -> bool {
         for group in groups_below(&self.path, DEPTH_LIMIT).iter().rev() {
             let _busy = fs::remove_dir(group);
@@ -143,7 +137,7 @@ impl ControlGroup {
         !self.path.exists()
     }
 
-    /// Kills the processes of the group until it can be removed. Returns false if that takes until `until`.
+    /// Kills the processes until the group can be removed. Returns false if `until` is reached.
     #[expect(clippy::disallowed_methods, reason = "a thread that nobody is served by")]
     fn end_and_remove(&self, until: Instant) -> bool {
         loop {
@@ -159,14 +153,12 @@ impl ControlGroup {
     }
 }
 
-/// Groups that the root has created and not yet removed.
 #[derive(Debug, Default)]
 pub(crate) struct ControlGroups {
     made: Vec<Arc<ControlGroup>>,
 }
 
 impl ControlGroups {
-    /// Creates a group for a child; `None` where none can be created.
     pub(crate) fn make(&mut self) -> Option<Arc<ControlGroup>> {
         let made = own_group().map_err(io::Error::other).and_then(|own| ControlGroup::create(&own));
         match made {
@@ -183,7 +175,6 @@ impl ControlGroups {
         }
     }
 
-    /// Removes empty groups whose child is reaped.
     pub(crate) fn remove_unused(&mut self) {
         self.made.retain(|group| {
             let is_used = Arc::strong_count(group) > 1;
@@ -205,8 +196,7 @@ impl ControlGroups {
     }
 }
 
-/// Ends processes left in groups by killed instances, and removes these groups. Groups of living instances,
-/// including their successors, are left alone.
+/// Ends processes in groups of killed instances, and removes these groups.
 pub(crate) fn end_abandoned() {
     let Ok(own) = own_group() else { return };
     let until = Instant::now() + EMPTY_LIMIT;
@@ -238,7 +228,7 @@ fn log_remaining(group: &ControlGroup) {
     );
 }
 
-/// PID of the process that created one of our groups, from the name of the group.
+/// PID in the name of one of our groups.
 fn group_maker(name: &str) -> Option<u32> {
     let (pid, number) = name.strip_prefix(GROUP_PREFIX)?.split_once('-')?;
     number.parse::<u32>().ok()?;
@@ -257,7 +247,7 @@ fn group_directories(mounts: &str, group: &str) -> Vec<PathBuf> {
         let (mount, source) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
         let (root, place) = (fields.next()?, fields.next()?);
-        // Skip paths with escaped characters: none of ours has any.
+        // No path of ours has escaped characters.
         let is_known = source.starts_with("cgroup2 ")
             && !place.contains('\\')
             && !is_outside(root)
@@ -268,7 +258,7 @@ fn group_directories(mounts: &str, group: &str) -> Vec<PathBuf> {
     mounts.lines().filter_map(directory).collect()
 }
 
-/// Directory of our own group. Fails if no groups may be created in it.
+/// Directory of our own group, if groups may be created in it.
 fn own_group() -> Result<PathBuf, String> {
     let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
     let groups = read("/proc/self/cgroup")?;
@@ -287,8 +277,7 @@ fn own_group() -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// Why no groups may be created below a group with this `cgroup.type` and `cgroup.subtree_control`. The
-/// root group of the system has no type.
+/// Reason why no groups may be created below a group. The system's root group has no `cgroup.type`.
 fn group_refusal(kind: &str, controllers: &str) -> Option<String> {
     if !matches!(kind.trim(), "" | "domain") {
         return Some(format!("our control group is {}", kind.trim()));
@@ -306,7 +295,7 @@ fn is_delegated(path: &Path) -> bool {
     DELEGATION_ATTRIBUTES.into_iter().any(has)
 }
 
-/// A group and the groups below it, as deep as this; each comes after its parent.
+/// A group and those below it down to `depth`; parents come first.
 fn groups_below(group: &Path, depth: usize) -> Vec<PathBuf> {
     let mut all = vec![group.to_owned()];
     if depth > 0 {

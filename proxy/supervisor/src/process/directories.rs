@@ -1,5 +1,4 @@
-//! Directories that the fleet writes to, and names of sockets, which contain a PID. The private directory for
-//! sockets is checked and cleaned; no other module interprets names in it.
+//! Directories that the fleet writes to, and names of sockets, which contain a PID.
 
 use std::fs;
 use std::io;
@@ -20,18 +19,17 @@ pub(crate) fn prepare_runtime(path: &Path) -> Result<(), FleetError> {
     Ok(())
 }
 
-/// Creates a directory that only our user can enter, or restricts an existing directory of ours.
+/// Creates a directory that only our user can enter, or restricts an existing one.
 pub(crate) fn make_private(path: &Path) -> io::Result<()> {
     trusted_path::make_private_dir(path)?;
-    // Check now, and not at the first request, that the directory is writable.
+    // Detect a read-only directory now, and not at the first request.
     let probe = path.join(format!(".probe-{}", std::process::id()));
     fs::write(&probe, "")?;
     fs::remove_file(probe)
 }
 
-/// Creates the directory of a socket (or of a file next to it) again if it is gone: no process could start
-/// without it. The end of a login session removes `/run/user/UID`, and cleaners of `/tmp` remove old
-/// directories.
+/// Creates a socket's directory again if it is gone: the end of a login session removes `/run/user/UID`,
+/// and cleaners of `/tmp` remove old directories.
 ///
 /// # Errors
 /// The directory cannot be created, or another user has created one there.
@@ -41,14 +39,13 @@ pub fn restore_directory(beside: &Path) -> Result<(), SpawnError> {
     if is_gone {
         tracing::warn!(directory = %directory.display(), "the directory for sockets was removed; making it again");
     }
-    // Check an existing directory, too: after the one above it was removed, another user may have created
-    // both.
+    // After the removal of the parent directory, another user may have created both again.
     let made =
         if is_gone { make_private(directory) } else { trusted_path::make_private_dir(directory).map(drop) };
     made.map_err(|source| SpawnError::Sockets { directory: directory.to_owned(), source })
 }
 
-/// Removes files of dead supervisors. Errors are ignored, because a file that stays does no harm.
+/// Removes files of dead supervisors. Errors are ignored: a remaining file does no harm.
 fn sweep_runtime(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -61,8 +58,7 @@ fn sweep_runtime(path: &Path) {
     }
 }
 
-/// Checks that no socket path will be too long, even with a generation number that a year of crash loops
-/// cannot reach.
+/// Checks that no socket path is too long, even for a generation number that no crash loop reaches in a year.
 pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
     const LATE_GENERATION: GenerationId = GenerationId(99_999_999);
     for model in &config.models {
@@ -71,7 +67,6 @@ pub(crate) fn check_sockets(config: &FleetConfig) -> Result<(), FleetError> {
     Ok(())
 }
 
-/// Checks that the path of this socket is not too long.
 pub(crate) fn check_socket_path(
     directory: &Path,
     model: &ModelName,
@@ -88,9 +83,8 @@ pub(crate) fn check_socket_path(
 /// Longest path of a Unix socket on Linux: `sun_path` has 108 bytes, with a final zero.
 pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 
-/// Path of a generation's socket. A path is never used twice, because llama-server cannot listen on an
-/// existing socket file. The instance's PID in the path differs from the PID of an earlier run that ended
-/// without cleaning up.
+/// Path of a generation's socket. llama-server cannot listen on an existing socket file, so no path is used
+/// twice: each contains the instance's PID and the generation.
 pub(crate) fn socket_path(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
     const MAX_MODEL_CHARS: usize = 12;
     let last = model.as_str().rsplit('/').next().unwrap_or_default();
@@ -99,10 +93,9 @@ pub(crate) fn socket_path(directory: &Path, model: &ModelName, generation: Gener
     directory.join(format!("{short}-{}-{generation}.sock", instance_pid()))
 }
 
-/// PID in the name of a socket made by [`socket_path`], or of a report file or slot directory next to such
-/// a socket.
+/// PID in the name of a socket, report file or slot directory.
 pub(crate) fn maker_pid(file_name: &str) -> Option<u32> {
-    // Further processes of a generation append their PIDs to the name of the report file.
+    // Further processes of a generation append their PIDs to the report file's name.
     let file_name = match file_name.rsplit_once('.') {
         Some((name, pid)) if name.ends_with(".report") && pid.parse::<u32>().is_ok() => name,
         _ => file_name,

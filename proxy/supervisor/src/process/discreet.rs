@@ -5,7 +5,7 @@ use warden_policies::secrets::{self, KnownSecrets};
 
 use crate::spec::ServerCommand;
 
-/// Secrets of a process: in its arguments, its variables, and inherited variables.
+/// Secrets in the arguments, variables and inherited variables of a process.
 pub(crate) fn known_secrets(command: &ServerCommand) -> KnownSecrets {
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
         let pair = (name.into_string().ok()?, value.into_string().ok()?);

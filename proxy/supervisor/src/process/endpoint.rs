@@ -9,19 +9,18 @@ use warden_policies::ServerFacts;
 
 use crate::spec::SocketMode;
 
-/// Address on which a process listens.
+/// Address on which a backend listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ListenAddress {
-    /// Unix socket, which other users of the machine cannot reach.
+    /// Unix socket.
     Unix(PathBuf),
-    /// Loopback port, to which any user of the machine can connect.
+    /// Loopback port, open to all users of the machine.
     Tcp(SocketAddr),
 }
 
-/// Chooses the address for a new process, by the configuration and the binary's abilities. A chosen port is
-/// free now. If another program takes it before the process does, the start fails, and the next start gets
-/// another port.
+/// Chooses the address for a new process. If another program takes the free port before the process does,
+/// the start fails and the next start gets another port.
 pub(crate) fn choose_endpoint(
     socket: SocketMode,
     facts: ServerFacts,

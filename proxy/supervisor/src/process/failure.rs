@@ -1,10 +1,8 @@
-//! Classifies a failed start by how the process ended and by its output. Text goes in, a [`BackendFailure`]
-//! comes out.
+//! Classifies a failed start by the process's exit and output.
 //!
-//! The phrases come from llama-server and the dynamic loader. The first kind that matches wins, so causes
-//! are checked before consequences: a model that does not fit also "fails to load". Warnings are ignored,
-//! because the process continued after them. If the log reports both a lack of memory and an unusable file,
-//! the later line counts.
+//! The phrases come from llama-server and the dynamic loader. The first matching kind wins, so causes are
+//! checked before consequences: a model that does not fit also "fails to load". Warnings are ignored, because
+//! the process continued after them.
 
 use std::time::Duration;
 
@@ -14,31 +12,28 @@ use crate::process::group::ProcessExit;
 #[derive(Debug)]
 pub(crate) enum StartEnd<'a> {
     NotSpawned(&'a SpawnError),
-    /// The process ended. After a SIGKILL, the second value says if lack of memory was the reason.
+    /// Exit and, after a SIGKILL, evidence of a lack of memory.
     Exited(ProcessExit, OomEvidence),
-    /// The process was killed because it was not ready in time.
     TimedOut(StartLateness),
 }
 
-/// Limit that a start exceeded, or another reason for giving it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartLateness {
     NotReady(Duration),
     Stalled(Duration),
-    /// The socket had answered and was removed since, so no request can reach the process.
+    /// The socket was removed after it had answered.
     SocketRemoved,
 }
 
-/// Evidence from the kernel's counters whether a process was killed for lack of memory, read after a
-/// SIGKILL.
+/// Evidence of the kernel's OOM killer, read after a SIGKILL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OomEvidence {
     #[default]
     Unknown,
     No,
-    /// The kernel killed a process in the same control group or in one above it, for lack of memory.
+    /// The kernel killed a process of the same control group or of a parent group.
     Group,
-    /// The kernel killed some process of this machine for lack of memory.
+    /// The kernel killed some process of this machine.
     Machine,
 }
 
@@ -64,8 +59,7 @@ const BAD_MODEL_PHRASES: &[&str] = &[
     "model is corrupted or incomplete",
     "unknown model architecture",
 ];
-/// Messages that follow from many causes, some of them temporary: no memory on a device, an unreachable
-/// network drive.
+/// Messages with many possible causes, some temporary: no device memory, an unreachable network drive.
 const NOT_LOADED_PHRASES: &[&str] = &[
     "error loading model",
     "failed to load model",
@@ -75,8 +69,7 @@ const NOT_LOADED_PHRASES: &[&str] = &[
 
 const ABORT_PHRASES: &[&str] = &["ggml_assert", "ggml_abort", "terminate called", "what():", "cuda error"];
 
-/// First line that reports a crash. In the output of a running process, such a line may also be text sent
-/// by a client, so callers check whether the process still answers.
+/// First line that reports a crash. The line may be a client's text, so callers also probe the process.
 pub(crate) fn crash_line(lines: &[String]) -> Option<String> {
     lines.iter().find(|line| is_crash(line)).map(|line| readable_line(line))
 }
@@ -90,9 +83,8 @@ fn contains_phrase(line: &str, phrases: &[&str]) -> bool {
     phrases.iter().any(|phrase| line.contains(phrase))
 }
 
-/// Classifies the end of a process that did not become ready, or that crashed.
-///
-/// `lines`: all lines that are still known; the failure shows the last `keep` of them.
+/// Classifies the end of a process that was not ready or has crashed. The failure shows the last `keep`
+/// lines.
 pub(crate) fn classify_end(
     end: &StartEnd<'_>,
     lines: &[String],
@@ -152,8 +144,7 @@ fn spawn_failure(error: &SpawnError) -> (FailureKind, String) {
     (kind, format!("{error}; {hint}"))
 }
 
-/// True if a line reports no error: because of its level (`0.00.004.314 W `) or its first words, or because
-/// llama-server continues after such a line.
+/// True if a line reports no error, by its level (`0.00.004.314 W `), its first words, or known text.
 fn is_warning(line: &str) -> bool {
     if let (Some(level), _) = split_level(line) {
         return matches!(level, "W" | "I" | "D");
@@ -164,7 +155,7 @@ fn is_warning(line: &str) -> bool {
 
 fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (FailureKind, String) {
     let errors: Vec<&String> = lines.iter().filter(|line| !is_warning(line)).collect();
-    // Use the first match, which is the cause; later lines are consequences.
+    // The first match is the cause; later lines are consequences.
     let find = |phrases: &[&str]| {
         errors.iter().find(|line| contains_phrase(line, phrases)).map(|line| readable_line(line))
     };
@@ -188,7 +179,7 @@ fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (Failu
             format!("it could not listen on its socket ({line}): check `runtime_dir`"),
         );
     }
-    // If a bad model is reported later, that is the reason: another device may have had enough memory.
+    // A bad model reported later is the reason: another device may have had enough memory.
     if let Some(index) =
         last(NO_MEMORY_PHRASES).filter(|index| last(BAD_MODEL_PHRASES).is_none_or(|other| other <= *index))
     {
@@ -244,7 +235,6 @@ fn kill_failure(exit: ProcessExit, why: OomEvidence) -> (FailureKind, String) {
     (if is_shortage { FailureKind::OutOfMemory } else { FailureKind::Signal }, message)
 }
 
-/// Splits a line into llama-server's level (from `0.00.004.314 E `) and the text after level and time stamp.
 fn split_level(line: &str) -> (Option<&str>, &str) {
     let stamp = |word: &str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let line = line.trim();
@@ -259,7 +249,6 @@ fn split_level(line: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Removes llama-server's time stamp and level from a line, and cuts the rest to a readable length.
 fn readable_line(line: &str) -> String {
     const MAX_LINE_CHARS: usize = 200;
     let (_, rest) = split_level(line);

@@ -1,5 +1,5 @@
-//! Reads the machine's GPUs for all backends. Requests within a short time share one reading. Faults that the
-//! driver reports only once are kept for all backends. A hanging driver blocks only one thread.
+//! Reads the machine's GPUs for all backends, with one reading for requests within a short time. Keeps faults
+//! that the driver reports only once. A hanging driver blocks only one thread.
 //!
 //! ```text
 //!   backend, backend, … ── look ──> fresh enough? ── the last reading
@@ -18,13 +18,11 @@ use warden_sensors::gpu::{DeviceReading, GpuDevice, GpuFault, GpuSnapshot};
 use crate::view::DeviceView;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Maximum number of faults kept for backends that have not read them: a dying GPU reports fewer between
-/// two samples.
+/// Limit of faults kept for other backends. A dying GPU reports fewer between two samples.
 const FAULTS_KEPT: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberedFault {
-    /// Sequence number, counted from 1.
     pub(crate) number: u64,
     pub(crate) gpu: GpuIndex,
     pub(crate) fault: GpuFault,
@@ -42,7 +40,7 @@ impl GpuDevices {
         self.readings.iter().find(|reading| reading.index == gpu)
     }
 
-    /// Sequence number of the last fault; 0 if there was none.
+    /// 0 if there was no fault.
     pub(crate) fn last_fault(&self) -> u64 {
         self.faults.last().map_or(0, |fault| fault.number)
     }
@@ -51,15 +49,14 @@ impl GpuDevices {
         self.known.iter().find(|device| device.index == gpu)
     }
 
-    /// GPUs with their own memory. Unified memory belongs to the host, whose memory is watched anyway.
+    /// GPUs with their own memory. Unified memory counts as host memory.
     pub(crate) fn with_vram(&self) -> impl Iterator<Item = GpuIndex> + '_ {
         let all = self.readings.iter().map(|reading| reading.index);
         all.filter(move |gpu| self.device(*gpu).is_none_or(|device| !device.unified))
     }
 
-    /// Environment variable that restricts a process to these GPUs. The variable names them by UUID,
-    /// because each library numbers GPUs differently. `None` if these are all GPUs of the machine, or if
-    /// one of them has no UUID.
+    /// Environment variable that restricts a process to these GPUs, by UUID because each library numbers
+    /// GPUs differently. `None` if these are all GPUs, or if one of them has no UUID.
     pub(crate) fn restriction(&self, gpus: &[GpuIndex]) -> Option<(String, String)> {
         let names: Option<Vec<String>> = gpus.iter().map(|gpu| self.device(*gpu)?.uuid.clone()).collect();
         let names = names.filter(|names| !names.is_empty() && names.len() < self.with_vram().count())?;
@@ -105,12 +102,12 @@ pub(crate) struct GpuReading {
 }
 
 impl GpuReader {
-    /// Returns a reading that is not older than `age`; `None` if the driver does not answer within `limit`.
+    /// Returns `None` if the driver does not answer within `limit`.
     pub(crate) async fn read_within(&self, age: Duration, limit: Duration) -> Option<GpuReading> {
         tokio::time::timeout(limit, self.read(age)).await.ok().flatten()
     }
 
-    /// Free memory of each GPU. Does not wait for a full reading, which may take a hundred times as long.
+    /// Reads the free memory only: a full reading may take a hundred times as long.
     pub(crate) async fn free_memory(&self, limit: Duration) -> Option<Vec<(GpuIndex, u64)>> {
         let asked = async {
             let _turn = self.turn.lock().await;
@@ -136,8 +133,7 @@ impl GpuReader {
         last.clone()
     }
 
-    /// Runs a job on a thread for drivers. `None` if the thread of an earlier caller, which gave up, still
-    /// waits for the driver.
+    /// Runs a job on a thread for drivers. `None` while the thread of an earlier caller waits for the driver.
     async fn run_alone<T: Send + 'static>(
         &self,
         busy: &Arc<AtomicBool>,
@@ -177,7 +173,7 @@ fn add_faults(before: &[NumberedFault], readings: &[DeviceReading]) -> Vec<Numbe
     faults.split_off(faults.len().saturating_sub(FAULTS_KEPT))
 }
 
-/// Clears the flag when it is dropped, so also after a panic; then the next thread may read.
+/// Clears the flag when dropped, also after a panic.
 struct BusyGuard(Arc<AtomicBool>);
 
 impl Drop for BusyGuard {
@@ -186,8 +182,7 @@ impl Drop for BusyGuard {
     }
 }
 
-/// Numbers of living children and of all children so far: an estimate of a child's VRAM is valid only while
-/// no other child lives.
+/// Counts children: an estimate of a child's VRAM is valid only while no other child lives.
 #[derive(Debug, Default)]
 pub(crate) struct ChildPopulation {
     alive: AtomicU64,
@@ -197,7 +192,6 @@ pub(crate) struct ChildPopulation {
 #[derive(Debug)]
 pub(crate) struct ChildBirth {
     population: Arc<ChildPopulation>,
-    /// True if no other child lived when this one was created.
     first: bool,
     number: u64,
 }
@@ -209,7 +203,6 @@ impl ChildBirth {
         Self { population: Arc::clone(population), first, number }
     }
 
-    /// True if the child has been the only living one since its creation.
     pub(crate) fn is_alone(&self) -> bool {
         self.first && self.population.born.load(Ordering::SeqCst) == self.number
     }

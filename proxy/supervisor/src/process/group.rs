@@ -1,10 +1,8 @@
-//! Signals to processes, detection of their end, and reaping: of a group whose leader we forked, and of a
-//! process that we did not fork directly.
+//! Signals, end and reaping of processes: of a group whose leader this process forked, and of others.
 //!
-//! Signals may be sent to a PID only until its process is reaped, and to a group only until its leader is
-//! reaped: later the number may be reused. So signals and reaping share a lock, and the rest of the group
-//! is killed while the leader is still a zombie. For other processes, signals, waits and reaping use a
-//! pidfd, so another process that gets the same PID is never affected.
+//! A PID may be reused once its process is reaped, and a group's number once its leader is reaped. So signals
+//! and reaping share a lock, and the group is killed while its leader is still a zombie. For other processes,
+//! a pidfd is used instead of the PID.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -19,22 +17,21 @@ use warden_sensors::StartedProcess;
 
 use crate::sync::lock;
 
-/// Exit of a process: by a code or by a signal.
+/// Exit of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessExit {
-    /// The process exited with this code.
+    /// Exit code.
     Code(i32),
-    /// This signal ended the process.
+    /// Signal that ended the process.
     Signal(i32),
-    /// Unknown, because another process reaped it.
+    /// Another process reaped it.
     Unknown,
 }
 
 impl ProcessExit {
-    /// True if the process was ended by a signal that a process does not send to itself. An operator or the
-    /// supervisor (after a time limit) sent it, or the kernel for lack of memory. False for an abort or a
-    /// segmentation fault.
+    /// True if an operator, the supervisor or the kernel's OOM killer sent the signal. False for an abort or
+    /// a segmentation fault.
     pub const fn is_from_outside(self) -> bool {
         matches!(
             self,
@@ -42,8 +39,7 @@ impl ProcessExit {
         )
     }
 
-    /// True if the process may have caused its own end: an exit code other than 0, a failed assertion, a
-    /// fault. A clean exit counts as requested.
+    /// True if the process may have caused its own end. A clean exit counts as requested.
     pub(crate) const fn is_self_inflicted(self) -> bool {
         !self.is_from_outside() && !matches!(self, Self::Code(0) | Self::Unknown)
     }
@@ -81,7 +77,7 @@ fn signal_name(number: i32) -> Option<&'static str> {
     })
 }
 
-/// A process group, and the exit of its leader once reaped. Dropping it before that kills the group.
+/// Dropping the group before the leader is reaped kills the group.
 #[derive(Debug)]
 pub(crate) struct ProcessGroup {
     pub(super) leader: Pid,
@@ -106,12 +102,11 @@ impl ProcessGroup {
         }
     }
 
-    /// Exit of the leader, if this group has reaped it.
     pub(super) fn reaped_exit(&self) -> Option<ProcessExit> {
         *lock(&self.exit)
     }
 
-    /// Exit of the leader, if it has ended. Does not reap the leader, so its PID and group stay valid.
+    /// Returns the leader's exit without reaping it, so that its PID and group stay valid.
     pub(super) fn leader_exit(&self) -> Option<ProcessExit> {
         let exit = lock(&self.exit);
         if exit.is_some() {
@@ -120,13 +115,13 @@ impl ProcessGroup {
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match rustix::process::waitid(WaitId::Pid(self.leader), look) {
             Ok(status) => status.as_ref().map(exit_of),
-            // Another process has reaped the leader; `reap` will record that.
+            // Another process has reaped the leader; `reap` records that.
             Err(_) => Some(ProcessExit::Unknown),
         }
     }
 
-    /// If the leader has ended, kills the rest of the group and reaps the leader. `said`: exit to report
-    /// instead of the leader's, because the server ended in another way.
+    /// Kills the rest of the group and reaps the leader, once it has ended. `said`: the server's exit, to be
+    /// reported instead of the leader's.
     pub(super) fn reap(&self, said: Option<ProcessExit>) -> Option<ProcessExit> {
         let mut exit = lock(&self.exit);
         if exit.is_none() {
@@ -134,7 +129,7 @@ impl ProcessGroup {
             match rustix::process::waitid(WaitId::Pid(self.leader), look | WaitIdOptions::NOWAIT) {
                 Ok(None) => return None,
                 Ok(Some(_)) => {
-                    // The call fails only if the group is empty.
+                    // The call fails only for an empty group.
                     let _ = rustix::process::kill_process_group(self.leader, Signal::KILL);
                     let status = rustix::process::waitid(WaitId::Pid(self.leader), look);
                     *exit =
@@ -154,14 +149,13 @@ impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if self.reap(None).is_none() {
             self.signal(Signal::KILL);
-            // If the leader takes a moment to die, it is not reaped here and stays a zombie until this
-            // process ends.
+            // A leader that dies slowly stays a zombie until this process ends.
             self.reap(None);
         }
     }
 }
 
-/// A process that we did not fork directly.
+/// A process that another process forked.
 #[derive(Debug)]
 pub(crate) struct WatchedProcess {
     process: StartedProcess,
@@ -169,7 +163,7 @@ pub(crate) struct WatchedProcess {
 }
 
 impl WatchedProcess {
-    /// Watches a process; must be called in a tokio runtime. `None` if the process has ended.
+    /// Must be called in a tokio runtime. `None` if the process has ended.
     pub(crate) fn open(process: StartedProcess) -> io::Result<Option<Self>> {
         let Some(pidfd) = open_pidfd(process)? else { return Ok(None) };
         Ok(Some(Self { process, pidfd: watch_pidfd(pidfd)? }))
@@ -179,35 +173,32 @@ impl WatchedProcess {
         self.process
     }
 
-    /// Sends a signal, if the process is not reaped yet.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Err(error) = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), signal) {
             tracing::debug!(pid = self.process.pid, ?signal, %error, "cannot signal a process outside of its group");
         }
     }
 
-    /// Waits for the end of the process, no matter which process reaps it.
+    /// Waits for the end, no matter which process reaps it.
     pub(crate) async fn until_ended(&self) {
         until_pidfd_ends(&self.pidfd, self.process.pid).await;
     }
 
-    /// True if the process runs, and so still holds its files.
     pub(crate) fn is_running(&self) -> bool {
         if has_ended(self.pidfd.get_ref()) {
             return false;
         }
-        // The pidfd showed that the process is not reaped, so this PID is its own.
+        // The process is not reaped, so the PID is its own.
         warden_sensors::is_ending(self.process.pid) != Some(true)
     }
 
-    /// Reaps the process and returns its exit, if it has ended and is our child: only the parent can do
-    /// that.
+    /// Reaps an ended process and returns its exit, if this process is its parent.
     pub(crate) fn reap(&self) -> Option<ProcessExit> {
         reap_ended(WaitId::PidFd(self.pidfd.get_ref().as_fd()))
     }
 }
 
-/// Kills a process without waiting for its end.
+/// Sends SIGKILL without waiting for the end.
 pub(crate) fn kill_process(process: StartedProcess) {
     let killed = open_pidfd(process).and_then(|pidfd| match pidfd {
         Some(pidfd) => rustix::process::pidfd_send_signal(pidfd, Signal::KILL).map_err(io::Error::from),
@@ -230,7 +221,7 @@ fn open_pidfd(process: StartedProcess) -> io::Result<Option<OwnedFd>> {
         Err(rustix::io::Errno::SRCH) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // Check after opening: if the PID still belongs to the process, the pidfd does, too.
+    // If the PID still belongs to the process, so does the pidfd.
     Ok((StartedProcess::with_pid(process.pid) == Some(process)).then_some(pidfd))
 }
 
@@ -239,7 +230,7 @@ pub(crate) fn watch_pidfd(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(pidfd, Interest::READABLE)
 }
 
-/// True if the process of a pidfd has ended (the pidfd is readable). An error counts as running.
+/// True if the pidfd is readable. An error counts as running.
 pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(pidfd, PollFlags::IN)];
     matches!(rustix::event::poll(&mut asked, Some(&Timespec::default())), Ok(ended) if ended > 0)
@@ -247,7 +238,7 @@ pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
 
 pub(crate) async fn until_pidfd_ends(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
     match pidfd.readable().await {
-        // Keep the readiness set: a pidfd becomes readable at the end of its process and stays so.
+        // A pidfd stays readable after the end of its process.
         Ok(mut guard) => guard.retain_ready(),
         Err(error) => {
             tracing::error!(pid, %error, "cannot wait for a process: the runtime is ending");
@@ -256,7 +247,6 @@ pub(crate) async fn until_pidfd_ends(pidfd: &AsyncFd<OwnedFd>, pid: u32) {
     }
 }
 
-/// Reaps a child of ours that has ended, and returns its exit.
 pub(crate) fn reap_ended(which: WaitId<'_>) -> Option<ProcessExit> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     rustix::process::waitid(which, options).ok().flatten().as_ref().map(exit_of)

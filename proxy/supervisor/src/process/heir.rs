@@ -1,5 +1,5 @@
-//! A running process in the form in which it is handed over to the next instance. Another version of the
-//! program may have written it, so new fields need a default.
+//! A running process as handed over to the next instance. Another version of the program may have written
+//! it, so new fields need a default.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -13,7 +13,6 @@ use crate::process::needs::AnswerIdentity;
 use crate::process::root::ChildId;
 use crate::spec::ServerCommand;
 
-/// A process and its files: pidfd, standard output, standard error.
 #[derive(Debug)]
 pub(crate) struct ProcessHeir {
     pub(crate) record: HeirRecord,
@@ -27,25 +26,25 @@ pub(crate) struct HeirRecord {
     pub(crate) child: ChildId,
     pub(crate) pid: i32,
     pub(crate) endpoint: ListenAddress,
-    /// Path of the socket; for a process on a port, the path from which its other files get their names.
+    /// Path of the socket, after which the process's other files are named.
     pub(crate) socket: PathBuf,
-    /// Command and options of the process, without addresses and report paths.
+    /// Recipe without addresses and report paths.
     pub(crate) made_of: serde_json::Value,
-    /// Command with which the process was started, as far as needed for requests to it.
+    /// Start command, as far as needed for requests to the process.
     pub(crate) command: ServerCommand,
     pub(crate) facts: ServerFacts,
-    /// Identity of the process's answers when it started, if known. Files may have changed since.
+    /// Identity of the process's answers at its start; files may have changed since.
     #[serde(default)]
     pub(crate) kin: Option<AnswerIdentity>,
     pub(crate) saves_for_us: bool,
-    /// Start time of the process, by the fleet's clock.
+    /// Start time by the fleet's clock.
     pub(crate) spawned: Duration,
     pub(crate) loading: Duration,
     pub(crate) work: WorkDone,
     pub(crate) memory: serde_json::Value,
 }
 
-/// Process that takes requests in the deciding instance, reported to the previous one.
+/// Process that takes requests in the deciding instance, reported to its predecessor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenGate {
     pub(crate) model: String,
@@ -53,12 +52,10 @@ pub struct OpenGate {
     pub(crate) endpoint: ListenAddress,
     pub(crate) facts: ServerFacts,
     pub(crate) slots: Option<u32>,
-    /// Identity of the process's answers when it started, if known. Another process with the same identity
-    /// can continue an answer that this one began.
+    /// Identity of the process's answers at its start. Another process with it can continue an answer.
     #[serde(default)]
     pub(crate) kin: Option<AnswerIdentity>,
-    /// True if a setting of the model was changed while the process ran; answers in progress may not follow
-    /// the change.
+    /// True if a client changed a setting while the process ran: answers must not be continued.
     #[serde(default)]
     pub(crate) touched: bool,
 }

@@ -6,8 +6,7 @@ use warden_policies::warmth::NoFileReason;
 use crate::process::regular_file;
 use crate::spec::ServerCommand;
 
-/// First API key on the command line, in a key file, or in the environment, because `/props` requires a
-/// key. The server accepts any of its keys. Blocks for a small file.
+/// First API key of the command line, key file or environment; any key is accepted. Blocks for a small file.
 pub(crate) fn api_key(command: &ServerCommand) -> Option<String> {
     let given = flag_values(command, &["--api-key"]).find_map(first_key);
     let of_file = || flag_values(command, &["--api-key-file"]).find_map(|path| key_of_file(command, path));
@@ -20,7 +19,7 @@ fn first_key(keys: &str) -> Option<String> {
 
 const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
 
-/// Reads the first key of a key file, which has one key per line.
+/// Reads the first key of a key file with one key per line.
 fn key_of_file(command: &ServerCommand, path: &str) -> Option<String> {
     let path = command.resolve_path(path);
     let text = regular_file::read_text(&path, MAX_KEY_FILE_BYTES).inspect_err(|error| {
@@ -37,7 +36,7 @@ pub(crate) fn has_metrics(command: &ServerCommand) -> bool {
     is_given(command, "--metrics") || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
 }
 
-/// True if the server unloads its model while idle and loads it again for the next request.
+/// True if the server unloads its model while idle.
 pub(crate) fn unloads_when_idle(command: &ServerCommand) -> bool {
     let seconds = last_setting(command, &["--sleep-idle-seconds"], "LLAMA_ARG_SLEEP_IDLE_SECONDS");
     seconds.is_some_and(|seconds| seconds.trim().parse::<i64>().is_ok_and(|seconds| seconds >= 0))
@@ -46,7 +45,6 @@ pub(crate) fn unloads_when_idle(command: &ServerCommand) -> bool {
 /// First build in which `/metrics` neither wakes a sleeping server nor keeps it awake (947fd9bb2).
 const FIRST_SLEEP_SAFE_BUILD: u32 = 10_519;
 
-/// True if the server's counters may be requested while no request runs.
 pub(crate) fn may_ask_idle(command: &ServerCommand, build: Option<u32>) -> bool {
     !unloads_when_idle(command) || build.is_some_and(|build| build >= FIRST_SLEEP_SAFE_BUILD)
 }
@@ -55,13 +53,13 @@ pub(crate) fn batch_size(command: &ServerCommand) -> Option<u64> {
     last_setting(command, &["--batch-size", "-b"], "LLAMA_ARG_BATCH")?.trim().parse().ok()
 }
 
-/// Maximum number of tokens of an answer whose request sets no limit; `None`: only the context limits it.
+/// Answer limit in tokens for requests without their own limit; `None`: the context limits them.
 pub(crate) fn max_answer_tokens(command: &ServerCommand) -> Option<u64> {
     last_setting(command, &["--n-predict", "--predict", "-n"], "LLAMA_ARG_N_PREDICT")?.trim().parse().ok()
 }
 
-/// Why a process with this command cannot take over conversations: it has no slots of its own, or unloads
-/// its model by itself.
+/// Reason why a process with this command cannot take over conversations: it has no slots of its own, or
+/// unloads its model.
 pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
     let variables = ["LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"];
     let is_router = command.args.iter().any(|arg| normal_flag(arg).starts_with("--models-"))
@@ -72,17 +70,16 @@ pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
     unloads_when_idle(command).then_some("it gives its slots back while it sleeps")
 }
 
-/// Why another process could not use slot files of a process with this command; `None` if its arguments
-/// show no reason.
+/// Reason in the arguments why another process could not use slot files of this command.
 pub fn no_slot_files(command: &ServerCommand) -> Option<NoFileReason> {
-    // A request may have chosen an adapter, with which slots were computed.
+    // Slots may have been computed with an adapter that a request chose.
     if command.args.iter().any(|arg| normal_flag(arg).starts_with("--lora")) {
         return Some(NoFileReason::Adapters);
     }
     uses_drafts(command).then_some(NoFileReason::Draft)
 }
 
-/// True if the command uses a draft model, or another way of drafting that has state.
+/// True if the command drafts tokens in a way that has state.
 fn uses_drafts(command: &ServerCommand) -> bool {
     const SHORT_FLAGS: [&str; 3] = ["-md", "-hfd", "-hfrd"];
     const LONG_FLAGS: [&str; 4] = ["--model-draft", "--hf-repo-draft", "--spec-", "--mtp"];
@@ -100,7 +97,7 @@ fn uses_drafts(command: &ServerCommand) -> bool {
     given || VARIABLES.iter().any(|name| variable(command, name).is_some())
 }
 
-/// Last value given for a setting on the command line, else the value of its variable.
+/// Last value on the command line, else the value of the variable.
 fn last_setting(command: &ServerCommand, flags: &[&str], name: &str) -> Option<String> {
     flag_values(command, flags).last().map(str::to_owned).or_else(|| variable(command, name))
 }
@@ -117,8 +114,7 @@ pub(crate) fn is_given(command: &ServerCommand, flag: &str) -> bool {
     command.args.iter().any(|arg| normal_flag(arg) == flag)
 }
 
-/// Value of a variable in the process: from its own environment, else an inherited value that is not
-/// removed.
+/// Value of a variable in the process, from its own or the inherited environment.
 pub(crate) fn variable(command: &ServerCommand, name: &str) -> Option<String> {
     if command.env_remove.iter().any(|removed| removed == name) {
         return None;
@@ -126,7 +122,7 @@ pub(crate) fn variable(command: &ServerCommand, name: &str) -> Option<String> {
     command.own_variable(name).map(str::to_owned).or_else(|| std::env::var(name).ok())
 }
 
-/// llama.cpp's build number, such as 8827 from `b8827-3f545bec`. Numbers up to 1 come from sources without
+/// llama.cpp's build number, such as 8827 in `b8827-3f545bec`. Numbers up to 1 mean sources without
 /// history.
 pub(crate) fn build_number(info: &str) -> Option<u32> {
     let digits = info.strip_prefix('b')?.split('-').next()?;

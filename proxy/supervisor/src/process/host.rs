@@ -48,7 +48,7 @@ use crate::sync::lock;
 use crate::view::log::OutputStream;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Maximum age of a reading from which total GPU memory is taken; totals do not change.
+/// Maximum age of a reading of total GPU memory, which does not change.
 const GPU_TOTALS_MAX_AGE: Duration = Duration::from_secs(60);
 
 const LAST_PIECE_TIME: Duration = Duration::from_secs(1);
@@ -61,8 +61,8 @@ pub(crate) struct HostWorld {
     nursery: NurseryHandle,
     gpus: Arc<GpuReader>,
     population: Arc<ChildPopulation>,
-    /// Lock that lets one model at a time be read ahead. Two readers gain nothing on one disk, and with one
-    /// reader a hanging disk blocks only one thread.
+    /// Lock for reading model files ahead, one model at a time: two readers gain nothing on one disk, and a
+    /// hanging disk blocks only one thread.
     reader: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -121,7 +121,7 @@ impl ProcessWorld for HostWorld {
             let before = self.gpus.read_within(BASELINE_MAX_AGE, BASELINE_TIMEOUT).await;
             let before = before.map(|reading| reading.snapshot.baseline());
             let mut request = request;
-            // Use the socket's name as the mark: it is never used twice, and the next instance knows it.
+            // The socket's name is never used twice, and the next instance knows it.
             let mark = socket.to_string_lossy().into_owned();
             request.command.env.push((MARK_VARIABLE.to_owned(), mark));
             let child = self.nursery.spawn(request).await?;
@@ -140,12 +140,12 @@ impl ProcessWorld for HostWorld {
             let Some(client) = self.nursery.root() else { return Err(SpawnError::NurseryGone { binary }) };
             let mark = Some(format!("{MARK_VARIABLE}={}", socket.display()));
             let child = client.watch_child(record.child, record.pid, files, mark, binary)?;
-            // The previous instance owns the child and reads its output until it releases both.
+            // The previous instance owns the child and its output until it releases both.
             child.set_handed_over(true);
             let output = ChildOutput::follow(&child, longest_line, &sink);
             let surroundings = StartSurroundings {
                 reclaim: ReclaimChannel::reopen(&command, &socket),
-                // The GPU memory before the start is unknown to this instance, so VRAM estimates begin again.
+                // Without the GPU memory before the start, VRAM estimates begin again.
                 before: None,
                 birth: ChildBirth::new(&self.population),
             };
@@ -162,8 +162,7 @@ impl ProcessWorld for HostWorld {
     fn check_needs(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck> {
         Box::pin(async move {
             let look = run_job(WorkKind::ModelFiles, move || needs::check_needs(&command, running));
-            // Do not delay a start because of a slow disk, which may answer when the child reads it. The
-            // child reports missing files, too.
+            // Start in spite of a slow disk: it may answer later, and the child reports missing files too.
             match timeout(NEEDS_CHECK_LIMIT, look).await {
                 Ok(Ok(sight)) => return sight,
                 Ok(Err(error)) => tracing::warn!(%error, "the files that a process needs were not checked"),
@@ -189,7 +188,7 @@ impl ProcessWorld for HostWorld {
                 };
                 run_job(WorkKind::ModelFiles, read).await.ok()
             };
-            // Stop waiting after the limit: a hanging disk then blocks only the reading thread.
+            // Stop waiting for a hanging disk, which then blocks only the reading thread.
             if let Ok(Some(ReadAheadResult { read, whole })) = timeout(limit + LAST_PIECE_TIME, reading).await
                 && read > 0
             {
@@ -243,7 +242,7 @@ impl ProcessWorld for HostWorld {
     }
 }
 
-/// True if the machine has a GPU, whether a sensor supports it or not.
+/// True if the machine has a GPU, even without a sensor for it.
 pub fn has_gpu() -> bool {
     let numbered = |directory: &str, prefix: &str| {
         std::fs::read_dir(directory).is_ok_and(|entries| {
@@ -259,21 +258,17 @@ pub fn has_gpu() -> bool {
         || numbered("/dev/dri", "renderD")
 }
 
-/// Output of a child, which two tasks read while this instance owns the child.
 #[derive(Debug)]
 struct ChildOutput {
-    /// Standard output and standard error; `None` if the child has none of its own.
     pipes: Option<(Arc<pipe::Receiver>, Arc<pipe::Receiver>)>,
     readers: tokio::sync::Mutex<JoinSet<()>>,
-    /// Cancelled as soon as this instance may read.
     claimed: CancellationToken,
-    /// Cancelled when the next instance reads.
     released: CancellationToken,
     bytes: Arc<AtomicU64>,
 }
 
 impl ChildOutput {
-    /// Starts the readers, which wait until `claimed` is cancelled.
+    /// Starts readers that wait until `claimed` is cancelled.
     fn follow(child: &ChildProcess, longest_line: usize, sink: &LineSink) -> Self {
         let pipes = child.take_output().map(|(stdout, stderr)| (Arc::new(stdout), Arc::new(stderr)));
         let (claimed, released) = (CancellationToken::new(), CancellationToken::new());
@@ -293,10 +288,9 @@ impl ChildOutput {
         Self { pipes, readers: tokio::sync::Mutex::new(readers), claimed, released, bytes }
     }
 
-    /// Waits until the readers have read what a dead child wrote.
+    /// Waits until the output of a dead child is read.
     async fn read_rest(&self) {
-        /// Time limit for reading the last output. Only a process that left the group can hold the pipe open
-        /// for longer.
+        /// Only a process that left the group can hold the output pipe open for longer.
         const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(500);
         let mut readers = self.readers.lock().await;
         let rest = async { while readers.join_next().await.is_some() {} };
@@ -309,10 +303,9 @@ impl ChildOutput {
 #[derive(Debug)]
 struct ChildGpus {
     reader: Arc<GpuReader>,
-    /// GPU memory before the child was created.
     before: Option<GpuBaseline>,
     birth: ChildBirth,
-    /// True if the machine has a GPU, even if no sensor supports it.
+    /// True if the machine has a GPU, even without a sensor for it.
     present: bool,
 }
 
@@ -326,22 +319,19 @@ struct HostProcess {
     http: BackendHttp,
     endpoint: ListenAddress,
     report: Option<ReportSource>,
-    /// Channel for asking the process to give memory back; `None` without one.
     reclaim: Option<Arc<ReclaimChannel>>,
     has_metrics: bool,
     gpus: ChildGpus,
-    /// OOM-kill counters at the last reading.
     kills: Mutex<warden_sensors::OomKills>,
 }
 
 impl HostProcess {
-    /// Result of a probe that was answered: ready while the leader lives, or if a server that the leader left
-    /// answers. If the leader has ended and an unrelated process answers, the probe is lost: that process
-    /// cannot be measured, watched or stopped.
+    /// Result of an answered probe: ready while the leader or its server lives. A probe that an unrelated
+    /// process answered is lost: that process cannot be measured, watched or stopped.
     async fn probe_result(&self) -> ProbeResult {
         let is_known = match self.child.kinship().server() {
             None => false,
-            // If the leader lives, it may start its server again.
+            // A living leader may start its server again.
             Some(ChildServer::Member(server)) => server.is_running(),
             Some(_) => true,
         };
@@ -375,7 +365,7 @@ impl HostProcess {
     }
 }
 
-/// True if a file does not exist. A file that cannot be inspected counts as existing.
+/// A file that cannot be inspected counts as existing.
 fn is_removed(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
@@ -505,13 +495,13 @@ impl BackendProcess for HostProcess {
 
     fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample> {
         Box::pin(async move {
-            // Store the OOM-kill counters at each sample, so that the comparison when the child ends covers
-            // only seconds: other processes are killed, too.
+            // Read the OOM-kill counters at each sample. Other processes are killed too, so the comparison at
+            // the child's end must cover only seconds.
             let pid = self.server_pid();
             if let Ok(now) = run_job(WorkKind::Kernel, move || warden_sensors::OomKills::read(pid)).await {
                 *lock(&self.kills) = now;
             }
-            // Run both requests concurrently, because each may have to wait.
+            // Each of the two requests may have to wait.
             let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
             let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
             let (seen, metrics, slots) =
@@ -559,8 +549,7 @@ impl BackendProcess for HostProcess {
                     _ => sample,
                 }
             };
-            // Use a worker thread: the reads are small, but a kernel without `children` files needs a walk
-            // over /proc.
+            // Without `children` files, the kernel needs a walk over /proc.
             run_job(WorkKind::Kernel, read).await.unwrap_or_default()
         })
     }
@@ -587,7 +576,7 @@ impl BackendProcess for HostProcess {
     }
 }
 
-/// Host memory of the child's group and of its processes outside of it, read page by page.
+/// Host memory of the group and of `outside`, read page by page.
 fn confirmed_memory(leader: u32, outside: &[u32]) -> Option<u64> {
     let group = warden_sensors::host_confirmed(leader);
     let group = group.inspect_err(|error| tracing::debug!(%error, "memory not confirmed")).ok();
@@ -595,7 +584,7 @@ fn confirmed_memory(leader: u32, outside: &[u32]) -> Option<u64> {
     combine(group.map(HostConfirmed::charged), outside.map(HostConfirmed::charged), u64::saturating_add)
 }
 
-/// Combines two optional values; a missing one leaves the other unchanged.
+/// Combines two values; a missing one leaves the other unchanged.
 fn combine<T>(one: Option<T>, other: Option<T>, add: impl FnOnce(T, T) -> T) -> Option<T> {
     match (one, other) {
         (Some(one), Some(other)) => Some(add(one, other)),
@@ -603,10 +592,10 @@ fn combine<T>(one: Option<T>, other: Option<T>, add: impl FnOnce(T, T) -> T) -> 
     }
 }
 
-/// Maximum size of an answer in bytes: the tokens of a prompt with a million tokens take 8 MB.
+/// The answer with the tokens of a prompt takes 8 MB for a million tokens.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-/// Reads status and body of an answer; `None` if the body is too long.
+/// Returns `None` if the body is too long.
 async fn read_answer(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
     let status = answer.status().as_u16();
     let mut all = Vec::new();
@@ -619,7 +608,7 @@ async fn read_answer(mut answer: reqwest::Response) -> Option<(u16, Bytes)> {
     Some((status, all.into()))
 }
 
-/// Reason for missing VRAM figures; `None` on a machine without a GPU.
+/// Returns `None` on a machine without a GPU.
 fn no_vram(why: &VramUnknown, gpu_here: bool) -> Option<NoVram> {
     let nothing = matches!(why, VramUnknown::NoDevice(_));
     let is_normal = why.is_normal() && !nothing;
@@ -628,7 +617,7 @@ fn no_vram(why: &VramUnknown, gpu_here: bool) -> Option<NoVram> {
 
 const NO_DRIVER_ANSWER: &str = "the VRAM policy is off because the driver does not answer";
 
-/// Maximum age of a reading of GPU memory that is used as the baseline of a new process.
+/// Maximum age of the GPU memory baseline of a new process.
 const BASELINE_MAX_AGE: Duration = Duration::from_millis(50);
 const BASELINE_TIMEOUT: Duration = Duration::from_secs(2);
 

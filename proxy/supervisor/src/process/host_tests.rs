@@ -10,7 +10,7 @@ use super::*;
 use crate::spec::ServerCommand;
 use crate::sync::lock;
 
-/// Request as a model's task makes it.
+/// Reading as a model's task requests it.
 const ASK: SampleOptions =
     SampleOptions { by_page: true, gpu_age: PATIENCE, limit: PATIENCE, metrics: true, slots: true };
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ async fn sleeper(
     (process, socket, heard)
 }
 
-/// The same with another address.
+/// Like [`sleeper`], with another address.
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 async fn sleeper_at(
     endpoint: ListenAddress,
@@ -64,7 +64,7 @@ fn answering(socket: &Path, wanted: &'static str, answer: &'static str) -> Abort
             let head = String::from_utf8_lossy(&head[..length]).to_lowercase();
             let answer =
                 if head.contains(wanted) { answer } else { "HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n" };
-            // A client that only looks for the owner has left.
+            // A client that only determines the socket's owner has left.
             let _gone = stream.write_all(answer.as_bytes()).await;
         }
     }))
@@ -88,7 +88,7 @@ async fn probes_tell_ready_loading_and_lost_apart() {
     assert!(sample.unmeasured.is_some_and(|why| why.contains("was running before")));
     drop(ready);
     std::fs::remove_file(&socket).unwrap();
-    // Accepts connections but never answers.
+    // The socket accepts connections, but nothing answers.
     let _deaf = UnixListener::bind(&socket).unwrap();
     assert_eq!(process.probe(Duration::from_millis(50)).await, ProbeResult::Lost);
     process.kill();
@@ -153,7 +153,7 @@ async fn another_program_at_its_port_is_sent_not_a_byte_while_it_runs_or_when_it
         process.kill();
         process.wait().await;
     }
-    // Connections are accepted in order: when this byte was read, so was everything before it.
+    // Connections are accepted in order, so all earlier data was read before this byte.
     TcpStream::connect(port).await.unwrap().write_all(b"!").await.unwrap();
     let all = async {
         while lock(&heard).last() != Some(&1) {

@@ -1,5 +1,4 @@
-//! Finds the processes of a child that are outside of its process group, and stores facts about its server.
-//! Only the task that waits for the child acts on these facts.
+//! Finds the processes of a child outside of its process group, and stores facts about its server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,30 +22,28 @@ use crate::worker_threads::{WorkError, WorkKind, run_briefly};
 
 pub(crate) const MARK_VARIABLE: &str = "LLAMA_WARDEN_PROCESS";
 
-/// Time limit for reading `/proc`, which takes milliseconds unless a process hangs in the kernel.
+/// Reads of `/proc` take milliseconds unless a process hangs in the kernel.
 pub(crate) const RELATIVES_LIMIT: Duration = Duration::from_secs(2);
 
-/// Facts whose change wakes the task that waits for the child.
+/// Facts about a child. A change wakes the task that waits for the child.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChildState {
     pub(crate) asked: StopRequest,
-    /// Process that serves; `None` if nothing has answered yet, or the answering process was not found.
+    /// Process that serves; `None` before the first answer, or if that process was not found.
     pub(crate) server: Option<ChildServer>,
 }
 
-/// Processes of a child besides its leader, and its server.
 #[derive(Debug)]
 pub(crate) struct ChildRelatives {
     leader: u32,
     started: Option<u64>,
-    /// Mark in the child's environment, `NAME=VALUE`. `None` for the next instance: processes below it are
-    /// its own children.
+    /// `NAME=VALUE` in the child's environment; `None` for the next instance, which has its own children.
     mark: Option<String>,
     control: Option<Arc<ControlGroup>>,
     state: watch::Sender<ChildState>,
-    /// True if the leader has ended, and a process that it left runs.
+    /// True if the leader has ended, but a process that it left runs.
     is_outlived: AtomicBool,
-    /// True if SIGTERM was sent to processes that have left the group.
+    /// True if processes outside of the group got SIGTERM.
     is_terminated_outside: AtomicBool,
 }
 
@@ -89,7 +86,7 @@ impl ChildRelatives {
         self.state.send_modify(|state| state.server = Some(server));
     }
 
-    /// Asks the task that waits for the child to end it. A request for SIGKILL cannot be weakened later.
+    /// Wakes the waiting task to end the child. Later requests cannot weaken a SIGKILL.
     pub(crate) fn ask_to_end(&self, how: StopRequest) {
         self.state.send_modify(|state| state.asked = state.asked.max(how));
     }
@@ -102,13 +99,12 @@ impl ChildRelatives {
         self.is_outlived.store(is_outlived, Ordering::SeqCst);
     }
 
-    /// Returns true for the first caller, which may send the only SIGTERM to processes that have left the
-    /// group.
+    /// True for the first caller, which alone may send SIGTERM outside of the group.
     pub(crate) fn first_to_terminate_outside(&self) -> bool {
         !self.is_terminated_outside.swap(true, Ordering::SeqCst)
     }
 
-    /// The server, if we have to wait for its own end: it is outside of the group, or the leader has ended.
+    /// The server, if its own end matters: it is outside of the group, or the leader has ended.
     pub(crate) fn watched_server(&self) -> Option<Arc<WatchedProcess>> {
         match self.server()? {
             ChildServer::Outside { server, .. } => Some(server),
@@ -117,8 +113,7 @@ impl ChildRelatives {
         }
     }
 
-    /// All processes of the child except its leader, including zombies. Reads `/proc`, so call it on a
-    /// worker thread.
+    /// All processes except the leader, including zombies. May block on `/proc`.
     pub(crate) fn relatives(&self) -> Vec<RelatedProcess> {
         let Some(mark) = &self.mark else { return Vec::new() };
         let mut all = relatives(ChildAncestry { leader: self.leader, reaper: instance_pid(), mark });
@@ -132,8 +127,7 @@ impl ChildRelatives {
         all
     }
 
-    /// Sends SIGKILL to the whole control group, so that no process can start another one, and returns the
-    /// processes that remain.
+    /// Kills the control group, so that none of its processes can fork, and returns the remaining processes.
     pub(crate) fn killed_relatives(&self) -> Vec<RelatedProcess> {
         if let Some(control) = &self.control {
             control.kill();
@@ -146,18 +140,16 @@ impl ChildRelatives {
         all.into_iter().filter(|one| one.process.pid != self.leader).collect()
     }
 
-    /// Processes that are measured besides the leader and its group: the control group, and all processes
-    /// of the child if the server is outside of the process group. Reads `/proc`, so call it on a worker
-    /// thread.
+    /// Processes to measure besides the leader and its group: the control group, or all relatives of a server
+    /// outside of the process group. May block on `/proc`.
     pub(crate) fn measured_relatives(&self) -> Vec<u32> {
         let found = if self.watched_server().is_some() { self.relatives() } else { self.members() };
-        // Include the group if the leader has ended, because members are otherwise found from the leader.
+        // Group members are otherwise found from the leader, which has ended.
         let whole = self.is_outlived();
         let all = found.into_iter().filter(|one| !one.is_zombie);
         all.filter(|one| whole || one.group != self.leader).map(|one| one.process.pid).collect()
     }
 
-    /// Classifies the processes that remain, by the known facts about the server.
     pub(crate) fn left_behind(&self, relatives: &[RelatedProcess]) -> RemainingProcesses {
         let server = match self.server() {
             None => KnownServer::Unknown,
@@ -175,15 +167,15 @@ impl ChildRelatives {
     }
 }
 
-/// Reaps zombies that became our children as orphans. Returns the exit of the last one.
+/// Reaps orphans that became our children. Returns the exit of the last one.
 pub(crate) fn reap_zombies(relatives: &[RelatedProcess]) -> Option<ProcessExit> {
     let own = std::process::id();
     let zombies = relatives.iter().filter(|one| one.is_zombie && one.parent == own);
-    // Reap all of them: each call of `reap` removes one.
+    // Each call of `reap` removes one zombie.
     zombies.filter_map(|zombie| reap(zombie.process.pid)).fold(None, |_, exit| Some(exit))
 }
 
-/// Reaps a zombie that is our child. Its PID cannot have been reused, because nothing else reaps it.
+/// Reaps a zombie child. Nothing else reaps it, so its PID was not reused.
 pub(crate) fn reap(pid: u32) -> Option<ProcessExit> {
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
     reap_ended(WaitId::Pid(pid))
@@ -200,22 +192,20 @@ pub(crate) fn watch_all(relatives: &[RelatedProcess]) -> Vec<WatchedProcess> {
     relatives.iter().filter(|one| !one.is_zombie).filter_map(open).collect()
 }
 
-/// Kills all marked processes and their descendants; called when the last of our children has to end. Gives
-/// up if reading `/proc` takes too long, because that must not delay our exit.
+/// Kills all marked processes and their descendants before this process exits. Gives up if `/proc` is slow.
 pub(crate) fn kill_all_marked() {
     let look = || marked_below(std::process::id(), MARK_VARIABLE);
     kill_found(run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, look), std::process::id());
 }
 
-/// Kills the processes found for child `pid`; `None` means that the search took too long.
+/// `found` is `None` if the search took too long.
 pub(crate) fn kill_found(found: Option<Vec<RelatedProcess>>, pid: u32) {
     let Some(found) = found else { return log_no_relatives(pid) };
     found.iter().filter(|one| !one.is_zombie).for_each(|one| kill_process(one.process));
 }
 
-/// Waits for a search of the processes of child `pid`. Returns an empty list if the search takes longer than
-/// [`RELATIVES_LIMIT`]. The kernel blocks readers of the environment of a process whose memory map is locked.
-/// One such process must not prevent another child from being stopped.
+/// Waits for a search of relatives, at most [`RELATIVES_LIMIT`]. The kernel blocks readers of a process's
+/// environment while its memory map is locked, which must not prevent another child's stop.
 pub(crate) async fn relatives_in_time(
     pid: u32,
     look: impl Future<Output = Result<Vec<RelatedProcess>, WorkError>>,
@@ -236,15 +226,14 @@ fn log_no_relatives(pid: u32) {
     );
 }
 
-/// Reaps orphans that became our children and that no task waits for: helpers of a wrapper or a build.
+/// Reaps orphans that no task waits for: helpers of a wrapper or a build.
 #[derive(Debug, Default)]
 pub(crate) struct OrphanReaper {
     seen: Vec<StartedProcess>,
 }
 
 impl OrphanReaper {
-    /// Reaps zombies that were already seen at the last call. A task that waits for a process reaps it
-    /// before that.
+    /// Reaps zombies that it sees for the second time: a task that waits for a process reaps it earlier.
     pub(crate) fn reap(&mut self) {
         let Some(ours) = RelatedProcess::with_pid(std::process::id()) else { return };
         let children = children_of(ours.process.pid);

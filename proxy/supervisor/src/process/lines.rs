@@ -1,4 +1,4 @@
-//! Reads a child's output line by line, and limits how much of it goes into our log.
+//! Reads a child's output line by line, and limits how much of it is logged.
 //!
 //! ```text
 //!     line ── same as the last one? ── yes ── counted ──────────────────┐
@@ -17,31 +17,27 @@ use tokio::net::unix::pipe;
 use tokio::time::{Duration, Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// Number of bytes read at a time. A pipe holds 64 KiB; smaller pieces only cost more calls.
+/// Bytes per read. A pipe holds 64 KiB; smaller pieces only cost more calls.
 const CHUNK_BYTES: usize = 8 * 1024;
-/// Maximum number of bytes read from one stream per [`SLICE_TIME`]: 16 MB a second. A child that writes
-/// more has to wait, so that other models do not have to.
+/// Limit per stream and [`SLICE_TIME`], 16 MB a second: a flood must not delay other models.
 const SLICE_BYTES: usize = 800 * 1024;
 const SLICE_TIME: Duration = Duration::from_millis(50);
 
-/// Maximum number of lines of one stream that are logged per second. A server that logs each token of
-/// several slots writes a few hundred.
+/// Log limit per stream. A server that logs each token of several slots writes a few hundred lines.
 const LINES_PER_SECOND: u32 = 1000;
-/// Maximum number of lines that are logged at once after a quiet time. A big model logs about 600 lines
-/// while it loads, or 3,000 with verbose logging.
+/// Log limit after a quiet time. A big model logs about 600 lines while it loads, or 3,000 with verbose
+/// logging.
 const BURST_LINES: u32 = 5000;
-/// Number of last lines of a flood that are kept: enough for a crash with a stack trace.
+/// Last lines of a flood to keep: enough for a crash with a stack trace.
 const FLOOD_LINES_KEPT: usize = 40;
 const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
 const REPEAT_SHOWN_BYTES: usize = 200;
 
-/// Reads a stream until it ends, or until `over` is cancelled because another instance reads the stream from
-/// then on. Calls `each` with each line, and adds the number of bytes to `said`. At the cancellation, bytes
-/// after the last line end count as a line.
+/// Reads a stream until it ends or `over` is cancelled. Adds the number of bytes to `said`. At the
+/// cancellation, bytes after the last line end count as a line.
 ///
 /// A line ends with LF, CR LF or CR (progress bars). Bytes beyond `longest` and blank lines are dropped,
-/// and invalid UTF-8 is replaced. Repeated lines are counted instead of logged, and a flood is limited
-/// ([`FloodGate`]).
+/// and invalid UTF-8 is replaced.
 pub(crate) async fn follow_lines(
     from: Arc<pipe::Receiver>,
     longest: usize,
@@ -121,13 +117,12 @@ fn finish_line(line: &mut Vec<u8>, each: &mut impl FnMut(&[u8])) {
 #[derive(Debug)]
 struct FloodGate {
     last: Vec<u8>,
-    /// Number of repeats of the last line since the last notice.
     repeats: u64,
     allowed: u32,
     refilled: Instant,
     left_out: u64,
     newest: VecDeque<Vec<u8>>,
-    /// Time at which to write the next notices; `None` if there is nothing to report.
+    /// Time of the next notices.
     due: Option<Instant>,
 }
 
@@ -144,7 +139,7 @@ impl FloodGate {
         }
     }
 
-    /// Handles the next line. `each` is called with the lines to log.
+    /// Handles a line, and calls `each` with the lines to log.
     fn take_line(&mut self, line: &[u8], now: Instant, each: &mut impl FnMut(String)) {
         if line == self.last.as_slice() {
             self.repeats += 1;

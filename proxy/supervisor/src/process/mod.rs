@@ -86,10 +86,9 @@ pub(crate) type LineSink = Arc<dyn Fn(OutputStream, String) + Send + Sync>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeResult {
     Ready,
-    /// The server answers, but is not ready.
     Loading,
     Lost,
-    /// The socket file is gone, so no new connection is possible.
+    /// Without the socket file, no new connection is possible.
     SocketGone,
 }
 
@@ -99,10 +98,10 @@ impl ProbeResult {
     }
 }
 
-/// Properties that a server reports in `/props`; unreported ones are `None`.
+/// Properties reported in `/props`; unreported ones are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerProps {
-    /// Number of slots: requests that the server evaluates at the same time.
+    /// Number of slots.
     pub slots: Option<u32>,
     /// Context of a slot in tokens.
     pub n_ctx: Option<u64>,
@@ -110,24 +109,22 @@ pub struct ServerProps {
     pub modalities: Option<InputModalities>,
     /// llama.cpp's build number.
     pub build: Option<u32>,
-    /// True if the server, while it is healthy, answers requests for the state of its slots.
+    /// True if a healthy server answers requests for its slots.
     pub reports_slots: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleOptions {
-    /// Also read host memory page by page, which is slow.
+    /// Reads host memory page by page, which is slow.
     pub(crate) by_page: bool,
     pub(crate) gpu_age: Duration,
-    /// Time limit for a GPU driver, and for the server's own counters.
+    /// Time limit for the GPU driver and for the server's own counters.
     pub(crate) limit: Duration,
-    /// Also read the server's own counters, if it has any.
     pub(crate) metrics: bool,
     pub(crate) slots: bool,
 }
 
 impl SampleOptions {
-    /// Options for a reading of memory only.
     pub(crate) const fn brief(gpu_age: Duration, limit: Duration) -> Self {
         Self { by_page: false, gpu_age, limit, metrics: false, slots: false }
     }
@@ -135,34 +132,29 @@ impl SampleOptions {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProcessSample {
-    /// Host memory of the process group; `None` if unreadable.
     pub(crate) host: Option<HostMemory>,
-    /// Host memory read page by page, if requested and readable.
     pub(crate) confirmed: Option<u64>,
-    /// VRAM of the process group per GPU, without GPUs where it is unknown.
+    /// VRAM per GPU, without GPUs for which it is unknown.
     pub(crate) vram: Vec<VramReading>,
     pub(crate) no_vram: Option<NoVram>,
-    /// Sentence why the server is not measured; `None` if it is.
+    /// Sentence that explains why the server is not measured.
     pub(crate) unmeasured: Option<String>,
     /// Readings of all GPUs; `None` if the driver did not answer.
     pub(crate) devices: Option<Arc<GpuDevices>>,
     pub(crate) totals: Option<HostTotals>,
-    /// Memory of the process's control group; `None` without a control group of version 2.
+    /// Memory of the control group; `None` without one of version 2.
     pub(crate) group: Option<CgroupMemory>,
     pub(crate) report: Option<CudaReport>,
-    /// The server's own counters; `None` if not requested or not available.
     pub(crate) metrics: Option<BackendMetrics>,
-    /// State of the slots; `None` if not requested or not available.
     pub(crate) slots: Option<SlotActivity>,
-    /// Why the process may be unable to run: stopped, or waiting for pages from disk; `None` if unknown.
+    /// Sign that the process is stopped or waits for pages from disk; `None` if unknown.
     pub(crate) standing: Option<ProcessRunState>,
-    /// Parts of the process that can give memory back; `None` if the process was started without a reclaim
-    /// file.
+    /// Parts that can give memory back; `None` without a reclaim file.
     pub(crate) parts: Option<ReclaimParts>,
 }
 
 impl ProcessSample {
-    /// VRAM in bytes over all GPUs; `None` if the amount on any of them is unknown or only estimated.
+    /// Bytes over all GPUs; `None` if a part is unknown or estimated.
     pub(crate) fn vram_held(&self) -> Option<u64> {
         let known = self.no_vram.as_ref().is_none_or(|no_vram| no_vram.is_normal);
         let exact = self.vram.iter().all(|vram| vram.source != VramSource::Estimate);
@@ -170,7 +162,7 @@ impl ProcessSample {
         (known && exact && self.devices.is_some()).then_some(held)
     }
 
-    /// Removes figures of the leader: if the server is not measured, no decision may use them.
+    /// Removes the leader's figures: decisions must not use them if the server is not measured.
     fn without_figures(self, why: String, gpu_here: bool) -> Self {
         let no_vram = gpu_here.then(|| NoVram::new(&why));
         let unmeasured = Some(why);
@@ -182,21 +174,20 @@ impl ProcessSample {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoVram {
     pub(crate) why: String,
-    /// True if this is normal: the process uses no GPU, so it has no VRAM.
+    /// True if the process uses no GPU.
     pub(crate) is_normal: bool,
 }
 
 impl NoVram {
-    /// Makes a reason that is not normal, so that it is logged.
     pub(crate) fn new(why: &str) -> Self {
         Self { why: why.to_owned(), is_normal: false }
     }
 }
 
-/// Memory of a machine in bytes, either total or free at one moment. Unknown values are missing.
+/// Memory of a machine in bytes, total or free. Unknown values are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MachineMemory {
-    /// Host memory, or as much of it as our control group may use.
+    /// Host memory, or the limit of our control group.
     pub(crate) host: Option<u64>,
     pub(crate) gpus: Vec<(GpuIndex, u64)>,
 }
@@ -204,7 +195,7 @@ pub(crate) struct MachineMemory {
 #[derive(Clone)]
 pub(crate) struct BackendRequest {
     pub(crate) path: String,
-    /// JSON body of a `POST`; `None` for a `GET`.
+    /// Body of a `POST`; `None` for a `GET`.
     pub(crate) body: Option<Bytes>,
 }
 
@@ -216,61 +207,53 @@ impl BackendRequest {
 
 impl Debug for BackendRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Show only the size of a body, because it may contain a client's text.
+        // The body may contain a client's text, so show only its size.
         write!(f, "Question({}, {:?} bytes)", self.path, self.body.as_ref().map(Bytes::len))
     }
 }
 
 pub(crate) trait BackendProcess: Send + Sync + Debug {
-    /// PID of the process that was forked, which is also the id of its group.
+    /// PID of the forked process, and of its group.
     fn pid(&self) -> u32;
-    /// PID of the process that serves; by default the one that was forked.
+    /// PID of the process that serves.
     fn server_pid(&self) -> u32 {
         self.pid()
     }
     fn terminate(&self);
     fn kill(&self);
-    /// Waits until the process has ended and all its output was passed to the sink.
+    /// Waits until the process has ended and the sink has all its output.
     fn wait(&self) -> BoxFuture<'_, ProcessExit>;
-    /// True if the kernel reports that the process runs now.
     fn is_running(&self) -> bool;
-    /// Sends one probe, which counts as lost if there is no answer in time, or another program answers.
+    /// Sends a probe. It counts as lost if another program answers, or none in time.
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult>;
     fn read_props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps>;
-    /// Applies a setting that a client made in another process. The error text contains nothing of the
-    /// setting's body.
+    /// Applies a client's setting from another process. The error text contains nothing of its body.
     fn apply_setting(&self, setting: ClientSetting, timeout: Duration) -> BoxFuture<'_, Result<(), String>>;
-    /// Sends a request. Returns status and whole body; `None` if there is no answer in time or it is too
-    /// large. Dropping the future closes the connection, and then the server stops working as if a client
-    /// had left.
+    /// Sends a request. `None` if the answer is too late or too large. Dropping the future closes the
+    /// connection, and the server then stops its work.
     fn send_request(&self, request: BackendRequest, limit: Duration) -> BoxFuture<'_, Option<(u16, Bytes)>>;
-    /// Evidence from the kernel's counters whether processes were killed for lack of memory since the last
-    /// reading. Call it after a SIGKILL has ended the process.
+    /// Evidence of the kernel's OOM killer since the last reading; read after a SIGKILL.
     fn oom_evidence(&self) -> BoxFuture<'_, OomEvidence>;
     fn sample(&self, ask: SampleOptions) -> BoxFuture<'_, ProcessSample>;
-    /// CPU time and I/O bytes so far of the process and all processes that belong to it; `None` if
-    /// unreadable.
+    /// CPU time and I/O bytes of the process and its relatives; `None` if unreadable.
     fn read_effort(&self) -> BoxFuture<'_, Option<ProcessActivity>>;
-    /// Prepares the process for the next instance: returns its number at the root, and its files. `None` if
-    /// that is impossible.
+    /// Prepares the handover. Returns the child's number at the root and its files; `None` if impossible.
     fn prepare_handover(&self) -> Option<(u64, Vec<OwnedFd>)> {
         None
     }
-    /// Takes the number from [`Self::prepare_handover`], if this instance forked the process.
+    /// Takes the number of [`Self::prepare_handover`], if this instance forked the process.
     fn take_handover_id(&self) -> Option<u64> {
         None
     }
-    /// Takes the process over from the previous instance, so that it ends with us from now on.
+    /// Takes the process over from the previous instance: it now ends with this instance.
     fn take_ownership(&self) {}
-    /// Leaves the process to the next instance: its output is no longer read here, and it does not end with
-    /// us.
+    /// Leaves the process to the next instance, which reads its output from now on.
     fn release(&self) {}
-    /// Asks the process to give memory back. For each part, the process may wait this long for a good
-    /// moment.
+    /// Asks the process to give memory back. `wait`: time for which each part may wait for a good moment.
     fn reclaim(&self, wait: Duration) -> BoxFuture<'_, ReclaimResult>;
 }
 
-/// Resolves when a starting process has made no progress for `limit`. The future may be dropped.
+/// Resolves when a starting process has made no progress for `limit`. Cancel safe.
 pub(crate) async fn until_stalled(process: &dyn BackendProcess, limit: Duration) {
     let began = Instant::now();
     let mut watch = StandstillWatch::new(limit);
@@ -284,8 +267,8 @@ pub(crate) async fn until_stalled(process: &dyn BackendProcess, limit: Duration)
 }
 
 pub(crate) trait ProcessWorld: Send + Sync + Debug {
-    /// Creates a child that is to listen on `endpoint`. `socket`: path of its Unix socket; for a child on a
-    /// port, the path from which its other files get their names.
+    /// Creates a child that listens on `endpoint`. `socket`: path of its Unix socket; for a child on a port,
+    /// only its other files are named after this path.
     fn spawn(
         &self,
         request: SpawnRequest,
@@ -298,19 +281,17 @@ pub(crate) trait ProcessWorld: Send + Sync + Debug {
         let binary = heir.record.command.binary;
         Box::pin(async { Err(SpawnError::NurseryGone { binary }) })
     }
-    /// Cancels the handover of a child that was prepared for it.
     fn cancel_handover(&self, _child: u64) {}
-    /// Checks the files that a process with this command needs. `running`: PID of a process with the same
-    /// binary, if any.
+    /// Checks the files that the command needs. `running`: PID of a process with the same binary.
     fn check_needs(&self, command: ServerCommand, running: Option<u32>) -> BoxFuture<'static, NeedsCheck>;
-    /// Reads the model's files into the page cache, for at most `limit` and only if memory suffices.
+    /// Reads the model's files into the page cache, if memory suffices.
     fn read_ahead(&self, command: ServerCommand, limit: Duration) -> BoxFuture<'static, ()>;
-    /// Memory available for new processes, in bytes; `None` if unreadable.
+    /// Bytes available for new processes; `None` if unreadable.
     fn available_memory(&self) -> Option<u64>;
     fn free_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
     fn total_memory(&self, limit: Duration) -> BoxFuture<'_, MachineMemory>;
-    /// Environment variable that restricts a process to these GPUs; `None` if these are all GPUs of the
-    /// machine, or if one of them has no UUID. Read within the time limit.
+    /// Environment variable that restricts a process to these GPUs. `None` if these are all GPUs, or if one
+    /// of them has no UUID.
     fn gpu_restriction(
         &self,
         gpus: Vec<GpuIndex>,

@@ -1,7 +1,7 @@
 //! Forks all children on the main thread, which also reaps orphans and removes unused control groups.
 //!
-//! When a *thread* that forked ends, the kernel sends the parent-death signal to its children. A thread of a
-//! pool may end at any time. So the main thread, which lives as long as the process, forks all children.
+//! When the *thread* that forked a child ends, the kernel sends the parent-death signal to the child. Pool
+//! threads may end at any time, so the main thread forks all children.
 //!
 //! ```text
 //!   main thread:  Nursery::run <---- orders ---- NurseryHandle::spawn  (any task)
@@ -38,11 +38,11 @@ enum ForkOrder {
     Stop,
 }
 
-/// Receives requests to create processes, and forks; run on the main thread.
+/// Receives fork requests; run it on the main thread.
 #[derive(Debug)]
 pub struct ProcessNursery {
     orders: mpsc::Receiver<ForkOrder>,
-    /// True if orphaned descendants become children of this process, because it is a subreaper.
+    /// True if this process is a subreaper and gets orphaned descendants as children.
     is_root: bool,
 }
 
@@ -59,12 +59,11 @@ enum ForkPlace {
     Root(Arc<RootClient>),
 }
 
-/// Interval for reaping orphans. A zombie is reaped when it is seen for the second time, so that a task
-/// that waits for it comes first.
+/// Interval for reaping orphans. A zombie is reaped when seen twice, so that a waiting task comes first.
 const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Creates a nursery and its handle. Also makes this process a subreaper: orphaned descendants become its
-/// children, so that a server whose wrapper has ended can be found, watched and stopped.
+/// Creates a nursery and its handle. Makes this process a subreaper, so that a server whose wrapper has
+/// ended can be found and stopped.
 pub fn nursery_channel() -> (ProcessNursery, NurseryHandle) {
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         tracing::warn!(%error, "servers that leave their wrapper cannot be stopped: no subreaper on this kernel");
@@ -76,8 +75,7 @@ pub fn nursery_channel() -> (ProcessNursery, NurseryHandle) {
     )
 }
 
-/// Creates a nursery and its handle for a successor: the handle asks the root to fork, and the main thread
-/// has nothing to do.
+/// Creates a nursery and its handle for a successor: the root forks, and the main thread has nothing to do.
 ///
 /// # Errors
 ///
@@ -89,13 +87,12 @@ pub fn root_nursery(root: UnixStream) -> io::Result<(ProcessNursery, NurseryHand
 }
 
 impl ProcessNursery {
-    /// Forks until all handles are dropped or [`NurseryHandle::stop`] is called. The children die when the
-    /// calling thread ends, not when this returns. Processes that have left the group of a child are killed
-    /// before this returns, because the kernel ends only the children themselves.
+    /// Forks until all handles are dropped or [`NurseryHandle::stop`] is called. Kills processes that have
+    /// left their child's group, because the kernel ends only the children with this thread.
     pub fn run(self) {
         let (mut orphans, mut groups) = (OrphanReaper::default(), ControlGroups::default());
         loop {
-            // If the caller has left meanwhile, the created child is dropped and thereby killed.
+            // If the caller has left, the created child is dropped and thereby killed.
             match self.orders.recv_timeout(REAP_INTERVAL) {
                 Ok(ForkOrder::Spawn(request, reply)) => {
                     groups.remove_unused();
@@ -122,7 +119,7 @@ impl ProcessNursery {
 }
 
 impl NurseryHandle {
-    /// Creates a process on the main thread, or in the root. Must be called in a tokio runtime with I/O.
+    /// Creates a process on the main thread or in the root. Must be called in a tokio runtime with I/O.
     ///
     /// # Errors
     ///
@@ -148,8 +145,8 @@ impl NurseryHandle {
         answer.await.map_err(|_| gone())?
     }
 
-    /// Creates the next instance, and gives it one end of the handover connection. Dropping the child kills
-    /// it, unless it serves already.
+    /// Creates the next instance, with one end of the handover connection. Dropping the child kills it,
+    /// unless it already serves.
     ///
     /// # Errors
     ///
@@ -174,8 +171,7 @@ impl NurseryHandle {
         Ok(child)
     }
 
-    /// Records that the child made by [`Self::spawn_successor`] now serves. From then on the child lives as
-    /// long as the root does.
+    /// Records that the successor now serves. Its process then lives as long as the root.
     pub fn note_serving(&self, child: ChildProcess) {
         match (&self.forks, child.root_id()) {
             (ForkPlace::Here(family), _) => {
@@ -190,12 +186,12 @@ impl NurseryHandle {
         }
     }
 
-    /// True if our own main thread forks. Then this process has to live as long as its successors.
+    /// True if this process forks. Then it has to live as long as its successors.
     pub fn is_root(&self) -> bool {
         matches!(self.forks, ForkPlace::Here(_))
     }
 
-    /// Waits for the end of the serving successor. Never resolves if there is none.
+    /// Waits for the end of the serving successor; never resolves without one.
     pub async fn successor_ended(&self) -> ProcessExit {
         match &self.forks {
             ForkPlace::Here(family) => family.until_serving_ends().await,
@@ -203,15 +199,14 @@ impl NurseryHandle {
         }
     }
 
-    /// Waits until all successors that no longer serve have ended. Returns at once if this process is not
-    /// the root.
+    /// Waits for the end of all successors that no longer serve. Returns at once outside of the root.
     pub async fn retired_ended(&self) {
         if let Some(family) = self.family() {
             family.retired_ended().await;
         }
     }
 
-    /// Sends an order to the successors that should get it. Without effect if this process is not the root.
+    /// Sends an order to the successors concerned. Does nothing outside of the root.
     pub fn pass_on(&self, order: InstanceOrder) {
         if let Some(family) = self.family() {
             family.pass_on(order);

@@ -1,4 +1,4 @@
-//! A directory for sockets that a process creates inside an existing directory, and removes again.
+//! A directory for sockets that a process creates in an existing directory, and removes again.
 //!
 //! ```text
 //!     <base>/                  another owner's: created if missing, never changed, never removed
@@ -8,8 +8,8 @@
 //!         *.slots/             slots of a process while it is replaced
 //! ```
 //!
-//! The removal deletes only files whose names and types we alone create, and then the directory if it is
-//! empty. It never recurses, so files of others stay, and the directory stays with them.
+//! The removal deletes only files with our names and types, and then the directory if it is empty. It never
+//! recurses.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, FileType};
@@ -27,11 +27,10 @@ use crate::process::trusted_path;
 const DIR_PREFIX: &str = "llama-warden-";
 const LOCK_FILE: &str = "lock";
 const LOCK_CONTENTS: &[u8] = b"llama-warden\n";
-/// Name of the operator's socket, unless another path is configured.
+/// Default name of the operator's socket.
 pub const ADMIN_SOCKET: &str = "admin.sock";
 const NEW_MARK_PREFIX: &str = ".lock-";
-/// Maximum number of attempts if other processes create or sweep the same directory at the same time. More
-/// collisions in a row are no accident.
+/// Limit of attempts while other processes create or sweep the same directory.
 const MAKE_ATTEMPTS: usize = 10;
 
 /// A locked private directory. Dropping this value removes our files.
@@ -44,13 +43,12 @@ pub struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Path of the directory of process `pid` in `base`.
+    /// Path of the directory of process `pid`.
     pub fn path_for(base: &Path, pid: u32) -> PathBuf {
         base.join(format!("{DIR_PREFIX}{pid}"))
     }
 
-    /// Creates and locks the directory; `None` if another process holds the lock. Missing parent
-    /// directories are created, and are never removed.
+    /// Creates and locks the directory, with missing parents; `None` if another process holds the lock.
     ///
     /// # Errors
     /// The directory cannot be created, belongs to another user, is no directory, or has files but no lock
@@ -70,7 +68,7 @@ impl PrivateDir {
                 MarkState::Foreign => return Err(io::Error::other("its file `lock` is not llama-warden's")),
                 MarkState::Nothing => match create_mark(path) {
                     Ok(lock) => lock,
-                    // Another process created or swept the directory just now: try again.
+                    // Another process has just created or swept the directory: try again.
                     Err(error)
                         if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) =>
                     {
@@ -80,7 +78,7 @@ impl PrivateDir {
                 },
             };
             if is_at(&lock, &path.join(LOCK_FILE)) {
-                // Set mode 0700 after locking: before that, the directory may have been another user's.
+                // Before the lock, the directory may have been another user's.
                 trusted_path::make_private_dir(path)?;
                 return Ok(Some(Self { path: path.to_owned(), lock, is_others: false }));
             }
@@ -102,7 +100,7 @@ impl PrivateDir {
         self.lock.as_fd().try_clone_to_owned()
     }
 
-    /// Sets whether another instance owns the directory, and so removes it.
+    /// Sets whether another instance owns the directory and removes it.
     pub fn set_others(&mut self, is_others: bool) {
         self.is_others = is_others;
     }
@@ -112,8 +110,8 @@ impl PrivateDir {
         &self.path
     }
 
-    /// Removes directories of killed processes in `base`: those with our name and an unlocked lock file of
-    /// ours. Nothing is removed if another user could exchange a directory meanwhile.
+    /// Removes directories of killed processes: with our name and an unlocked lock file. Does nothing if
+    /// another user could exchange a directory.
     pub fn sweep(base: &Path) {
         let own = rustix::process::geteuid().as_raw();
         if !trusted_path::path_owner(base).is_ok_and(|owner| owner == own || owner == 0) {
@@ -144,7 +142,7 @@ impl Drop for PrivateDir {
 
 enum MarkState {
     Nothing,
-    /// The lock file was abandoned, and is now locked by us.
+    /// The lock file was abandoned, and this process has locked it.
     Ours(File),
     Held,
     Foreign,
@@ -168,7 +166,7 @@ fn mark_state(path: &Path) -> MarkState {
     }
 }
 
-/// Creates the lock file, which is locked before it gets its final name.
+/// Locks the file before it gets its final name.
 fn create_mark(path: &Path) -> io::Result<File> {
     let mut new = tempfile::Builder::new().prefix(NEW_MARK_PREFIX).tempfile_in(path)?;
     rustix::fs::flock(new.as_file(), FlockOperation::NonBlockingLockExclusive)?;
@@ -176,15 +174,14 @@ fn create_mark(path: &Path) -> io::Result<File> {
     new.persist_noclobber(path.join(LOCK_FILE)).map_err(|error| error.error)
 }
 
-/// True if a path still leads to this open file, which was therefore not replaced.
+/// True if the open file is still at this path.
 pub fn is_at(file: &File, path: &Path) -> bool {
     let facts = file.metadata().ok().zip(fs::symlink_metadata(path).ok());
     facts.is_some_and(|(one, other)| (one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
-/// True if a directory for sockets belongs to our user, and no other user can enter or replace it. This can
-/// become false: if the directory above it was removed (cleaners of `/tmp`), another user may have created
-/// both again.
+/// True if our user owns a directory and no other user can enter it. Another user may have created it again
+/// after a cleaner of `/tmp` removed it.
 pub fn is_private(directory: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let is_ours = |facts: fs::Metadata| facts.is_dir() && facts.uid() == own && facts.mode() & 0o777 == 0o700;
@@ -192,14 +189,13 @@ pub fn is_private(directory: &Path) -> bool {
         && trusted_path::path_owner(directory).is_ok_and(|owner| owner == own)
 }
 
-/// True if requests may be sent through this socket, where a process of the user `peer` answers. Requests may
-/// be sent if `peer` is our own user, or if no other user can enter the socket's directory. The second case
-/// allows for containers, whose processes appear to us under another user.
+/// True if requests may be sent to a process of the user `peer` behind this socket: our own user, or any user
+/// if the socket's directory is private. Container processes appear under other users.
 pub fn may_answer(socket: &Path, peer: Option<u32>) -> bool {
     peer == Some(rustix::process::geteuid().as_raw()) || socket.parent().is_some_and(is_private)
 }
 
-/// Checks that a path is a directory (no link) of our user, and is empty or has our lock file.
+/// Checks that a directory (no link) is our user's, and is empty or has our lock file.
 fn is_ours(path: &Path) -> io::Result<()> {
     let facts = fs::symlink_metadata(path)?;
     if !facts.is_dir() {
@@ -220,9 +216,9 @@ fn is_ours(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes our files from a directory whose lock we hold; the lock file is removed last.
+/// Removes our files while the lock is held; the lock file comes last.
 fn clear_directory(path: &Path, lock: &File) {
-    // Without a lock file, the directory was removed, and then created again by our own next start.
+    // Without a lock file, the next start has created the directory again.
     let marked = fs::symlink_metadata(path.join(LOCK_FILE)).is_ok();
     if marked && !is_at(lock, &path.join(LOCK_FILE)) {
         return;
@@ -238,7 +234,7 @@ fn clear_directory(path: &Path, lock: &File) {
     if marked {
         drop(fs::remove_file(path.join(LOCK_FILE)));
     }
-    // This fails if files of others are left.
+    // The removal fails if files of others are left.
     drop(fs::remove_dir(path));
 }
 

@@ -1,14 +1,10 @@
-//! The file through which processes of a generation are asked to give memory back: creation, requests,
-//! answers and removal.
+//! The file through which processes of a generation are asked to give memory back.
 //!
-//! The file is next to the socket in the private directory. The supervisor creates it before the process
-//! starts, removes it after the process has ended, and never truncates or replaces it in between. No
-//! process maps it. Builds without the patches `reclaim-heap` and `reclaim-cuda` ignore the variable that
-//! names the file. A build with them locks a block of the file, so the locks show which parts of a process
-//! would answer.
+//! The supervisor creates the file next to the socket before the process starts, and removes it after the
+//! end. Builds without the patches `reclaim-heap` and `reclaim-cuda` ignore the variable that names the file.
+//! A build with them locks a block of the file; the locks show which parts of a process would answer.
 //!
-//! If the model's own environment sets `LLAMA_WARDEN_RECLAIM`, that file belongs to an operator and is not
-//! used.
+//! `LLAMA_WARDEN_RECLAIM` in the model's own environment names an operator's file, which is not used.
 //!
 //! The C header `patches/cuda-memory/llama-warden-reclaim.h` describes the same layout:
 //!
@@ -16,8 +12,8 @@
 //!     header | request | 16 answers of llama-server's heap | 16 answers of CUDA parts    (blocks of 64 bytes)
 //! ```
 //!
-//! Requests and answers end with a checksum of the bytes before it, so that incomplete or foreign blocks
-//! are detected and skipped. The byte order is that of the machine.
+//! Requests and answers end with a checksum, so that incomplete or foreign blocks are skipped. The byte order
+//! is that of the machine.
 
 #[cfg(test)]
 mod tests;
@@ -36,24 +32,21 @@ use crate::clock;
 use crate::spec::ServerCommand;
 
 const BLOCK_BYTES: usize = 64;
-/// Number of blocks per part, which limits the number of processes that share a file.
+/// Limits the number of processes that share a file.
 const BLOCKS_PER_PART: usize = 16;
 const FILE_BYTES: usize = BLOCK_BYTES * (2 + 2 * BLOCKS_PER_PART);
 const MAGIC: [u8; 8] = *b"LWRECL1\0";
 const VERSION: u32 = 1;
-/// Number of bytes of a block that its checksum covers.
 const CHECKED_BYTES: usize = BLOCK_BYTES - 8;
 
-/// Variable with the path of the file.
 pub(crate) const VARIABLE: &str = "LLAMA_WARDEN_RECLAIM";
 
-/// Interval for checking for answers. The process checks for requests four times a second.
+/// The process checks for requests four times a second.
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Extra time for the process to notice the request, and to report that its time is over.
+/// Time for the process to notice the request and to report that its time is over.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
-/// Result of asking a process to give memory back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReclaimResult {
     pub(crate) outcome: ReclaimOutcome,
@@ -62,12 +55,11 @@ pub(crate) struct ReclaimResult {
     /// Outcome for CUDA graphs, memory pools and cuBLAS; `None` if they were not asked.
     pub(crate) cuda: Option<ReclaimOutcome>,
     pub(crate) given: ReclaimedBytes,
-    /// Milliseconds that giving memory back took, as reported by the process.
+    /// Milliseconds that the reclaim took, as reported by the process.
     pub(crate) ms: u64,
 }
 
 impl ReclaimResult {
-    /// Result if no part of the process could be asked.
     pub(crate) const NONE_ASKED: Self = Self {
         outcome: ReclaimOutcome::Nobody,
         heap: None,
@@ -88,7 +80,6 @@ pub(crate) fn announce_reclaim(command: &mut ServerCommand, socket: &Path, wante
     command.announce_file(VARIABLE, wanted.then(|| reclaim_path(socket)));
 }
 
-/// Our file, if the command names it.
 fn announced_path(command: &ServerCommand, socket: &Path) -> Option<PathBuf> {
     let path = reclaim_path(socket);
     (Path::new(command.own_variable(VARIABLE)?) == path).then_some(path)
@@ -98,15 +89,14 @@ pub(crate) fn remove_reclaim_file(socket: &Path) {
     drop(std::fs::remove_file(reclaim_path(socket)));
 }
 
-/// Open reclaim file of a process.
 #[derive(Debug)]
 pub(crate) struct ReclaimChannel {
     file: File,
 }
 
 impl ReclaimChannel {
-    /// Creates the file that the command names, before the process starts. `None` if the command does not
-    /// name our file, or it cannot be created. Blocks for a small write.
+    /// Creates the file before the process starts. `None` if the command does not name our file, or on an
+    /// error. Blocks for a small write.
     pub(crate) fn make(command: &ServerCommand, socket: &Path) -> Option<Self> {
         let path = announced_path(command, socket)?;
         // Remove a file left by an earlier supervisor with the same PID.
@@ -119,7 +109,6 @@ impl ReclaimChannel {
         match made() {
             Ok(desk) => Some(desk),
             Err(error) => {
-                // The process is started without this file.
                 tracing::warn!(path = %path.display(), %error, "the process cannot be asked to give memory back");
                 drop(std::fs::remove_file(path));
                 None
@@ -127,13 +116,12 @@ impl ReclaimChannel {
         }
     }
 
-    /// Opens the file of a running process. Blocks for a small call.
     pub(crate) fn reopen(command: &ServerCommand, socket: &Path) -> Option<Self> {
         let path = announced_path(command, socket)?;
         OpenOptions::new().read(true).write(true).open(path).ok().map(|file| Self { file })
     }
 
-    /// Parts of the process that can be asked now. Blocks for some small calls.
+    /// Parts that can be asked now. Blocks for some small calls.
     pub(crate) fn parts(&self) -> ReclaimParts {
         ReclaimParts {
             heap: !self.present_answers(ReclaimPart::Heap).is_empty(),
@@ -141,9 +129,8 @@ impl ReclaimChannel {
         }
     }
 
-    /// Asks all parts and waits for their answers. The CUDA part is asked first, because host memory that
-    /// it frees goes to the heap. `wait`: time for which the process may look for a good moment, for each
-    /// part.
+    /// Asks all parts and waits for their answers. CUDA comes first, because it frees host memory to the
+    /// heap. `wait`: time limit for each part.
     pub(crate) async fn reclaim(&self, wait: Duration) -> ReclaimResult {
         let asked = self.parts();
         let cuda = if asked.cuda { Some(self.ask_part(ReclaimPart::Cuda, wait).await) } else { None };
@@ -159,7 +146,7 @@ impl ReclaimChannel {
         }
     }
 
-    /// Sends one request to one part of each process that has the file open.
+    /// Sends a request to one part of each process that has the file open.
     async fn ask_part(&self, part: ReclaimPart, wait: Duration) -> (ReclaimOutcome, ReclaimedBytes, u64) {
         let nothing = (ReclaimOutcome::NoAnswer, ReclaimedBytes::default(), 0);
         let Some(seq) = self.write_request(part, wait) else { return nothing };
@@ -167,8 +154,7 @@ impl ReclaimChannel {
         loop {
             tokio::time::sleep(ANSWER_POLL_INTERVAL).await;
             let there = self.present_answers(part);
-            // Ignore processes that started after the request, which do not answer, and processes that have
-            // ended.
+            // Processes that started after the request do not answer.
             let mut open = there.iter().filter(|answer| answer.seq < seq);
             let last = Instant::now() >= until;
             if open.next().is_some() && !last {
@@ -186,7 +172,7 @@ impl ReclaimChannel {
         }
     }
 
-    /// Writes the request in one call and returns its number. `None` if the write fails.
+    /// Writes the request in one call. Returns its number, or `None` on an error.
     fn write_request(&self, part: ReclaimPart, wait: Duration) -> Option<u64> {
         let mut block = [0; BLOCK_BYTES];
         self.file.read_exact_at(&mut block, BLOCK_BYTES as u64).ok()?;
@@ -200,7 +186,7 @@ impl ReclaimChannel {
         Some(seq)
     }
 
-    /// Last answers of the processes that hold a lock on their block, and so still run.
+    /// Last answers of the running processes, which hold a lock on their block.
     fn present_answers(&self, part: ReclaimPart) -> Vec<ReclaimAnswer> {
         let mut blocks = vec![0; BLOCK_BYTES * BLOCKS_PER_PART];
         let start = part.block_offset();
@@ -227,7 +213,7 @@ impl ReclaimChannel {
     }
 }
 
-/// Part of a process that answers in its own blocks.
+/// Part of a process, with its own blocks in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReclaimPart {
     Heap,
@@ -243,7 +229,6 @@ impl ReclaimPart {
         }
     }
 
-    /// Offset of the part's blocks in the file.
     const fn block_offset(self) -> usize {
         match self {
             Self::Heap => BLOCK_BYTES * 2,
@@ -252,10 +237,9 @@ impl ReclaimPart {
     }
 }
 
-/// Last answer by one part of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ReclaimAnswer {
-    /// Number of the answered request, or of the request in the file when the process started.
+    /// Number of the answered request, or of the request at the process's start.
     seq: u64,
     /// Outcome; `None` if the request was for another part.
     outcome: Option<ReclaimOutcome>,
@@ -263,7 +247,6 @@ struct ReclaimAnswer {
     ms: u32,
 }
 
-/// Contents of a file without a request.
 fn empty_file() -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(VERSION.to_ne_bytes());
@@ -281,12 +264,12 @@ fn request_block(seq: u64, what: u32, deadline_ms: u32) -> Vec<u8> {
     block
 }
 
-/// Number of the request in a block; `None` if the block has no request.
+/// Returns `None` if the block has no request.
 fn request_number(block: &[u8]) -> Option<u64> {
     is_whole(block).then(|| u64_at(block, 0)).flatten()
 }
 
-/// Answer in a block; `None` if the block is empty or incomplete.
+/// Returns `None` if the block is empty or incomplete.
 fn read_answer(block: &[u8], part: ReclaimPart) -> Option<ReclaimAnswer> {
     if !is_whole(block) {
         return None;
@@ -323,7 +306,7 @@ fn is_whole(block: &[u8]) -> bool {
     block.get(..CHECKED_BYTES).is_some_and(|bytes| told == Some(block_checksum(bytes)))
 }
 
-/// FNV-1a hash of the bytes.
+/// FNV-1a hash.
 fn block_checksum(bytes: &[u8]) -> u64 {
     let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)

@@ -1,8 +1,7 @@
-//! Reads files whose path another program chose, or whose directory other users can write to. Sizes are
-//! limited.
+//! Reads files whose path another program chose, or whose directory other users can write to.
 //!
-//! Opening a pipe would wait, a device has no end, and a large file could fill the memory. So a file is
-//! opened without waiting, and its type and size are checked after opening.
+//! A pipe would block, a device has no end, and a large file could fill the memory. So a file is opened
+//! without waiting, and its type and size are checked afterwards.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -11,7 +10,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a regular file. Symbolic links are followed.
+/// Opens a regular file, also through symbolic links.
 ///
 /// # Errors
 /// The file cannot be opened, or is no regular file.
@@ -19,7 +18,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     open_with(path, OFlags::empty())
 }
 
-/// Opens a regular file, but no symbolic link: for directories in which another user may create one.
+/// Opens a regular file, but no symbolic link.
 ///
 /// # Errors
 /// The errors of [`open`], or the path is a link.
@@ -49,7 +48,7 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(read(path, most)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Reads the rest of an open file, at most `most` bytes.
+/// Reads at most `most` bytes to the end of a file.
 ///
 /// # Errors
 /// The file cannot be read, or has more bytes.

@@ -1,12 +1,10 @@
-//! The memory report that a process writes to a file: name, reading and removal of that file.
+//! The file to which a process writes its memory report: name, reading and removal.
 //!
-//! Each generation has its own file, next to its socket in the private directory. So a report in that file
-//! comes from that generation, whatever PID the report contains (a container has other PIDs). The file is
-//! removed before the process starts and after it is reaped.
+//! Each generation has its own file next to its socket, so the PID in the report does not matter (a container
+//! has other PIDs). The file is removed before the start and after the end.
 //!
-//! If the model's own environment sets `LLAMA_WARDEN_REPORT`, that file is used. The file belongs to an
-//! operator: it is read but never removed. Replicas and generations share it, so only reports of the
-//! generation's own processes count.
+//! `LLAMA_WARDEN_REPORT` in the model's own environment names an operator's file, which is read but never
+//! removed. Replicas and generations share it, so only reports of the generation's own processes count.
 
 use std::path::{Path, PathBuf};
 
@@ -15,19 +13,17 @@ use warden_sensors::report::{self, REPORT_VARIABLE};
 
 use crate::spec::ServerCommand;
 
-/// Report file of the generation with this socket. Its name is as unique as that of the socket.
+/// Report file of the generation with this socket.
 pub(crate) fn report_path(socket: &Path) -> PathBuf {
     socket.with_extension("report")
 }
 
-/// Sets the variable to our file, or removes the variable if not `wanted`; a value in the model's
-/// environment stays.
+/// Sets the variable to our file, or removes it if not `wanted`. The model's own value stays.
 pub(crate) fn announce_report(command: &mut ServerCommand, socket: &Path, wanted: bool) {
     command.announce_file(REPORT_VARIABLE, wanted.then(|| report_path(socket)));
 }
 
-/// Removes our report file, and the files of further processes of the generation. A file named by the
-/// model's environment stays.
+/// Removes our report file, and those of further processes of the generation.
 pub(crate) fn remove_reports(socket: &Path) {
     let own = report_path(socket);
     for path in report::sibling_reports(&own).into_iter().chain([own]) {
@@ -38,12 +34,12 @@ pub(crate) fn remove_reports(socket: &Path) {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReportSource {
     path: PathBuf,
-    /// True if the file was named for this one process, so that the PID in a report need not be checked.
+    /// True if only this process writes the file, so that the PID in a report need not be checked.
     exclusive: bool,
 }
 
 impl ReportSource {
-    /// File that the command's environment names; `None` if the process writes no report.
+    /// Returns `None` if the process writes no report.
     pub(crate) fn from_command(command: &ServerCommand, socket: &Path) -> Option<Self> {
         if command.env_remove.iter().any(|name| name == REPORT_VARIABLE) {
             return None;
@@ -54,9 +50,8 @@ impl ReportSource {
         Some(Self { exclusive: path == report_path(socket), path })
     }
 
-    /// Reads the reports of the process `leader`, its group and the processes `outside`, and combines them
-    /// into one. Several of these processes may write a report, such as a router of models and its servers.
-    /// `None` without a report. Blocks for some small reads.
+    /// Reads and combines the reports of the leader, its group and `outside`: a router of models and its
+    /// servers may all write one. Blocks for some small reads.
     pub(crate) fn read(&self, leader: u32, outside: &[u32]) -> Option<CudaReport> {
         let is_ours = |report: &CudaReport| report.is_from(leader) || outside.contains(&report.pid);
         let named = report::read_report(&self.path).filter(|report| self.exclusive || is_ours(report));

@@ -1,6 +1,5 @@
-//! Finds the process that answers at a child's endpoint, by the credentials of its Unix socket or by the
-//! owner of the port. Then decides where the server of the child is: the child itself, a member of its
-//! process group, or a process outside of the group, as with `setsid` or a container tool.
+//! Finds the process that answers at a child's endpoint: the child itself, a member of its process group, or
+//! a process outside of the group, as with `setsid` or a container tool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +14,14 @@ use crate::process::group::{ProcessExit, WatchedProcess};
 use crate::process::kinship::RELATIVES_LIMIT;
 use crate::worker_threads::{WorkKind, run_job};
 
-/// Process that answers at a child's endpoint.
 #[derive(Clone, Debug)]
 pub(crate) enum ChildServer {
     Leader,
     Member(Arc<WatchedProcess>),
-    /// A process outside of the group. Such a process is measured, watched and stopped together with the
-    /// child.
+    /// A process outside of the group, which is measured, watched and stopped together with the child.
     Outside {
         server: Arc<WatchedProcess>,
-        /// True if the process is a descendant of the child or has its mark; false if it was found only
-        /// because it answers.
+        /// False if the process is no descendant and has no mark, but answers at the endpoint.
         is_relative: bool,
     },
     Unmeasured(UnmeasuredServer),
@@ -35,16 +31,16 @@ pub(crate) enum ChildServer {
 pub(crate) enum UnmeasuredServer {
     /// The process has no PID in our namespace.
     OtherNamespace,
-    /// The process has ended meanwhile, or `/proc` hides it.
+    /// The process has ended, or `/proc` hides it.
     Hidden,
     OtherUser,
     Older,
-    /// The PID of the process that called `listen` now belongs to another process.
+    /// The PID that called `listen` now belongs to another process.
     OtherSocket,
 }
 
 impl UnmeasuredServer {
-    /// Sentence that explains the reason, without its full stop.
+    /// Sentence without its full stop.
     pub(crate) fn sentence(self) -> String {
         let why = match self {
             Self::OtherNamespace => "the server runs in a container whose processes are not visible here",
@@ -59,18 +55,18 @@ impl UnmeasuredServer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct AnsweringProcess {
-    /// PID from the socket; 0 if the process has no PID in our namespace.
+    /// PID, or 0 for a process without a PID in our namespace.
     pid: u32,
-    /// Facts from `/proc`, and the effective user; `None` if unreadable.
+    /// Process and effective user; `None` if unreadable.
     entry: Option<(RelatedProcess, u32)>,
-    /// True if the process has the socket open. If not, its PID may have been reused.
+    /// True if the process has the socket open. Otherwise its PID may have been reused.
     has_socket: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct ChildFacts<'a> {
     leader: u32,
-    /// Start time of the child in clock ticks since boot; `None` if unknown.
+    /// Start time in clock ticks since boot.
     started: Option<u64>,
     relatives: &'a [RelatedProcess],
     user: u32,
@@ -84,9 +80,8 @@ enum ServerPlace {
     Unmeasured(UnmeasuredServer),
 }
 
-/// Decides where the answering process is. A descendant of the child is accepted no matter which user it
-/// runs as. Any other process has to run as our user, be younger than the child and have the socket open;
-/// otherwise a stranger's process might be measured and stopped.
+/// Decides where the answering process is. A process that is no descendant has to run as our user, be younger
+/// than the child and have the socket open: a stranger's process must not be measured or stopped.
 fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -> ServerPlace {
     use UnmeasuredServer::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
     if answering.pid == 0 {
@@ -101,7 +96,7 @@ fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -> ServerPla
     if server.group == child.leader {
         return ServerPlace::Member(server);
     }
-    // Reject another user's process: we may be able to read it but not to signal it.
+    // Another user's process may be readable, but it cannot be signalled.
     if user != child.user && child.user != 0 {
         return ServerPlace::Unmeasured(OtherUser);
     }
@@ -117,8 +112,8 @@ fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -> ServerPla
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Finds the process that answers, and records it. Must be called in a tokio runtime. Returns false if the
-/// search was impossible at present.
+/// Finds and records the answering process. Must be called in a tokio runtime. Returns false if the search
+/// was impossible at present.
 ///
 /// Source: `SO_PEERCRED` in `unix(7)`. The credentials are those of the process that called `listen`.
 pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) -> bool {
@@ -128,7 +123,7 @@ pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) 
                 return false;
             };
             let Ok(credentials) = stream.peer_cred() else { return false };
-            // A process that has no PID in our namespace is reported as 0.
+            // A process without a PID in our namespace is reported as 0.
             Some(credentials.pid().and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0))
         }
         ListenAddress::Tcp(_) => None,
@@ -152,21 +147,21 @@ pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) 
         let has_socket = match &endpoint {
             _ if pid == leader => true,
             ListenAddress::Unix(path) => {
-                // Follow a link: a wrapper may have put one in place of the socket.
+                // A wrapper may have replaced the socket by a link.
                 let listening = path.canonicalize().unwrap_or_else(|_| path.clone());
                 listening.file_name().is_none_or(|name| warden_sensors::has_unix_listener(pid, name))
             }
             ListenAddress::Tcp(_) => true,
         };
-        // Read this after the check of the socket, so that it describes the process that has the socket.
+        // Read last, so that it describes the process that has the socket.
         let seen = RelatedProcess::with_pid(pid).zip(warden_sensors::user_of(pid));
         Some(server_place(AnsweringProcess { pid, entry: seen, has_socket }, facts))
     };
-    // Reads of /proc are small, but may block; use a worker thread.
+    // Reads of /proc may block.
     let place = match timeout(RELATIVES_LIMIT, run_job(WorkKind::Kernel, look)).await {
         Ok(Ok(Some(place))) => place,
         Ok(Ok(None)) => return true,
-        // Some process may hang in the kernel. Requests are served anyway, and the search is repeated later.
+        // A process may hang in the kernel. Requests are served anyway, and the search is repeated.
         Ok(Err(_)) | Err(_) => return false,
     };
     let watch = |server: RelatedProcess| match WatchedProcess::open(server.process) {
@@ -197,7 +192,6 @@ pub(crate) async fn find_server(child: &ChildProcess, endpoint: &ListenAddress) 
     true
 }
 
-/// Strongest request to end that was made to a child.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StopRequest {
     #[default]
@@ -206,7 +200,6 @@ pub(crate) enum StopRequest {
     Kill,
 }
 
-/// Processes that still run after a child's leader has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemainingProcesses {
     pub(crate) server: KnownServer,
@@ -218,16 +211,16 @@ pub(crate) struct RemainingProcesses {
 pub(crate) enum KnownServer {
     Unknown,
     Runs,
-    /// The leader was the server, or the server has ended, or it cannot be watched.
+    /// The server has ended, cannot be watched, or was the leader.
     Gone,
 }
 
-/// True if a child lives on after its leader: in a server that a wrapper left, or in a process that may
-/// become one. Processes left by a wrapper that failed do not count.
+/// True if a child outlives its leader in a server, or in a process that may become one. Processes of a
+/// failed wrapper do not count.
 pub(crate) fn outlives_leader(leader: ProcessExit, asked: StopRequest, left: RemainingProcesses) -> bool {
     let meant = match asked {
         StopRequest::No => leader == ProcessExit::Code(0),
-        // The child was asked to end, and the remaining processes may take their time.
+        // Processes of a child that was asked to end may take their time.
         StopRequest::Terminate => true,
         StopRequest::Kill => false,
     };
@@ -239,8 +232,8 @@ pub(crate) fn outlives_leader(leader: ProcessExit, asked: StopRequest, left: Rem
         }
 }
 
-/// True if a zombie was forked by another process and came to us as an orphan, so that no task waits for
-/// it. Our own children differ: they are in our session, and in our group or the leader of their own.
+/// True if a zombie is an orphan that no task waits for. Our own children are in our session, and in our
+/// group or the leader of their own.
 pub(crate) fn is_adopted_orphan(child: &RelatedProcess, ours: &RelatedProcess) -> bool {
     let is_forked_by_us =
         child.session == ours.session && (child.group == ours.group || child.group == child.process.pid);

@@ -1,6 +1,5 @@
-//! Settings that clients made in a server (`POST /lora-adapters`, `POST /props`), kept per model. The
-//! settings are applied to the model's other processes, and to new processes before these serve. The settings
-//! are in memory only, bounded, and never logged: a body may contain a client's text.
+//! Settings that clients made in a server (`POST /lora-adapters`, `POST /props`), kept per model for its
+//! other and new processes. They are in bounded memory and never logged: a body may contain a client's text.
 
 use std::sync::Mutex;
 
@@ -22,15 +21,13 @@ impl std::fmt::Debug for ClientSetting {
     }
 }
 
-/// Setting that a client made in a process that the next instance now owns.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InheritedSetting {
     pub(crate) generation: GenerationId,
-    /// Sequence number; later settings have higher ones.
+    /// Later settings have higher numbers.
     pub(crate) number: u64,
     pub(crate) path: String,
-    /// Body of the setting; `None` if it was too large to be kept. Either way, it replaces an earlier
-    /// setting of the route.
+    /// `None` if the body was too large to be kept. It still replaces an earlier setting of the route.
     pub(crate) body: Option<Vec<u8>>,
 }
 
@@ -41,29 +38,27 @@ impl std::fmt::Debug for InheritedSetting {
     }
 }
 
-/// Settings of one model, in order. Only the last one of each route is kept, because llama-server replaces
-/// the whole setting of a route each time.
+/// Settings of one model, in order. Each one replaces the whole setting of its route, as in llama-server.
 #[derive(Debug, Default)]
 pub(crate) struct ClientSettings(Mutex<SettingState>);
 
 #[derive(Debug, Default)]
 struct SettingState {
     all: Vec<ClientSetting>,
-    /// Settings made in one process and not yet applied to the others: process, route, sequence number.
+    /// Process, route and sequence number of settings not yet applied to the other processes.
     fresh: Vec<(GenerationId, String, u64)>,
     sets: u64,
-    /// True if any setting was made since the last reset, even one that could not be kept.
+    /// True if a client made any setting, even one that could not be kept.
     touched: bool,
 }
 
-/// Maximum number of routes per model: llama-server has two.
+/// llama-server has two routes with settings.
 const MAX_ROUTES: usize = 4;
-/// Maximum size of a setting: a list of a hundred adapters takes 4 KB.
+/// Size limit of a setting. A list of a hundred adapters takes 4 KB.
 pub(crate) const MAX_SETTING_BYTES: u64 = 64 * 1024;
 
 impl SettingState {
-    /// Records that a process got a setting for this route: an earlier setting of the route is no longer
-    /// valid.
+    /// Records a new setting of this route, which invalidates the earlier one.
     fn note(&mut self, by: GenerationId, path: &str) {
         self.touched = true;
         self.all.retain(|known| known.path != path);
@@ -74,8 +69,8 @@ impl SettingState {
 }
 
 impl ClientSettings {
-    /// Stores a setting that a process has accepted. If it is too large to keep, returns false; an earlier
-    /// setting of its route is then dropped, because it is no longer valid.
+    /// Stores a setting that a process has accepted. Returns false if it is too large, and drops the earlier
+    /// setting of the route.
     pub(crate) fn set(&self, by: GenerationId, path: &str, body: Bytes) -> bool {
         let mut kept = lock(&self.0);
         kept.note(by, path);
@@ -90,14 +85,12 @@ impl ClientSettings {
         lock(&self.0).note(by, path);
     }
 
-    /// Returns process and route of each setting made since the last call.
     pub(crate) fn take_fresh(&self) -> Vec<(GenerationId, String)> {
         let fresh = std::mem::take(&mut lock(&self.0).fresh);
         fresh.into_iter().map(|(by, path, _)| (by, path)).collect()
     }
 
-    /// Settings that other processes do not have yet. The next instance applies them, because this one no
-    /// longer does.
+    /// Settings that other processes lack, for the next instance to apply.
     pub(crate) fn unspread(&self) -> Vec<InheritedSetting> {
         let kept = lock(&self.0);
         let of = |(generation, path, number): &(GenerationId, String, u64)| {
@@ -112,12 +105,11 @@ impl ClientSettings {
         lock(&self.0).all.clone()
     }
 
-    /// Records that a setting was made in another instance, which keeps the setting.
+    /// Records a setting that another instance keeps.
     pub(crate) fn note_touched(&self) {
         lock(&self.0).touched = true;
     }
 
-    /// True if no client has made a setting in the model's processes.
     pub(crate) fn are_untouched(&self) -> bool {
         !lock(&self.0).touched
     }

@@ -1,13 +1,11 @@
-//! Directory in which a process saves slots, next to its socket, with mode 0700. Files in it (mode 0600)
-//! exist only during a replacement, or while an unloaded model may return. The files contain conversations,
-//! so they are removed however a process ends: when the last handle is dropped, with the private directory,
-//! and after a kill at the next start.
+//! Private directory next to the socket, in which a process saves slots during a replacement or while an
+//! unloaded model may return. Slot files contain conversations, so they are removed however a process ends:
+//! with the last handle, with the private directory, or at the next start.
 //!
-//! If the model's command has a `--slot-save-path`, that directory is used. The directory belongs to an
-//! operator. Other programs may use it at the same time: on this machine, in a container, or over the
-//! network, where our PIDs mean nothing. So our file names contain a random token, and a mark (an empty file
-//! with that token) is locked while the files may be needed. Files whose mark is not locked are left over and
-//! removed.
+//! A `--slot-save-path` in the model's command names an operator's directory, which other programs may use
+//! too, even in a container or over the network, where our PIDs mean nothing. So our file names contain a
+//! random token, and an empty mark file with the token is locked while the files may be needed. Files whose
+//! mark is not locked are removed.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -30,8 +28,7 @@ const FILE_SUFFIX: &str = ".slot";
 const DIRECTORY_EXTENSION: &str = "slots";
 const MARK_SUFFIX: &str = ".mark";
 
-/// A slot directory. Dropping the last handle removes our files, in the background where possible, because
-/// removing large files takes time.
+/// A slot directory. Dropping the last handle removes our files, in the background where possible.
 #[derive(Debug)]
 pub(crate) struct SlotFiles {
     place: Option<SlotDirectory>,
@@ -40,16 +37,16 @@ pub(crate) struct SlotFiles {
 #[derive(Debug)]
 struct SlotDirectory {
     path: PathBuf,
-    /// True if we created the directory, so that all its files are ours.
+    /// True if all files in the directory are ours.
     own: bool,
     token: String,
-    /// Locked file that shows others that our files are in use; not needed in our own directory.
+    /// Locked file that shows other instances that our files are in use.
     mark: Mutex<Option<File>>,
-    /// True if another instance owns the files, so that we must not remove them.
+    /// True if another instance owns the files.
     left: AtomicBool,
 }
 
-/// Slot directory of the generation with this socket. Its name is as unique as that of the socket.
+/// Slot directory of the generation with this socket.
 pub(crate) fn slot_directory(socket: &Path) -> PathBuf {
     socket.with_extension(DIRECTORY_EXTENSION)
 }
@@ -65,7 +62,7 @@ impl SlotFiles {
         Self { place: Some(SlotDirectory { path, own, token, mark: Mutex::default(), left }) }
     }
 
-    /// Sets whether another instance owns the directory; then dropping this value removes nothing.
+    /// Sets whether another instance owns the directory. Dropping this value then removes nothing.
     pub(crate) fn set_others(&self, is_others: bool) {
         if let Some(place) = &self.place {
             place.left.store(is_others, Ordering::Relaxed);
@@ -76,7 +73,7 @@ impl SlotFiles {
         self.place.as_ref().map_or(Path::new(""), |place| &place.path)
     }
 
-    /// Prepares the directory. If the command names none, adds the flag for ours and returns true.
+    /// Prepares the directory. Returns true if it has added the flag for our directory.
     pub(crate) fn announce(&self, command: &mut ServerCommand) -> io::Result<bool> {
         let Some(SlotDirectory { path, own, token, mark, .. }) = &self.place else { return Ok(false) };
         if !own {
@@ -90,7 +87,7 @@ impl SlotFiles {
                 directories::restore_directory(path).map_err(io::Error::other)?;
                 create()?;
             }
-            // Empty a directory left by an earlier supervisor with the same PID.
+            // An earlier supervisor with the same PID has left this directory.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => {
                 clear_directory(path);
             }
@@ -105,13 +102,12 @@ impl SlotFiles {
         format!("{FILE_PREFIX}{token}-{number}{FILE_SUFFIX}")
     }
 
-    /// Creates an empty file for a process to write to: a file that the process creates would get the mode
-    /// of its umask.
+    /// Creates an empty file, because a file created by the process would get the mode of its umask.
     pub(crate) fn create_file(&self, name: &str) -> io::Result<()> {
         File::options().write(true).create_new(true).mode(0o600).open(self.path().join(name)).map(drop)
     }
 
-    /// Restricts a file to our user and returns its size in bytes.
+    /// Restricts a file to our user and returns its size.
     pub(crate) fn seal_file(&self, name: &str) -> io::Result<u64> {
         let path = self.path().join(name);
         let facts = fs::symlink_metadata(&path)?;
@@ -119,32 +115,30 @@ impl SlotFiles {
             return Err(io::Error::other("it is no file"));
         }
         if facts.permissions().mode() & 0o077 != 0 {
-            // The process has replaced our file by one with another mode.
+            // The process has replaced our file.
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         }
         Ok(facts.len())
     }
 
-    /// Moves a file from another directory into this one, which has to be on the same disk.
+    /// Moves a file from another directory on the same disk.
     pub(crate) fn adopt_file(&self, other: &Self, name: &str) -> io::Result<()> {
         let (from, to) = (other.path(), self.path());
         if from == to { Ok(()) } else { fs::rename(from.join(name), to.join(name)) }
     }
 
-    /// Removes a file, and further files that the server may have written next to it.
+    /// Removes a file, and files that the server wrote next to it.
     pub(crate) fn remove_file(&self, name: &str) {
         remove_matching(self.path(), |found| found.starts_with(name));
     }
 
-    /// Number of bytes that can be written: free space of the disk; if the files are in memory (tmpfs), the
-    /// available memory if that is smaller.
+    /// Bytes that can be written: free space of the disk, on a tmpfs at most the available memory.
     pub(crate) fn free_bytes(&self, available: Option<u64>) -> Option<u64> {
         let disk = rustix::fs::statfs(self.path()).ok()?;
         let bytes = disk.f_bavail.saturating_mul(u64::try_from(disk.f_bsize).ok()?);
         Some(if is_in_memory(&disk) { bytes.min(available?) } else { bytes })
     }
 
-    /// True if the files are in memory (tmpfs) and not on a disk.
     pub(crate) fn are_in_memory(&self) -> bool {
         rustix::fs::statfs(self.path()).is_ok_and(|disk| is_in_memory(&disk))
     }
@@ -165,8 +159,7 @@ impl Drop for SlotFiles {
         let kept = Arc::new(Mutex::new(place));
         let given = Arc::clone(&kept);
         if let Err(error) = run_detached(WorkKind::ModelFiles, move || drop(lock(&given).take())) {
-            // Leave the files to the next start: most likely the disk hangs, and no task may wait for a
-            // disk.
+            // Leave the files to the next start: most likely the disk hangs.
             if let Some(place) = &*lock(&kept) {
                 place.left.store(true, Ordering::Relaxed);
             }
@@ -200,8 +193,7 @@ pub(crate) fn has_given_directory(command: &ServerCommand) -> bool {
     given_directory(command).is_some()
 }
 
-/// Removes our directory with its files. Never recurses: entries of other types stay, and the directory
-/// stays with them.
+/// Removes our directory with its files. Never recurses.
 pub(crate) fn remove(directory: &Path) {
     if is_ours(directory) {
         clear_directory(directory);
@@ -209,7 +201,7 @@ pub(crate) fn remove(directory: &Path) {
     }
 }
 
-/// True if the path is a directory (no link) of our user.
+/// True for a directory (no link) of our user.
 fn is_ours(path: &Path) -> bool {
     let facts = fs::symlink_metadata(path);
     facts.is_ok_and(|facts| facts.is_dir() && facts.uid() == rustix::process::geteuid().as_raw())
@@ -219,7 +211,7 @@ fn clear_directory(directory: &Path) {
     remove_matching(directory, |name| name.starts_with(FILE_PREFIX));
 }
 
-/// Removes files with this token, and files that servers wrote next to them.
+/// Removes files with this token, and files next to them.
 fn clear_token(directory: &Path, token: &str) {
     remove_matching(directory, |name| file_token(name) == Some(token));
 }
@@ -237,14 +229,12 @@ fn mark_path(directory: &Path, token: &str) -> PathBuf {
     directory.join(format!("{FILE_PREFIX}{token}{MARK_SUFFIX}"))
 }
 
-/// Creates and locks the mark with this token. Without a locked mark, others would remove our files as left
-/// over.
+/// Creates and locks the mark. Without a locked mark, other instances would remove our files.
 fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
     let path = mark_path(directory, token);
     let made = || {
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path)?;
-        // Wait for the lock: another process that inspects the mark releases it at once, but may have
-        // removed the mark.
+        // Another process that inspects the mark holds the lock for a moment, and may have removed the mark.
         flock(&file, FlockOperation::LockExclusive)?;
         if is_at(&file, &path) { Ok(file) } else { Err(io::Error::other("it was removed")) }
     };
@@ -252,14 +242,14 @@ fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
     first.or_else(|_| made()).inspect_err(|_| drop(fs::remove_file(&path)))
 }
 
-/// Removes files that killed processes left in an operator's directory.
+/// Removes files of killed processes from an operator's directory.
 fn sweep_directory(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let token = name.to_str().and_then(|name| name.strip_prefix(FILE_PREFIX)?.strip_suffix(MARK_SUFFIX));
         let Some(token) = token.filter(|token| is_token(token)) else { continue };
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        // Open for writing, which a lock on a network file system requires.
+        // Network file systems lock only files that are open for writing.
         let open = || File::options().read(true).write(true).open(entry.path()).ok();
         let Some(file) = is_file.then(open).flatten() else { continue };
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() && is_at(&file, &entry.path()) {
@@ -273,7 +263,7 @@ fn is_token(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Token in the name of one of our files, or of a file that a server wrote next to it.
+/// Token in the name of one of our files, or of a file next to it.
 fn file_token(name: &str) -> Option<&str> {
     let (token, rest) = name.strip_prefix(FILE_PREFIX)?.split_once('-')?;
     rest.split_once(FILE_SUFFIX)?.0.parse::<usize>().ok()?;

@@ -1,5 +1,4 @@
-//! Requests about the slots of a process, in the forms of all versions of llama-server: list, save, restore,
-//! and evaluate the prompt of a conversation.
+//! Slot requests for all versions of llama-server: list, save, restore, and evaluate a prompt.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
@@ -13,11 +12,10 @@ use crate::process::{BackendProcess, BackendRequest, touch};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportedSlot {
     pub(crate) facts: SlotFacts,
-    /// True if the slot is empty, as far as reported.
     pub(crate) is_empty: bool,
 }
 
-/// Lists the slots of a process; `None` if the process does not report them.
+/// Returns `None` if the process does not report its slots.
 pub(crate) async fn list_slots(process: &dyn BackendProcess, timeout: Duration) -> Option<Vec<ReportedSlot>> {
     let (status, answer) =
         process.send_request(BackendRequest { path: "/slots".to_owned(), body: None }, timeout).await?;
@@ -47,7 +45,7 @@ pub(crate) enum SlotFailure {
     Rejected,
 }
 
-/// Saves a slot. Returns the numbers of tokens and bytes that the server reports.
+/// Returns the reported numbers of tokens and bytes.
 pub(crate) async fn save_slot(
     process: &dyn BackendProcess,
     slot: u32,
@@ -58,7 +56,7 @@ pub(crate) async fn save_slot(
     answer["n_saved"].as_u64().zip(answer["n_written"].as_u64()).ok_or(SlotFailure::Rejected)
 }
 
-/// Restores a slot. Returns the number of tokens that the server reports.
+/// Returns the reported number of tokens.
 pub(crate) async fn restore_slot(
     process: &dyn BackendProcess,
     slot: u32,
@@ -89,14 +87,14 @@ async fn slot_action(
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TouchResult {
-    /// Number of prompt tokens found in the cache, and number of tokens that were evaluated.
+    /// Prompt tokens found in the cache, and evaluated tokens.
     Counted(u64, u64),
-    /// The request was refused, or the answer has no token counts.
+    /// The server refused the request, or its answer has no token counts.
     Refused,
     Silent,
 }
 
-/// Sends a request that makes a process evaluate a prompt without generating an answer.
+/// Makes a process evaluate a prompt without generating an answer.
 pub(crate) async fn touch(
     process: &dyn BackendProcess,
     path: &str,
@@ -138,9 +136,8 @@ const WORK_FIELDS: [&str; 7] = [
     "n_remain",
 ];
 
-/// Activity in an answer to `/slots`: the number of busy slots, and a value that changes with each token and
-/// each prompt batch. Texts in the answers of older versions are skipped. `None` if the answer is no list of
-/// slots.
+/// Reads an answer to `/slots`: the number of busy slots, and a value that changes with each token and each
+/// prompt batch. `None` if the answer is no list of slots.
 pub(crate) fn slot_activity(answer: &Value) -> Option<SlotActivity> {
     let slots = answer.as_array().filter(|slots| slots.iter().all(Value::is_object))?;
     let busy = slots.iter().filter(|slot| is_busy(slot, true)).count();
@@ -151,8 +148,7 @@ pub(crate) fn slot_activity(answer: &Value) -> Option<SlotActivity> {
     Some(SlotActivity { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
 }
 
-/// True if a slot is busy. Older versions of llama-server have `state` in place of `is_processing`; 0 is
-/// idle.
+/// Older versions of llama-server have `state` in place of `is_processing`; 0 is idle.
 fn is_busy(slot: &Value, if_unknown: bool) -> bool {
     let by_state = || slot["state"].as_u64().map(|state| state != 0);
     slot["is_processing"].as_bool().or_else(by_state).unwrap_or(if_unknown)

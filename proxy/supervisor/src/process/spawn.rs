@@ -1,8 +1,8 @@
-//! Creates one process. The only file of the program with `unsafe` code, except for the tracer library.
+//! Creates one process. Only this file and the tracer library contain `unsafe` code.
 //!
 //! The child leads its own process group, and gets SIGKILL when the forking thread ends. It starts with an
-//! empty signal mask and with SIGHUP ignored, and inherits only its three standard files. The child enters
-//! its control group, if any, before its program runs. Fork on a thread that lives as long as the program.
+//! empty signal mask and ignored SIGHUP, and inherits only its standard files. It enters its control group
+//! before its program runs.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
@@ -22,7 +22,7 @@ use crate::process::group::ProcessGroup;
 use crate::process::root::SuccessorProgram;
 use crate::spec::SpawnRequest;
 
-/// A process and the read ends of its output. Dropping this value kills the process's group.
+/// Dropping this value kills the process's group.
 #[derive(Debug)]
 pub(crate) struct SpawnedChild {
     pub(crate) group: ProcessGroup,
@@ -34,9 +34,8 @@ pub(crate) struct SpawnedChild {
 /// Variable that gives a successor the root's PID and the numbers of two inherited file descriptors.
 pub const SUCCESSION_VARIABLE: &str = "WARDEN_SUCCEEDS";
 
-/// Creates the process of the next instance. Like any child, it gets SIGKILL when this thread ends, and
-/// leads its own group. Unlike others, it keeps our standard files and SIGHUP handling, and inherits the
-/// two given files.
+/// Creates the process of the next instance. Unlike other children, it keeps our standard files and SIGHUP
+/// handling, and inherits the two given files.
 pub(crate) fn spawn_successor(
     program: &SuccessorProgram,
     files: &[OwnedFd; 2],
@@ -86,16 +85,15 @@ pub struct Succession {
 }
 
 impl Succession {
-    /// Reads the succession from the environment. `None` if this process succeeds no other instance, or if
-    /// this is not the first call. Call it before other threads exist and other files are opened: it is
-    /// `None` after that, too.
+    /// Reads the succession from the environment. `None` if this process is no successor, at a second call,
+    /// or after other threads were started or other files opened.
     #[expect(unsafe_code, reason = "a file that was inherited has nothing but its number")]
     pub fn from_environment() -> Option<Self> {
         static TAKEN: AtomicBool = AtomicBool::new(false);
         let told = std::env::var(SUCCESSION_VARIABLE).ok()?;
         let mut numbers = told.split(' ').map(str::parse::<i32>);
         let (root, to_root, handover) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
-        // Check the parent: other children of the root inherit the variable, but not the files.
+        // Other children of the root inherit the variable, but not the files.
         let is_child = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) == Some(root);
         let distinct = to_root > 2 && handover > 2 && to_root != handover;
         if !is_child || !distinct || !is_alone() || TAKEN.swap(true, Ordering::SeqCst) {
@@ -112,8 +110,8 @@ fn is_alone() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }
 
-/// Takes ownership of an inherited file descriptor, if it is a socket. Descriptors that this program opened
-/// have the close-on-exec flag and are refused; inherited ones do not have that flag.
+/// Takes ownership of an inherited socket. Descriptors that this program opened have the close-on-exec flag
+/// and are refused.
 ///
 /// # Safety
 /// No other code takes or closes the file descriptor.
@@ -134,7 +132,7 @@ unsafe fn take_socket(file: RawFd) -> Option<UnixStream> {
     is_socket.then(|| UnixStream::from(file))
 }
 
-/// Forks and executes; returns when the new program runs, or when it could not be executed.
+/// Forks and executes. Returns when the new program runs or has failed to start.
 pub(crate) fn spawn(
     request: &SpawnRequest,
     control: Option<Arc<ControlGroup>>,
@@ -189,7 +187,6 @@ fn prepare(command: &mut Command, parent: Pid, control: Option<OwnedFd>) {
     }
 }
 
-/// Runs in the child between fork and exec, so it makes only system calls.
 #[expect(unsafe_code, reason = "libc's signal() has no safe wrapper")]
 fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
     die_with_parent(parent)?;
@@ -197,8 +194,8 @@ fn before_exec(parent: Pid, control: Option<&OwnedFd>) -> io::Result<()> {
         // If the kernel refuses, the child starts outside of its control group.
         let _outside = rustix::io::write(control, b"0");
     }
-    // Log rotation may send SIGHUP to each process of a service, which would end llama-server. An ignored
-    // SIGHUP is inherited through exec, and llama-server installs handlers only for SIGINT and SIGTERM.
+    // Log rotation may send SIGHUP to a whole service, which would end llama-server. An ignored SIGHUP stays
+    // ignored after exec, and llama-server handles only SIGINT and SIGTERM.
     // SAFETY: signal(2) with SIG_IGN is async-signal-safe; no handler of ours is involved.
     if unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_ERR {
         return Err(io::Error::last_os_error());
@@ -224,7 +221,7 @@ fn die_with_parent(parent: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// Marks all files except the three standard ones as close-on-exec, by one system call.
+/// Marks all files except the standard ones as close-on-exec.
 #[expect(unsafe_code, reason = "close_range has no safe wrapper")]
 fn mark_all_files() {
     // SAFETY: the call only marks descriptors from 3 up as close-on-exec; no pointer is passed. A kernel
@@ -234,8 +231,7 @@ fn mark_all_files() {
     }
 }
 
-/// Adds to the OOM score. A failure is ignored, because it only affects the kernel's choice of an OOM
-/// victim.
+/// Adds to the OOM score. Ignores failures: they only affect the kernel's choice of a victim.
 fn adjust_oom_score(pid: Pid, add: i32) {
     let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok();
     let own: i32 = own.and_then(|text| text.trim().parse().ok()).unwrap_or(0);

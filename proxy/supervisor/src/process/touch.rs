@@ -1,16 +1,15 @@
-//! Builds requests that make a process evaluate the prompt of a conversation, or that show whether the prompt
-//! is cached. Each such request is the conversation's last request with its answer appended, and makes the
-//! process generate no answer.
+//! Builds requests that evaluate the prompt of a conversation, or show whether it is cached. Each one repeats
+//! the conversation's last request with its answer appended, and generates no answer.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-/// Answer to a request, as far as known.
+/// Answer to a request.
 #[derive(Clone, PartialEq, Eq)]
 pub enum AnswerText {
-    /// There is nothing that could be appended to the request.
+    /// Nothing can be appended to the request.
     Nothing,
-    /// The text of the answer.
+    /// Text of the answer.
     Text(String),
     /// The whole JSON answer, parsed when its text is needed.
     Whole(Bytes),
@@ -25,7 +24,7 @@ impl AnswerText {
         }
     }
 
-    /// Text of the answer, if the answer contains nothing else.
+    /// Returns `None` if the answer contains more than text.
     pub(crate) fn text(&self) -> Option<String> {
         let json = match self {
             Self::Nothing => return None,
@@ -51,7 +50,7 @@ impl std::fmt::Debug for AnswerText {
     }
 }
 
-/// Request fields about sampling and output format, which do not affect the prompt and are removed.
+/// Fields about sampling and output format, which do not affect the prompt.
 const DROPPED_FIELDS: [&str; 24] = [
     "best_of",
     "echo",
@@ -79,8 +78,8 @@ const DROPPED_FIELDS: [&str; 24] = [
     "verbose",
 ];
 
-/// Builds a request that makes a process evaluate the whole conversation in `slot`, or in any slot if
-/// `None`. `None` if the form of the prompt is unknown.
+/// Builds a request that evaluates the conversation in `slot`, or in any slot. `None` if the form of the
+/// prompt is unknown.
 pub(crate) fn touch_body(request: &[u8], said: &AnswerText, slot: Option<u32>) -> Option<Vec<u8>> {
     let Ok(Value::Object(mut body)) = serde_json::from_slice(request) else { return None };
     body.retain(|name, _| !DROPPED_FIELDS.contains(&name.as_str()));
@@ -115,7 +114,7 @@ fn append_answer(body: &mut Map<String, Value>, text: String) {
     }
 }
 
-/// Numbers of cached and of evaluated prompt tokens in an answer; `None` if it has no counts or is an error.
+/// Cached and evaluated prompt tokens; `None` without counts or for an error.
 pub(crate) fn answer_counts(answer: &[u8]) -> Option<(u64, u64)> {
     let text = std::str::from_utf8(answer).ok()?;
     let events =

@@ -1,10 +1,8 @@
-//! Checks that no other user of the machine can exchange a path. Used for sockets and for files that name a
-//! socket's path.
+//! Checks that no other user of the machine can exchange a path.
 //!
-//! A path is followed name by name. Each name has to belong to our user or to root. Each directory on the
-//! way must not be writable for other users, unless it is sticky: there, others can add names, but rename
-//! or remove only their own. So a path that was checked stays valid and can be used by name. sudo and ssh
-//! apply the same rule.
+//! Each name of the path has to belong to our user or to root. Each directory must not be writable for other
+//! users, unless it is sticky: there, others can rename or remove only their own names. So a checked path
+//! stays valid. sudo and ssh apply the same rule.
 //!
 //! ```text
 //!     /              root's, 0755
@@ -12,13 +10,11 @@
 //!     /tmp/alice     alice's, 0700   and cannot remove this one
 //! ```
 //!
-//! In containers, volumes often belong to root and are writable for all users (as each Kubernetes
-//! `emptyDir` is), but there are no other users. So in a container, a directory of root is accepted with
-//! any mode.
+//! In containers there are no other users, but volumes often belong to root and are writable for all (as each
+//! Kubernetes `emptyDir` is). So in a container, a directory of root is accepted with any mode.
 //!
-//! If we run as root, a directory of another user is accepted, too, if it is in a directory of root. Root
-//! gave that directory to the user, as `/var/lib/llama-warden` to the service. Paths below it belong to that
-//! user (see [`path_owner`]), and root creates nothing there.
+//! If this process runs as root, a directory of another user inside a directory of root is accepted too: root
+//! gave it to that user, as `/var/lib/llama-warden` to the service. See [`path_owner`].
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -31,18 +27,16 @@ use std::sync::OnceLock;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-/// Maximum number of symbolic links in one path, as in the kernel.
+/// Limit of symbolic links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// Maximum number of attempts to create a directory while others create and remove it. More collisions in a
-/// row are no accident.
+/// Limit of attempts to create a directory while others create and remove it.
 const MAX_ATTEMPTS: usize = 100;
 const ROOT_UID: u32 = 0;
 const WRITABLE_FOR_GROUP: u32 = 0o020;
 const WRITABLE_FOR_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// User who controls a path: our user or root. If we are root, possibly another user to whom root gave a
-/// directory on the way.
+/// User who controls a path: our user, root, or a user to whom root gave a directory.
 ///
 /// # Errors
 /// Another user can exchange a part of the path, or a part is missing or cannot be read.
@@ -50,8 +44,7 @@ pub fn path_owner(path: &Path) -> io::Result<u32> {
     PathWalk::walk_path(path, false).map(|place| place.owner)
 }
 
-/// Creates a directory (mode 0700) with missing parents, and checks the whole path. An existing directory
-/// stays as it is.
+/// Creates a directory (mode 0700) with missing parents, and checks the whole path.
 ///
 /// # Errors
 /// Another user can exchange a part of the path, or a part is no directory or cannot be created.
@@ -59,7 +52,7 @@ pub fn make_dir(path: &Path) -> io::Result<()> {
     PathWalk::walk_path(path, true).map(drop)
 }
 
-/// Creates a directory if it is missing, opens it, and sets mode 0700, so that only our user can enter.
+/// Opens a directory, creates it if missing, and sets mode 0700.
 ///
 /// # Errors
 /// The errors of [`make_dir`], or the directory belongs to another user.
@@ -76,7 +69,7 @@ pub fn make_private_dir(path: &Path) -> io::Result<File> {
     Ok(directory)
 }
 
-/// Opens a directory. A symbolic link to a directory is refused.
+/// Opens a directory, but no symbolic link.
 ///
 /// # Errors
 /// The path is missing, is no directory, or cannot be read.
@@ -85,15 +78,14 @@ pub fn open_dir(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)
 }
 
-/// Last directory of the path followed so far: who controls it.
+/// Owner of the last directory that was followed, and write permission of other users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PathPlace {
     owner: u32,
-    /// True if other users can add names to the directory.
     shared: bool,
 }
 
-/// Owner and mode of one name, which decide whether others can exchange it or its contents.
+/// Owner and mode of one name.
 #[derive(Clone, Copy, Debug)]
 struct PathFacts {
     uid: u32,
@@ -108,8 +100,8 @@ impl PathFacts {
         Self { uid, gid, mode, is_dir: metadata.is_dir() }
     }
 
-    /// True if other users can write. A group whose number equals the user's has no other members: many
-    /// systems create one for each user, and let it write.
+    /// True if other users can write. A group with the user's number has no other members: many systems
+    /// create one for each user.
     fn is_writable_for_others(self) -> bool {
         let by_group = self.mode & WRITABLE_FOR_GROUP != 0 && self.gid != self.uid;
         self.mode & WRITABLE_FOR_ALL != 0 || by_group
@@ -123,12 +115,11 @@ enum PathDistrust {
 }
 
 impl PathPlace {
-    /// Checks the next name of the path; `own` is our user.
+    /// `own`: our user.
     fn follow_name(self, own: u32, in_container: bool, facts: PathFacts) -> Result<Self, PathDistrust> {
         let given_by_root = own == ROOT_UID && self.owner == ROOT_UID && !self.shared;
         let owner = match facts.uid {
-            // A name of root does not change who controls the path: the owner of the directory above can
-            // rename it.
+            // The owner of the directory above can rename a name of root.
             ROOT_UID => self.owner,
             uid if uid == own || uid == self.owner || given_by_root => uid,
             uid => return Err(PathDistrust::Foreign(uid)),
@@ -141,14 +132,13 @@ impl PathPlace {
     }
 }
 
-/// State of following a path: directories passed, and names still to follow.
 struct PathWalk {
     at: PathBuf,
-    /// Results for the directory `at` and for all directories above it.
+    /// Results for `at` and all directories above it.
     places: Vec<PathPlace>,
     rest: VecDeque<OsString>,
     links: usize,
-    /// Owner of a symbolic link that was followed; this user controls everything after the link.
+    /// Owner of a followed symbolic link, who controls the rest of the path.
     link_owner: u32,
 }
 
@@ -230,8 +220,8 @@ impl PathWalk {
     }
 }
 
-/// Reads the metadata of a name; if it is missing, creates a directory there. The caller checks the owner,
-/// who may be another user.
+/// Reads the metadata of a name, or creates a directory there if the name is missing. The caller checks the
+/// owner.
 fn find_or_create(path: &Path) -> io::Result<Metadata> {
     for _ in 0..MAX_ATTEMPTS {
         match fs::symlink_metadata(path) {
@@ -254,8 +244,8 @@ fn denied_error(why: String) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, why)
 }
 
-/// True in a container, where no users exist for the user numbers of a volume. Other users cannot fake
-/// this: root owns the files that are checked, and the variable is in our own environment.
+/// True in a container. Other users cannot fake this: root owns the checked files, and the variable is in our
+/// own environment.
 fn in_container() -> bool {
     static IS: OnceLock<bool> = OnceLock::new();
     *IS.get_or_init(|| {
@@ -264,8 +254,7 @@ fn in_container() -> bool {
     })
 }
 
-/// Maps a user number for the checks: in a user namespace without root, files of root show the number of
-/// unmapped users.
+/// Maps a user number: in a user namespace without root, files of root show the number of unmapped users.
 fn mapped_uid(id: u32) -> u32 {
     static STANDS_FOR_ROOT: OnceLock<Option<u32>> = OnceLock::new();
     let stands = STANDS_FOR_ROOT.get_or_init(|| {

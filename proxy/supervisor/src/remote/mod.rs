@@ -1,5 +1,5 @@
-//! Models served by a remote endpoint, without a process or memory of ours. Their only state is whether the
-//! endpoint answers.
+//! Models served by a remote endpoint, without a process of ours. Their only state is whether the endpoint
+//! answers.
 //!
 //! ```text
 //!     probe ---- answers ---------> open: requests go there; probed again from time to time
@@ -10,7 +10,7 @@
 //!                                   another model; probed again with growing pauses, for ever
 //! ```
 //!
-//! Queue and leases work as for local models. A changed address makes a new generation: running requests
+//! Queue and leases work as for local models. A changed address makes a new generation, and running requests
 //! continue at the old address.
 
 use std::sync::Arc;
@@ -40,26 +40,26 @@ pub(crate) struct RemoteTask {
     spec: RemoteSpec,
     inbox: TaskInbox,
     cell: Arc<GenerationCell>,
-    /// Generations of earlier addresses that still have running requests.
+    /// Generations of earlier addresses with running requests.
     former_cells: Vec<Arc<GenerationCell>>,
     standing: EndpointState,
     listed: EndpointInfo,
     outages: u64,
     was_ready: bool,
     probe: EndpointProbe,
-    /// True if the model is no longer configured. From then on another model may have its name.
+    /// True if the model was removed: another model may have its name.
     removed: bool,
 }
 
-/// Probe under way or the last one, and the time of the next.
+/// Running or last probe, and the time of the next.
 #[derive(Debug)]
 struct EndpointProbe {
     task: JoinSet<Result<EndpointInfo, ProbeFailure>>,
     since: Instant,
-    /// True if the probe was made because a connection had failed.
+    /// True if a failed connection caused the probe.
     in_doubt: bool,
     slow_count: u32,
-    /// True if a connection has failed since the last probe began.
+    /// True if a connection has failed since the probe began.
     doubted: bool,
     due: Instant,
 }
@@ -78,8 +78,7 @@ impl EndpointProbe {
         self.task.spawn(async move { probe(&origin, &model, limit).await });
     }
 
-    /// Requests a probe now, because a connection has failed. Cancels a running one: its result would say
-    /// nothing about the time after that.
+    /// Requests a probe after a failed connection. Cancels a running probe, because its result may be older.
     fn doubt(&mut self) {
         self.task = JoinSet::new();
         self.doubted = true;
@@ -89,7 +88,7 @@ impl EndpointProbe {
 
 #[derive(Debug)]
 enum EndpointState {
-    /// Not known yet: the first probe has no result.
+    /// The first probe has no result yet.
     Unknown,
     Answers {
         since: Instant,
@@ -162,8 +161,7 @@ impl RemoteTask {
         }
     }
 
-    /// Returns the time at which the task ends at the latest, if the message ends it. The task ends earlier
-    /// if no request runs.
+    /// If the message ends the task, returns its latest end. Without requests, the task ends earlier.
     fn handle_message(&mut self, message: TaskMessage) -> Option<Instant> {
         let control = match message {
             TaskMessage::Control(control) => control,
@@ -177,7 +175,7 @@ impl RemoteTask {
         };
         match control {
             ControlMessage::PointRemote(spec, reply) => drop(reply.send(self.apply_spec(*spec))),
-            // There is no process to replace, so a restart command probes the endpoint now.
+            // A remote model has no process to restart, so probe the endpoint.
             ControlMessage::Restart(_, reply) => {
                 self.probe.due = Instant::now();
                 drop(reply.send(Ok(Vec::new())));
@@ -210,7 +208,7 @@ impl RemoteTask {
         ControlError::Remote { model: self.spec.name.clone(), what }
     }
 
-    /// Applies new settings. Returns true if the endpoint's address changes.
+    /// Returns true if the endpoint's address changes.
     fn apply_spec(&mut self, spec: RemoteSpec) -> bool {
         self.check_doubts();
         let moved = *spec.origin != *self.spec.origin;
@@ -229,7 +227,7 @@ impl RemoteTask {
             self.open();
         }
         if moved && renamed {
-            // Refuse waiting requests: their bodies contain the model's name at the old address.
+            // The bodies of waiting requests contain the model's name at the old address.
             let message = format!("a reload has moved the model to `{}`: send again", self.spec.origin);
             let denied = LeaseDenied::Silent(endpoint_failure(message, 1), Duration::from_secs(1));
             self.leases.refuse_waiting(&denied);
@@ -238,7 +236,7 @@ impl RemoteTask {
         moved
     }
 
-    /// Requests a probe if a connection to the endpoint has failed, unless it is known not to answer.
+    /// Requests a probe after a failed connection, unless the endpoint is known not to answer.
     fn check_doubts(&mut self) {
         let doubted = self.leases.take_doubts().contains(&self.cell.id);
         if doubted && !matches!(self.standing, EndpointState::Silent(_)) {
@@ -248,7 +246,7 @@ impl RemoteTask {
 
     fn note_answer(&mut self, answer: Result<EndpointInfo, ProbeFailure>) {
         let (numbers, now) = (self.spec.numbers, Instant::now());
-        // If a connection has failed during the probe, ignore the answer and probe again.
+        // A connection may have failed after the endpoint sent this answer.
         self.check_doubts();
         if self.probe.doubted {
             return;
@@ -264,7 +262,7 @@ impl RemoteTask {
                 let works = self.cell.pulses.received_since(self.probe.since);
                 let answers = matches!(self.standing, EndpointState::Answers { .. }) && !self.probe.in_doubt;
                 if works || answers && self.probe.slow_count < numbers.slow {
-                    // A busy endpoint may be too slow for a probe, so it still counts as serving.
+                    // A busy endpoint may be too slow for a probe, but still serves.
                     return self.note_serving(clock::after_pause(now, numbers.retry_first));
                 }
                 why
@@ -299,7 +297,7 @@ impl RemoteTask {
         let message = format!("the endpoint `{}` does not serve: {why}", self.spec.origin);
         let failure = endpoint_failure(message, failures);
         self.leases.close_gate(self.cell.id);
-        // Allow a second for the probe itself: then its result is known.
+        // The probe itself may take a second.
         let trial = clock::after(self.probe.due, Duration::from_secs(1));
         self.leases.set_refusal(Some(QueueRefusal::EndpointSilent(failure.clone(), trial)));
         if failures == 1 {
@@ -378,7 +376,7 @@ impl RemoteTask {
     }
 }
 
-/// Makes the state of a new generation: its endpoint serves several connections, other facts are unknown.
+/// State of a new generation. Only its number of connections is known.
 fn new_cell(context: &FleetContext, spec: &RemoteSpec) -> Arc<GenerationCell> {
     let facts = ServerFacts { http_threads: Some(ServerFacts::THREADS_ON_DEMAND), ..ServerFacts::default() };
     Arc::new(GenerationCell::new(

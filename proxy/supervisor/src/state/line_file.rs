@@ -1,7 +1,6 @@
 //! Append-only files of lines, which several instances share.
 //!
-//! A kill or a full disk in the middle of a write leaves half a line. The half line is kept, because it may
-//! be useful. It gets a line end before the next line is written, so that the two do not mix.
+//! A kill or a full disk may leave half a line. It is kept, but gets a line end before the next line.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -9,8 +8,7 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Append-only file of JSON lines of a bounded size. A full file is renamed to `NAME.1`, and replaces the
-/// previous file of that name.
+/// Append-only file of JSON lines. A full file is renamed to `NAME.1`, in place of an earlier one.
 #[derive(Clone, Debug)]
 pub struct LineFile {
     path: PathBuf,
@@ -19,8 +17,7 @@ pub struct LineFile {
 }
 
 impl LineFile {
-    /// Describes a file, which need not exist yet; a new file gets `mode`. `max_bytes`: size limit, for the
-    /// file and for `NAME.1` each.
+    /// A new file gets `mode`. `max_bytes`: size limit of the file, and of `NAME.1`.
     pub fn new(path: PathBuf, mode: u32, max_bytes: u64) -> Self {
         Self { path, mode, max_bytes }
     }
@@ -30,7 +27,7 @@ impl LineFile {
         &self.path
     }
 
-    /// Appends a line, which is given without its line end.
+    /// Appends a line without its line end.
     ///
     /// # Errors
     ///
@@ -40,13 +37,13 @@ impl LineFile {
         if size > 0 && size + line.len() as u64 >= self.max_bytes {
             self.rotate()?;
         }
-        // Open the file each time, because another instance with this directory may have renamed it.
+        // Another instance may have renamed the file.
         let mut file = open_lines(&self.path, self.mode)?;
-        // Write once, so that lines of two instances do not mix and readers never see half a line.
+        // With one write, lines of two instances do not mix and readers see whole lines.
         file.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Renames the full file to `NAME.1`. Fails if a file of that name exists and does not begin with JSON.
+    /// Renames the full file to `NAME.1`, unless another program's file has that name.
     fn rotate(&self) -> io::Result<()> {
         let [before, now] = line_files(&self.path);
         if before.exists() && !begins_with_json(&before) {
@@ -57,7 +54,7 @@ impl LineFile {
     }
 }
 
-/// Paths of a line file and of the full one before it, oldest first.
+/// Paths of `NAME.1` and of the file.
 pub fn line_files(path: &Path) -> [PathBuf; 2] {
     let mut before = OsString::from(path);
     before.push(".1");
@@ -77,8 +74,7 @@ pub fn open_lines(path: &Path, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// True if the last line lacks its line end. False for a device or a pipe, and for an unreadable file, which
-/// is not changed.
+/// True if the last line lacks its line end. False for devices, pipes and unreadable files.
 fn ends_torn(path: &Path, file: &File) -> io::Result<bool> {
     let facts = file.metadata()?;
     if !facts.is_file() || facts.len() == 0 {

@@ -1,4 +1,4 @@
-//! Writes files of the state directory. While the program serves, one thread does all of this writing.
+//! Writes files of the state directory, on one thread while the program serves.
 //!
 //! ```text
 //!     tasks, control threads ── StateWriter ──> bounded queue ──> thread `state` ──> ledger, events, …
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A disk may hang for minutes, or for ever. Then only this thread waits, and entries stay in the queue as
-//! long as it has room. Files that are read only when the program starts are read without this thread.
+//! long as it has room.
 
 pub(crate) mod line_file;
 
@@ -21,10 +21,10 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// Maximum number of waiting entries; enough for some hours of a fleet with few events.
+/// Limit of waiting entries: enough for some hours of a fleet with few events.
 const MAX_WAITING_ENTRIES: usize = 4096;
 const MAX_WAITING_BYTES: usize = 8 << 20;
-/// Time without an answer after which a disk is reported as hanging. A working disk answers in milliseconds.
+/// A disk that is silent for longer is reported as hanging. A working disk answers in milliseconds.
 const DISK_SILENCE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Kind of stored data.
@@ -63,17 +63,16 @@ impl StateKind {
 pub struct StateView {
     /// Number of entries waiting to be written.
     pub waiting: usize,
-    /// Number of lost entries by kind: dropped because the disk did not answer, or not written because of
-    /// an error.
+    /// Lost entries by kind: dropped while the disk did not answer, or not written because of an error.
     pub lost: BTreeMap<String, u64>,
-    /// Why entries cannot be written at present, by kind.
+    /// Present write errors by kind.
     pub failing: BTreeMap<String, String>,
-    /// Seconds for which the disk has not answered, if unusually long.
+    /// Seconds without an answer of the disk, if unusually long.
     pub silent_seconds: Option<f64>,
 }
 
 impl StateView {
-    /// Sentence about a problem with the state directory; `None` if there is none.
+    /// Sentence about a problem with the state directory.
     pub fn problem(&self) -> Option<String> {
         let lost: u64 = self.lost.values().sum();
         let missing = if lost > 0 { format!("; {lost} entries are missing") } else { String::new() };
@@ -87,8 +86,8 @@ impl StateView {
     }
 }
 
-/// Queues data for writing without ever waiting for the disk. Cheap to clone; the writer thread ends when
-/// the last clone is dropped and all entries are written.
+/// Queues data for writing without waiting for the disk. The writer thread ends after the last clone is
+/// dropped and all entries are written.
 #[derive(Clone, Debug)]
 pub struct StateWriter {
     entries: mpsc::Sender<WriteEntry>,
@@ -100,9 +99,9 @@ pub struct StateWriter {
 struct WriterState {
     waiting: usize,
     waiting_bytes: usize,
-    /// Moment when the thread began to write the present entry; `None` while it writes none.
+    /// Begin of the present write.
     since: Option<Instant>,
-    /// True if the slow write of the present entry was logged.
+    /// True if the slow present write was logged.
     told: bool,
     lost: BTreeMap<StateKind, u64>,
     failing: BTreeMap<StateKind, String>,
@@ -186,8 +185,8 @@ impl StateWriter {
         Ok(Self { entries: sender, capacity, state })
     }
 
-    /// Queues a write, to be done after all earlier ones. `bytes`: approximate memory that the entry takes
-    /// until then. Returns false if the entry is dropped, because too much is waiting.
+    /// Queues a write. `bytes`: approximate memory of the entry. Returns false if too much is waiting and the
+    /// entry is dropped.
     pub fn write(
         &self,
         kind: StateKind,
@@ -220,30 +219,28 @@ impl StateWriter {
         self.queue_entry(&mut lock(&self.state), WriteEntry::Mark(Box::new(reached)));
     }
 
-    /// Counts an entry and gives it to the thread, under the lock that keeps count and order.
+    /// Counts and queues an entry under one lock, which keeps the order.
     fn queue_entry(&self, state: &mut WriterState, entry: WriteEntry) {
         state.waiting += 1;
-        // The thread lives as long as this sender, unless a job panicked; then entries stay unwritten.
+        // If a job has panicked, no thread receives the entry.
         let _unwritten = self.entries.send(entry);
     }
 
-    /// Waits until all queued entries are written or have failed. Returns false if that takes longer than
-    /// `limit`.
+    /// Waits until all queued entries are written or have failed. Returns false at the time limit.
     pub async fn wait_written(&self, limit: Duration) -> bool {
         #[cfg(test)]
         let held = crate::worker_threads::hold_clock();
         let (reply, reached) = oneshot::channel();
         self.add_mark(move || {
             let _left = reply.send(());
-            // Keep the clock held until the wait is over: a paused clock would otherwise advance to the
-            // limit at once.
+            // A paused test clock would otherwise advance to the limit at once.
             #[cfg(test)]
             drop(held);
         });
         matches!(tokio::time::timeout(limit, reached).await, Ok(Ok(())))
     }
 
-    /// Waits like [`Self::wait_written`], but blocks the thread and needs no async runtime.
+    /// Like [`Self::wait_written`], but blocks the thread.
     pub fn flush(&self, limit: Duration) -> bool {
         let (reply, reached) = mpsc::sync_channel(1);
         self.add_mark(move || {
@@ -266,8 +263,7 @@ impl StateWriter {
     }
 }
 
-/// True if a start may continue despite this error: a full or failing disk may work again by the first
-/// write.
+/// True if a start may continue: a full disk may have room again by the first write.
 pub fn is_tolerable(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
         || error.raw_os_error() == Some(libc::EIO)

@@ -22,7 +22,7 @@ pub enum ReclaimKind {
 pub struct ReclaimEntry {
     /// Always `reclaim`.
     pub kind: ReclaimKind,
-    /// Entry number; all kinds of ledger entries share one counter.
+    /// Entry number; all ledger entries share one counter.
     pub id: u64,
     /// Time of completion, RFC 3339.
     pub at: String,
@@ -45,7 +45,7 @@ pub struct ReclaimEntry {
     /// Outcome for the heap; absent if the process could not be asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heap: Option<ReclaimOutcome>,
-    /// Outcome for CUDA graphs, memory pools and cuBLAS; absent if the process could not be asked for them.
+    /// Outcome for CUDA graphs, memory pools and cuBLAS; absent if they could not be asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<ReclaimOutcome>,
     /// Memory given back in bytes, as counted by the process.
@@ -62,8 +62,7 @@ pub struct ReclaimEntry {
     /// VRAM per GPU at the first reading after the answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after: Vec<VramReading>,
-    /// True if the memory that was the reason shrank far enough; `None` if an operator asked, or the result
-    /// is unknown.
+    /// True if the memory shrank far enough; `None` if an operator asked, or the result is unknown.
     pub helped: Option<bool>,
     /// Operator who requested the reclaim, if known: `page, 127.0.0.1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -158,11 +157,11 @@ pub struct CanaryView {
     /// Id of its build in the store, if it is in the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build: Option<String>,
-    /// Share of the model's conversations that the canary gets; `None` only in entries of earlier versions.
+    /// Share of the model's conversations for the canary; `None` only in entries of earlier versions.
     pub share: Option<f64>,
     /// Start time, RFC 3339.
     pub began_at: String,
-    /// Duration in seconds, until the canary's end or, if it still runs, until now.
+    /// Duration in seconds so far.
     pub seconds: f64,
     /// End time, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -188,11 +187,11 @@ pub enum CanaryKind {
 pub struct CanaryEntry {
     /// Always `canary`.
     pub kind: CanaryKind,
-    /// Entry number; all kinds of ledger entries share one counter.
+    /// Entry number; all ledger entries share one counter.
     pub id: u64,
     /// End time, RFC 3339.
     pub at: String,
-    /// The canary. Its fields are part of the entry, so `model` is the model whose build it may replace.
+    /// The canary, whose fields are part of the entry.
     #[serde(flatten)]
     pub canary: CanaryView,
 }
@@ -211,14 +210,13 @@ pub enum PinKind {
 pub struct PinEntry {
     /// Always `pin`.
     pub kind: PinKind,
-    /// Entry number; all kinds of ledger entries share one counter.
+    /// Entry number; all ledger entries share one counter.
     pub id: u64,
     /// Time, RFC 3339.
     pub at: String,
     /// Model.
     pub model: ModelName,
-    /// True: the model is never unloaded for another one. False: it may be, even if the configuration pins
-    /// it.
+    /// True: the model is never unloaded for another one. False: it may be, despite its configuration.
     pub pinned: bool,
     /// Value of `pin` in the configuration.
     pub configured: bool,

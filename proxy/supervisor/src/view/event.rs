@@ -1,4 +1,4 @@
-//! Typed events. Past events are kept in a ring for later listeners, new ones are sent to present listeners.
+//! Typed events. A ring keeps past events for later listeners.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -35,7 +35,7 @@ pub struct ApplyReport {
     pub unchanged: Vec<ModelName>,
     /// Settings that need a restart of the supervisor to take effect.
     pub needs_restart: Vec<String>,
-    /// Changed keys of the configuration, including those of models that existed before.
+    /// Changed keys of the configuration, also of models that existed before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<String>,
 }
@@ -66,10 +66,10 @@ pub enum EventKind {
     Starting {
         /// PID.
         pid: u32,
-        /// Number of the replica that the process serves for, from 0.
+        /// Replica that the process serves, from 0.
         replica: u32,
     },
-    /// Another instance of the program, which writes this event, has taken over the process.
+    /// This instance of the program has taken over the process.
     TakenOver {
         /// PID.
         pid: u32,
@@ -83,12 +83,12 @@ pub enum EventKind {
         /// Number of slots that the process reported.
         slots: Option<u32>,
     },
-    /// The process may be dead: it gets no new requests until it answers a probe.
+    /// The process may be dead. It gets no new requests before it answers a probe.
     Suspect {
         /// True: the process refused or broke a connection. False: it does not answer its probes.
         #[serde(default)]
         refused: bool,
-        /// Crash message that the process has logged since it last answered a probe.
+        /// Crash message logged since the last answered probe.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         crash: Option<String>,
     },
@@ -101,7 +101,7 @@ pub enum EventKind {
     },
     /// The model had no requests and is unloaded; its next request loads it again.
     Unloaded {
-        /// The model's `ttl` in milliseconds, for which the model had no requests.
+        /// The model's `ttl` in milliseconds.
         idle_ms: u64,
     },
     /// The model is unloaded for another one; its next request loads it again.
@@ -109,8 +109,8 @@ pub enum EventKind {
         /// Model that needs the memory.
         wanted: ModelName,
     },
-    /// The model does not fit into memory with its new settings: it is unloaded, and loaded again when
-    /// there is room.
+    /// With its new settings, the model does not fit into memory: it is unloaded, and loaded again when there
+    /// is room.
     LoadsAnew {
         /// Needed and available memory, in words.
         message: String,
@@ -144,10 +144,9 @@ pub enum EventKind {
     },
     /// The process ended by itself, or could not be created.
     Crashed {
-        /// Why the process ended, or could not be created.
+        /// Reason of the end, or of the failed creation.
         failure: BackendFailure,
-        /// True if the process was ended from outside: by an operator, a time limit, or the kernel for lack
-        /// of memory.
+        /// True if an operator, a time limit or the kernel's OOM killer ended the process.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         outside: bool,
     },
@@ -163,8 +162,7 @@ pub enum EventKind {
         /// Last failure.
         failure: BackendFailure,
     },
-    /// The process has ended unexpectedly many times in a short period. The supervisor still starts it
-    /// again.
+    /// The process has ended unexpectedly many times in a short period. It is still restarted.
     CrashLoop {
         /// Number of unexpected ends of the process.
         ends: u32,
@@ -179,7 +177,7 @@ pub enum EventKind {
         decision: RecycleDecision,
         /// Host memory charged to the process, in bytes.
         host_bytes: Option<u64>,
-        /// Bytes of the memory that `decision.series` names, if it names one.
+        /// Bytes of the memory in `decision.series`, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         series_bytes: Option<u64>,
     },
@@ -213,22 +211,21 @@ pub enum EventKind {
     },
     /// An unloaded model is loaded again, with its conversations.
     CameBack {
-        /// Result for the conversations. A later `warmed` event reports the prompts that are still to be
-        /// evaluated.
+        /// Conversations carried over so far. A later `warmed` event reports the remaining prompts.
         warmth: WarmthReport,
     },
-    /// The prompts that a replacement left to be evaluated are done: evaluated, or given up.
+    /// Prompts that a replacement left for later were evaluated or given up.
     Warmed {
-        /// Result for these prompts, which the ledger entry of the replacement counts only as due.
+        /// Result for these prompts, which the ledger entry counts as due.
         warmth: WarmthReport,
     },
     /// The growth verdict on one kind of memory has changed.
     Verdict {
-        /// Kind of memory, new verdict, growth rate, and the work to which the growth is attributed.
+        /// Kind of memory, new verdict, growth rate, and the work that causes the growth.
         growth: Box<SeriesGrowth>,
         /// Previous verdict.
         before: GrowthVerdict,
-        /// Number of requests that the generation had answered at the change.
+        /// Requests answered by the generation so far.
         request: u64,
         /// The change in words.
         message: String,
@@ -237,11 +234,10 @@ pub enum EventKind {
     Unwell {
         /// Symptom: `wedged`, `compute_errors`, `slow_decode`, `device_fault`.
         reason: Reason,
-        /// Observations that show the symptom, in words.
+        /// Observations of the symptom, in words.
         message: String,
     },
-    /// A setting made by a client (`POST /lora-adapters`, `POST /props`) could not be applied to another
-    /// process.
+    /// A setting made by a client (`POST /lora-adapters`, `POST /props`) could not be applied to a process.
     SettingLost {
         /// The setting, and why it could not be applied, in words.
         message: String,
@@ -251,18 +247,17 @@ pub enum EventKind {
         /// Address of the endpoint.
         url: String,
     },
-    /// The remote endpoint does not answer, or refuses us; requests are refused until it answers.
+    /// The remote endpoint does not answer, or refuses requests. Clients get an error meanwhile.
     EndpointSilent {
-        /// Why the endpoint does not serve.
+        /// Reason of the failure.
         failure: BackendFailure,
     },
     /// VRAM of a process is unknown, so no policy acts on its VRAM.
     VramUnknown {
-        /// Why VRAM is unknown, in words.
+        /// Reason in words.
         message: String,
     },
-    /// Memory did not come back after a process ended: a leak of the driver, which more restarts would make
-    /// worse.
+    /// Memory stayed in use after a process had ended. More restarts would worsen this leak of the driver.
     DriverLeak {
         /// GPU whose memory is missing; `None` for host memory.
         gpu: Option<GpuIndex>,
@@ -280,8 +275,7 @@ pub enum EventKind {
     CanaryBegan {
         /// Path of its binary.
         binary: std::path::PathBuf,
-        /// Share of the model's conversations that the canary gets; `None` only in entries of earlier
-        /// versions.
+        /// Share of the model's conversations for the canary; `None` only in entries of earlier versions.
         share: Option<f64>,
     },
     /// A canary has ended.
@@ -314,8 +308,7 @@ pub enum EventKind {
         #[serde(serialize_with = "NoRoom::serialize_for_event")]
         short: NoRoom,
     },
-    /// A process ended by itself while it ran these requests: from now on each of them runs without other
-    /// requests.
+    /// A process ended by itself while it ran these requests. Each of them now runs without other requests.
     RequestsSuspected {
         /// Fingerprints of the requests.
         fingerprints: Vec<RequestFingerprint>,
@@ -336,12 +329,12 @@ pub enum EventKind {
     RequestCancelled {
         /// `X-Request-Id` of the request.
         request: String,
-        /// Progress of the request when it was cancelled: `queued`, `prefill`, `generating` and others.
+        /// Progress at that time: `queued`, `prefill`, `generating` and others.
         state: String,
         /// Operator who cancelled the request, in words.
         by: String,
     },
-    /// The queue became full. Recorded once, and again only after there was room.
+    /// The queue became full. Recorded again only after there was room.
     QueueFull {
         /// Number of waiting requests.
         waiting: usize,
@@ -371,13 +364,12 @@ struct JournalState {
 }
 
 impl EventJournal {
-    /// Creates a journal that keeps the last `keep` events, at least 1.
     pub(crate) fn new(keep: usize) -> Self {
         let keep = keep.max(1);
         Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep.min(MAX_LISTENER_LAG)) }
     }
 
-    /// Keeps and sends an event. Events that concern an operator are also logged.
+    /// Keeps and sends an event, and logs it if it concerns an operator.
     pub(crate) fn record(
         &self,
         model: Option<&ModelName>,
@@ -393,8 +385,7 @@ impl EventJournal {
             kept.events.pop_front();
         }
         kept.events.push_back(event.clone());
-        // Send under the lock, so that a new listener's copy of past events and its receiver neither miss
-        // nor repeat one.
+        // Send under the lock, so that a new listener neither misses an event nor gets it twice.
         drop(self.sender.send(event));
     }
 

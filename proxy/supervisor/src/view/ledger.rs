@@ -1,6 +1,5 @@
-//! Record of replacements, reclaims, canaries and pins: one JSON line each, appended to `ledger.jsonl` in
-//! the state directory. A line about a reclaim, canary or pin has a `kind`, and begins with none of the
-//! fields of a replacement.
+//! Ledger of replacements, reclaims, canaries and pins: one JSON line each in `ledger.jsonl` in the state
+//! directory. Only lines about replacements have no `kind`.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -37,7 +36,7 @@ impl ReplacementMode {
     }
 }
 
-/// Observations at the moment when the replacement was decided.
+/// Observations at the decision for the replacement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReplacementEvidence {
     /// Host memory charged to the old generation, in bytes.
@@ -52,10 +51,10 @@ pub struct ReplacementEvidence {
     pub age_s: f64,
     /// Reason for the replacement mode, for people.
     pub note: Option<String>,
-    /// Totals of the old process's last report about its GPU memory; absent without a report.
+    /// Totals of the old process's last GPU memory report, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<ContextTotals>,
-    /// Kind of memory that caused the decision; absent if none did.
+    /// Kind of memory that caused the decision, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<MemoryKind>,
     /// Bytes of the memory named by `series` at the decision.
@@ -78,8 +77,8 @@ pub struct ReplacementEvidence {
     pub words: Option<String>,
 }
 
-/// Free memory of a GPU before the old process was created and after it had ended. Both values include the
-/// memory of our other processes. Memory missing after the end is held by the driver, not by the process.
+/// Free memory of a GPU before the old process was created and after it had ended, with the memory of our
+/// other processes. The driver holds what is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuAfterExit {
     /// GPU.
@@ -111,25 +110,21 @@ pub struct LedgerEntry {
     pub from: Option<GenerationId>,
     /// New generation; `None` if it never served.
     pub to: Option<GenerationId>,
-    /// Requests that waited while no generation took requests, and then went to the new one.
+    /// Requests that waited for the new generation while none took requests.
     pub carried_over: u64,
-    /// Requests that were running when the old generation stopped taking requests, and ended before it was
-    /// stopped.
+    /// Requests that ran when the old generation was closed, and ended before it was stopped.
     pub drained: u64,
-    /// Requests that were still running at the drain deadline and were aborted.
+    /// Requests that were aborted at the drain deadline.
     pub cut: u64,
-    /// Milliseconds in which no generation took requests, including the time in which the old process did
-    /// not answer. 0 in a successful overlap.
+    /// Milliseconds in which no generation took requests; 0 in a successful overlap.
     pub gap_ms: u64,
-    /// Milliseconds from the moment when the old generation stopped taking requests to the end of its last
-    /// one.
+    /// Milliseconds from closing the old generation to the end of its last request.
     pub drain_ms: u64,
-    /// Milliseconds from the signal that stops the old process until it was gone; `None` if no process ran.
+    /// Milliseconds from the stop signal to the end of the old process; `None` if no process ran.
     #[serde(default)]
     pub exit_ms: Option<u64>,
-    /// Milliseconds without service for which llama-warden itself is responsible: the gap since the
-    /// decision, without the drain, the end of the old process and the start of the new one. `None` for an
-    /// overlap.
+    /// Milliseconds of the gap that llama-warden itself caused: without the drain, the end of the old process
+    /// and the start of the new one. `None` for an overlap.
     #[serde(default)]
     pub ours_ms: Option<u64>,
     /// Milliseconds from the creation of the new process to its first successful probe.
@@ -147,15 +142,15 @@ pub struct LedgerEntry {
     /// Free GPU memory before and after the old process; empty if unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vram_after_exit: Vec<GpuAfterExit>,
-    /// For replacements because of memory: true if the new generation holds clearly less and is within the
-    /// budget. `None` for others, or if unknown.
+    /// True if the new generation holds clearly less memory and is within the budget. `None` if unknown, or
+    /// if memory was not the reason.
     pub helped: Option<bool>,
-    /// Result of carrying over conversations; absent if there were none, or if carrying over is off.
+    /// Result of carrying conversations over, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<WarmthReport>,
     /// Reason of a failure; `None` on success.
     pub failed: Option<String>,
-    /// True if another command ended the replacement, which is no error; `failed` names the command.
+    /// True if another command ended the replacement, which is no error.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given_up: bool,
     /// Operator who requested the replacement, if known: `page, 127.0.0.1`.
@@ -200,10 +195,9 @@ impl LedgerEntry {
 
 /// Mode of the ledger file: model names and reasons are not for all users of the machine.
 const LEDGER_FILE_MODE: u32 = 0o640;
-/// Size limit of the file and of the one before it, each, in bytes: some 20,000 replacements.
+/// Size limit of the file, and of the one before it: some 20,000 replacements each.
 const MAX_LEDGER_BYTES: u64 = 16 << 20;
 
-/// Writer of the ledger, which grows by a few hundred bytes per replacement.
 #[derive(Debug)]
 pub(crate) struct LedgerWriter {
     file: LineFile,
@@ -212,8 +206,8 @@ pub(crate) struct LedgerWriter {
 }
 
 impl LedgerWriter {
-    /// Opens `ledger.jsonl` in `directory`, which is created if missing. A full disk is no error here: it
-    /// may have room again by the first entry.
+    /// Opens or creates `ledger.jsonl` in `directory`. A full disk is no error: it may have room again by the
+    /// first entry.
     pub(crate) fn open(directory: &Path, state: StateWriter) -> Result<Self, (PathBuf, io::Error)> {
         let path = directory.join("ledger.jsonl");
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
@@ -239,7 +233,6 @@ impl LedgerWriter {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Appends a replacement, reclaim, pin or canary.
     pub(crate) fn append(&self, entry: &impl Serialize) {
         match serde_json::to_value(entry) {
             Ok(entry) => {

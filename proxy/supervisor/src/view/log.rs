@@ -1,4 +1,4 @@
-//! Output of the children, kept in a ring per model and sent to listeners.
+//! Output of the children. A ring per model keeps past lines for listeners.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -40,15 +40,13 @@ pub struct LogLine {
 pub struct LogTail {
     /// Lines still kept, oldest first.
     pub lines: Vec<LogLine>,
-    /// Receiver for the lines after `lines`, without a gap. A listener that reads more slowly than the
-    /// children write misses lines and is notified.
+    /// Receiver for the lines after `lines`, without a gap. A slow listener misses lines and is notified.
     pub receiver: broadcast::Receiver<LogLine>,
 }
 
-/// Maximum lag of a listener in lines; limits the buffer reserved for listeners of a long ring.
+/// Maximum lag of a listener in lines, which limits its buffer.
 pub(crate) const MAX_LISTENER_LAG: usize = 4096;
 
-/// Ring of the last output lines of one model.
 #[derive(Debug)]
 pub(crate) struct LogRing {
     model: ModelName,
@@ -59,27 +57,24 @@ pub(crate) struct LogRing {
 #[derive(Debug, Default)]
 struct RingLines {
     kept: VecDeque<LogLine>,
-    /// Number of lines so far, including lines that are no longer kept.
+    /// Lines so far, with those no longer kept.
     total: u64,
-    /// Channel to listeners, created for the first one: its buffer takes 200 KiB, and most models of a large
-    /// configuration have neither lines nor listeners.
+    /// Channel to listeners, created for the first one, because its buffer takes 200 KiB.
     sender: Option<broadcast::Sender<LogLine>>,
 }
 
 impl LogRing {
-    /// Creates a ring of `keep` lines, at least 1.
     pub(crate) fn new(model: ModelName, keep: usize) -> Self {
         let keep = keep.max(1);
         Self { model, keep, lines: Mutex::default() }
     }
 
-    /// Keeps a line and sends it to listeners. A copy without secrets goes to our own log under the target
-    /// `llama_server`, because that log may be collected elsewhere.
+    /// Keeps a line and sends it to listeners. Our own log gets a copy without secrets, because it may be
+    /// collected elsewhere.
     pub(crate) fn push(&self, generation: GenerationId, stream: OutputStream, text: String) {
         tracing::info!(target: "llama_server", model = %self.model, %generation, "{}", secrets::redact_text(&text));
         let line = LogLine { at: clock::wall_time(), model: self.model.clone(), generation, stream, text };
-        // Send under the lock, so that a new listener's copy of past lines and its receiver neither miss
-        // nor repeat one.
+        // Send under the lock, so that a new listener neither misses a line nor gets it twice.
         let mut lines = lock(&self.lines);
         if lines.kept.len() >= self.keep {
             lines.kept.pop_front();
@@ -102,17 +97,17 @@ impl LogRing {
         LogTail { lines: lines.kept.iter().cloned().collect(), receiver }
     }
 
-    /// Output of one process, as far as kept.
+    /// Kept output of one process.
     pub(crate) fn lines_of(&self, generation: GenerationId) -> Vec<String> {
         self.lines_since(generation, 0)
     }
 
-    /// Number of lines so far, of all processes of the model.
+    /// Lines of all processes of the model so far.
     pub(crate) fn line_count(&self) -> u64 {
         lock(&self.lines).total
     }
 
-    /// Kept lines of one process that came after the model's first `heard` lines.
+    /// Kept lines of one process after the model's first `heard` lines.
     pub(crate) fn lines_since(&self, generation: GenerationId, heard: u64) -> Vec<String> {
         let lines = lock(&self.lines);
         let gone = lines.total - lines.kept.len() as u64;

@@ -1,5 +1,4 @@
-//! Published state: one immutable, numbered view of the fleet for status, metrics and `/v1/models`. The
-//! view is not used to send requests: sending needs a lease.
+//! Published state: immutable, numbered views of the fleet for status, metrics and `/v1/models`.
 
 pub mod entry;
 pub mod event;
@@ -32,11 +31,11 @@ use crate::view::ready_since::ReadySince;
 /// State of the fleet at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FleetView {
-    /// Number of this view; each published change increases it.
+    /// Number of this view, increased by each change.
     pub number: u64,
     /// Models in configured order.
     pub models: Vec<Arc<ModelView>>,
-    /// Canaries, each shown as a model that clients cannot request.
+    /// Canaries, which clients cannot request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub canaries: Vec<Arc<ModelView>>,
     /// GPUs at the last reading; empty without a GPU driver.
@@ -69,8 +68,7 @@ pub struct DeviceView {
     /// Last Xid error (a fault of GPU or driver) in this run.
     #[serde(default)]
     pub xid: Option<u64>,
-    /// Why growth on this GPU causes no replacements: memory stayed in use after a process had ended.
-    /// `None` if growth may cause replacements.
+    /// Reason why growth on this GPU causes no replacements: memory stayed in use after a process had ended.
     #[serde(default)]
     pub leak: Option<String>,
 }
@@ -140,17 +138,17 @@ pub struct ModelView {
     /// Input kinds besides text, from the last ready process; `None` if not reported.
     #[serde(default)]
     pub modalities: Option<InputModalities>,
-    /// Most severe policy decision about any of the model's processes, and the reason that holds it back.
+    /// Most severe policy decision about any of the model's processes.
     pub policy: Option<PolicyView>,
-    /// Last failed start, as long as it matters.
+    /// Last failed start, while it matters.
     pub last_failure: Option<BackendFailure>,
-    /// Expected course of an outage; `None` unless the model has no process because of a failure.
+    /// Outage of a model that has no process because of a failure.
     #[serde(default)]
     pub outage: Option<ModelOutage>,
-    /// Conversations carried over at the last replacement that had any.
+    /// Result of the last replacement that carried conversations over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<WarmthReport>,
-    /// Reason for the mode of the last start or replacement (`sequential: a GPU is present`), for people.
+    /// Reason for the mode of the last start or replacement (`sequential: a GPU is present`).
     pub replace_note: Option<String>,
     /// Requests that may have killed its processes.
     #[serde(default)]
@@ -158,8 +156,7 @@ pub struct ModelView {
     /// Pin state.
     #[serde(default)]
     pub pin: PinView,
-    /// Endpoint that serves the model, for a remote one; the fields about processes then describe the
-    /// endpoint.
+    /// Endpoint of a remote model. The fields about processes then describe the endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<RemoteView>,
     /// Running canary, or the last one.
@@ -217,17 +214,16 @@ pub struct RemoteView {
 pub struct QuarantineView {
     /// Refused requests, followed by suspected ones.
     pub requests: Vec<QuarantinedRequest>,
-    /// Number of requests that were put under refusal so far.
+    /// Requests that became refused so far.
     pub quarantined: u64,
-    /// Number of times that such a request was refused so far.
+    /// Refusals of such requests so far.
     pub refusals: u64,
 }
 
 /// Outage of a model that has no process because of a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelOutage {
-    /// True: requests are refused at once, because waiting would most likely be useless. False: they wait
-    /// in the queue.
+    /// True: requests are refused at once, because waiting would most likely be useless. False: they wait.
     pub refusing: bool,
     /// Time of the next start, in milliseconds since 1970 (UTC).
     pub next_start_unix_ms: u64,
@@ -269,10 +265,10 @@ pub struct BackendView {
     pub phase: BackendPhase,
     /// PID.
     pub pid: Option<u32>,
-    /// Program that was started. A script or wrapper may have executed another program since.
+    /// Program that was started. It may have executed another program since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
-    /// Moment since which the process takes requests.
+    /// Moment when the process became ready.
     #[serde(rename = "ready_seconds", alias = "ready_for", default)]
     pub ready_since: Option<ReadySince>,
     /// Number of requests that hold a lease on the process.
@@ -285,7 +281,7 @@ pub struct BackendView {
     pub host_at_ready: Option<HostMemory>,
     /// Work done since the process started.
     pub work: WorkDone,
-    /// Last report of the process about its GPU memory; `None` for a llama-server that writes none.
+    /// Last GPU memory report of the process; `None` for a llama-server that writes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<CudaReport>,
     /// Memory now, its growth and its limits.
@@ -294,8 +290,7 @@ pub struct BackendView {
     /// Signs of health other than probe results.
     #[serde(default)]
     pub health: HealthView,
-    /// Layers or VRAM missing on GPUs, compared with the best process with the same command, in words;
-    /// `None` if nothing is known to be missing.
+    /// Layers or VRAM missing on GPUs, compared with the best process with the same command, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degraded: Option<String>,
     /// Requests to the process to give memory back.
@@ -330,7 +325,7 @@ impl BackendView {
         }
     }
 
-    /// Bytes of one kind of memory that the process held at the last reading, if known.
+    /// Bytes held at the last reading, if known.
     pub fn held(&self, memory: MemoryKind) -> Option<u64> {
         match memory {
             MemoryKind::Host => self.host.map(HostMemory::charged),
@@ -373,15 +368,13 @@ pub struct MemoryView {
     /// VRAM at the last sample per GPU, without GPUs where it is unknown.
     #[serde(default)]
     pub vram: Vec<VramReading>,
-    /// Why VRAM is unknown and causes no decisions; `None` if it is known or the machine has no GPU.
+    /// Reason for unknown VRAM; `None` if it is known or the machine has no GPU.
     #[serde(default)]
     pub vram_unknown: Option<String>,
-    /// Why neither host memory nor VRAM of the server is measured, so that no memory policy acts on the
-    /// process; `None` if it is measured.
+    /// Reason why the server's memory is not measured, so that no memory policy acts on the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmeasured: Option<String>,
-    /// Memory of the process's control group, as counted by the kernel; shown, but not used for decisions.
-    /// `None` without a control group of version 2.
+    /// Memory of the process's control group (version 2), as the kernel counts it. Not used for decisions.
     #[serde(default)]
     pub group: Option<CgroupMemory>,
     /// Growth of each kind of memory that was read.
@@ -399,7 +392,7 @@ pub struct MemoryView {
     /// Pools of host memory that the server declared in its output, in bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub declared: Vec<DeclaredPool>,
-    /// True if all slots share one context: tokens of one slot reduce the room of the others.
+    /// True if all slots share one context, so that the tokens of one reduce the room of the others.
     #[serde(default)]
     pub one_pool: bool,
     /// Known budgets of each memory, in bytes.
@@ -410,7 +403,7 @@ pub struct MemoryView {
     pub reading: u64,
 }
 
-/// Budgets of one kind of memory, converted to bytes from the units of the configuration.
+/// Budgets of one kind of memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetView {
     /// Kind of memory.
@@ -425,7 +418,7 @@ pub struct BudgetView {
 pub struct ForecastView {
     /// Kind of memory.
     pub series: MemoryKind,
-    /// Reason that the replacement would have when the limit is reached: `host_soft`, `vram_hard`, …
+    /// Reason of the replacement at the limit: `host_soft`, `vram_hard`, …
     pub reason: Reason,
     /// Forecast.
     #[serde(flatten)]
@@ -444,7 +437,7 @@ pub struct HealthView {
     /// Speed in tokens per second of a busy slot when the process was new.
     #[serde(default)]
     pub decode_baseline: Option<f64>,
-    /// Time for which requests have been running without any sign of progress.
+    /// Time without progress while requests run.
     #[serde(rename = "stalled_seconds", alias = "stalled_for", with = "warden_policies::seconds", default)]
     pub stalled_for: Option<Duration>,
     /// Longest normal time without progress, by the tokens and prompts so far.

@@ -22,7 +22,7 @@ struct PublisherState {
     order: Vec<ModelName>,
     /// Models that clients cannot request.
     canaries: Vec<ModelName>,
-    /// Views that changed since the last publication; others are only in the published one.
+    /// Views that changed since the last publication.
     pending: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
     /// Descriptions of memory that did not come back after a process ended, by GPU.
@@ -44,8 +44,7 @@ impl ViewPublisher {
 
     pub(crate) fn update(&self, view: ModelView) {
         let mut desk = lock(&self.desk);
-        // Compare with the known view: a task reports its view in its first turn, too, though nothing has
-        // changed.
+        // A task reports its view in its first turn even if nothing has changed.
         let is_shown = desk.order.contains(&view.name) || desk.canaries.contains(&view.name);
         let published = self.view();
         let mut all = published.models.iter().chain(&published.canaries);
@@ -59,8 +58,8 @@ impl ViewPublisher {
         }
     }
 
-    /// Pauses publication while many models are added, or resumes it and publishes. Each publication lists
-    /// all models, so adding 1,000 models would otherwise produce 500,000 list entries.
+    /// Pauses publication while many models are added. Each publication lists all models, so 1,000 models
+    /// would otherwise produce 500,000 list entries.
     pub(crate) fn set_paused(&self, is_paused: bool) {
         let mut desk = lock(&self.desk);
         desk.is_paused = is_paused;
@@ -69,7 +68,7 @@ impl ViewPublisher {
         }
     }
 
-    /// Sets the last reading of the machine, which is published with the next change of a model.
+    /// Sets the last reading of the machine. It is published with the next change of a model.
     pub(crate) fn set_machine(&self, mut devices: Vec<DeviceView>, host: Option<HostTotals>) {
         let mut desk = lock(&self.desk);
         for device in &mut devices {
@@ -80,7 +79,7 @@ impl ViewPublisher {
         desk.machine_is_new = true;
     }
 
-    /// Sets or clears the description of memory that did not come back; shown from the next reading on.
+    /// Sets or clears the description of memory that did not come back, shown from the next reading on.
     pub(crate) fn set_leak(&self, gpu: GpuIndex, message: Option<String>) {
         let leaks = &mut lock(&self.desk).leaks;
         match message {
@@ -89,7 +88,7 @@ impl ViewPublisher {
         };
     }
 
-    /// Publishes a new view. The caller holds the lock, so that numbers ascend.
+    /// The caller holds the lock, so that numbers ascend.
     fn publish(&self, desk: &mut PublisherState) {
         desk.number += 1;
         desk.machine_is_new = false;

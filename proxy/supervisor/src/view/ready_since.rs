@@ -1,5 +1,5 @@
-//! Moment in which a process became ready. Serialization computes the seconds since then, so that a view
-//! that is written out late shows the present age.
+//! Moment when a process became ready. Serialization computes the seconds since then, so that a view written
+//! late shows the present age.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::time::Instant;
 use warden_policies::seconds::known;
 
-/// Moment in which a process became ready.
+/// Moment when a process became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadySince(Instant);
 

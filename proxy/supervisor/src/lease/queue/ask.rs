@@ -1,5 +1,5 @@
-//! Functions of the queue for requests: asking for a lease, waiting for it, leaving, and the expected time
-//! until the next process serves. Requests that would wait too long for it are refused.
+//! Queue functions for requests: asking for a lease, waiting, leaving. A request that would wait too long for
+//! the next process is refused.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -18,26 +18,26 @@ use crate::lease::admit::{PromptFit, PromptSize};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
-/// Estimates for the next process of a model that has no serving process.
+/// Estimates for the next process of a model that has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NextProcess {
-    /// Moment when the start began; `None` if it has not begun.
+    /// Begin of the start, if it has begun.
     pub since: Option<Instant>,
-    /// Duration of the model's last start; `None` if there was none in this run.
+    /// Duration of the last start in this run.
     pub took: Option<Duration>,
-    /// Duration of the fastest start with the same command.
+    /// Duration of the fastest start with this command.
     pub fastest: Option<Duration>,
-    /// True if the model waits for room in memory.
+    /// True if the model waits for memory.
     pub waits_for_room: bool,
 }
 
 impl NextProcess {
-    /// Remaining time, if the start takes as long as the last one.
+    /// Time left if the start takes as long as the last one.
     pub fn time_left(&self, now: Instant) -> Option<Duration> {
         self.took.map(|took| self.remaining(took, now))
     }
 
-    /// Remaining time, if the start takes as long as the fastest one.
+    /// Time left if the start takes as long as the fastest one.
     fn least_time_left(&self, now: Instant) -> Duration {
         self.fastest.map_or(Duration::ZERO, |took| self.remaining(took, now))
     }
@@ -55,7 +55,7 @@ enum QueueAnswer {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LeaseTurn {
     First,
-    /// The request had a lease before, and its generation died.
+    /// The first lease's generation has died.
     Repeated,
 }
 
@@ -63,7 +63,7 @@ enum LeaseTurn {
 struct WaitLimit {
     since: Instant,
     wait: Duration,
-    /// Total time for which wait limits had been paused when the request came.
+    /// Total pause of the time limits when the request came.
     paused: Duration,
 }
 
@@ -74,7 +74,7 @@ impl QueueLimits {
 }
 
 impl WaitLimit {
-    /// End of the time limit; `None` if it is over. `stood`: total paused time now.
+    /// Returns `None` if the limit is over. `stood`: total pause of the time limits now.
     fn ends_at(self, stood: Duration, now: Instant) -> Option<Instant> {
         let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.paused)));
         (end > now).then_some(end)
@@ -85,13 +85,13 @@ const PAUSED_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 enum PlaceState {
     InQueue,
-    /// The request waited for memory; with the shortage.
+    /// The request waited for memory.
     WithoutRoom(NoRoom),
-    /// The request was answered already, or its answer is on the way.
+    /// The request was answered, or its answer is on the way.
     Gone,
 }
 
-/// Place of a request in the queue. Dropping it removes the request from the queue.
+/// Place of a request in the queue. Dropping it removes the request.
 struct QueuePlace<'a> {
     leases: &'a Arc<LeaseQueue>,
     ticket: QueueTicket,
@@ -107,7 +107,7 @@ impl QueuePlace<'_> {
             return PlaceState::InQueue;
         }
         let Some(short) = state.admit.remove_waiting(self.ticket) else { return PlaceState::Gone };
-        // Slots that were held for this request are free now.
+        // The slots held for this request are free now.
         self.leases.settle_and_deliver(state, Vec::new());
         PlaceState::WithoutRoom(short)
     }
@@ -128,7 +128,7 @@ impl LeaseQueue {
         self.wait_for_lease(kind, tokens, LeaseTurn::First).await
     }
 
-    /// Waits for another lease after the first one's generation died, even if the queue is full.
+    /// Waits for another lease after the death of the first one's generation, even in a full queue.
     pub(crate) async fn lease_again(
         self: &Arc<Self>,
         kind: LeaseKind,
@@ -137,7 +137,7 @@ impl LeaseQueue {
         self.wait_for_lease(kind, tokens, LeaseTurn::Repeated).await
     }
 
-    /// Returns a lease if one is available at once. A failed attempt does not count as a request.
+    /// Returns a lease without waiting. A failed attempt does not count as a request.
     pub(crate) fn lease_now(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
         let mut state = lock(&self.state);
         if state.refusal.is_some() || !state.dispatch.any_open() {
@@ -169,7 +169,7 @@ impl LeaseQueue {
         Some(self.make_lease(cell, kind, Duration::ZERO))
     }
 
-    /// Takes a slot for a request that runs in another instance, even if all slots are taken.
+    /// Takes a slot for a request of another instance, even if none is free.
     pub(crate) fn take_for_another(self: &Arc<Self>, generation: GenerationId) -> Option<Lease> {
         let mut state = lock(&self.state);
         let kind = state.dispatch.count_in(generation)?;
@@ -211,7 +211,7 @@ impl LeaseQueue {
         match place.leave() {
             PlaceState::InQueue => Err(LeaseDenied::Deadline { waited: asked.elapsed() }),
             PlaceState::WithoutRoom(short) => Err(short.into()),
-            // The lease was granted just now, and the answer is on its way.
+            // The lease was granted just now.
             PlaceState::Gone => answer.await.unwrap_or(Err(LeaseDenied::ShuttingDown)),
         }
     }
@@ -244,7 +244,7 @@ impl LeaseQueue {
             LeaseTurn::Repeated => state.dispatch.request_again(kind),
         };
         let answer = match answer {
-            // Requests that wait for memory count, too, and keep their places.
+            // Requests that wait for memory count too.
             LeaseAnswer::Queued(ticket)
                 if turn == LeaseTurn::First && state.waiting() > state.limits.depth =>
             {
@@ -262,7 +262,7 @@ impl LeaseQueue {
                 drop(state);
                 match cell {
                     Some(cell) => Ok(QueueAnswer::Granted(self.make_lease(cell, kind, Duration::ZERO))),
-                    // Unreachable: an open generation is always in the table.
+                    // Unreachable: the table contains each open generation.
                     None => Err(LeaseDenied::ShuttingDown),
                 }
             }
@@ -289,7 +289,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Makes a request that got a lease at once wait if its prompt does not fit into memory.
+    /// Lets a request with a lease wait if its prompt does not fit into memory.
     fn admit_granted(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, QueueState>,
@@ -310,7 +310,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Checks whether a prompt of this size would fit now. Costs one atomic load if admission is off.
+    /// Costs one atomic load if admission is off.
     pub(crate) fn weigh_prompt(&self, size: PromptSize) -> PromptFit {
         if !self.checks_prompts.load(Ordering::Relaxed) {
             return PromptFit::NotChecked;
@@ -321,8 +321,8 @@ impl LeaseQueue {
 }
 
 impl QueueState {
-    /// Refuses a request that would wait in vain, because even the fastest start would take too long. The
-    /// client is told when to retry, and the model is loaded as if the request were waiting.
+    /// Refuses a request that even the fastest start would serve too late. The client learns when to retry,
+    /// and the model is loaded for the retry.
     pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<LeaseDenied> {
         let wait = self.limits.wait;
         let least = self.coming.next.least_time_left(now);
@@ -334,7 +334,7 @@ impl QueueState {
         Some(LeaseDenied::TooSlow { left, wait })
     }
 
-    /// True if a refused client was told when to retry, and its retry is still expected.
+    /// True if a refused client's retry is still expected.
     pub(super) fn expects(&self) -> bool {
         self.coming.retry.is_some_and(|until| until > Instant::now())
     }
@@ -345,7 +345,7 @@ impl LeaseQueue {
         lock(&self.state).coming.next = coming;
     }
 
-    /// Expects no more retries, because an operator has drained the model.
+    /// Forgets expected retries, because an operator has drained the model.
     pub(crate) fn expect_no_retries(&self) {
         lock(&self.state).coming.retry = None;
     }
@@ -357,7 +357,7 @@ impl LeaseQueue {
         !state.dispatch.any_open() && is_shut
     }
 
-    /// Estimates for the next process; `None` while a process serves.
+    /// Returns `None` while a process serves.
     pub(crate) fn next_process(self: &Arc<Self>) -> Option<NextProcess> {
         let state = lock(&self.state);
         (!state.dispatch.any_open()).then_some(state.coming.next)

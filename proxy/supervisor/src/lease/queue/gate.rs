@@ -1,4 +1,4 @@
-//! Functions of the queue for the model's task: opening and closing generations, and refusing requests.
+//! Queue functions for the model's task: opening and closing generations, and refusing requests.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::lease::cell::GenerationCell;
 use crate::sync::lock;
 
 impl LeaseQueue {
-    /// Opens a generation: leases on it may be granted, at most `limit` at a time.
+    /// Opens a generation for at most `limit` leases at a time.
     pub(crate) fn open_gate(self: &Arc<Self>, cell: &Arc<GenerationCell>, limit: u32) -> OpenedGate {
         let mut state = lock(&self.state);
         let opened = OpenedGate { waiting: state.waiting(), gap: state.take_gap() };
@@ -30,7 +30,7 @@ impl LeaseQueue {
         opened
     }
 
-    /// Grants no more leases on a generation. Returns the number of leases that it still has.
+    /// Grants no more leases on a generation. Returns its number of leases.
     pub(crate) fn close_gate(self: &Arc<Self>, generation: GenerationId) -> u32 {
         let mut state = lock(&self.state);
         state.close(generation);
@@ -39,14 +39,14 @@ impl LeaseQueue {
         in_flight
     }
 
-    /// Judges prompts that wait for memory again, and then releases the lock.
+    /// Judges prompts that wait for memory, and releases the lock.
     fn judge_waiting(self: &Arc<Self>, state: MutexGuard<'_, QueueState>) {
         if state.admit.waiting() > 0 {
             self.settle_and_deliver(state, Vec::new());
         }
     }
 
-    /// Closes a generation that refused a connection, and wakes the model's task to probe it.
+    /// Closes a generation that refused a connection, and wakes the task to probe it.
     pub(crate) fn doubt_generation(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         if state.table.entries.contains_key(&generation) {
@@ -57,7 +57,6 @@ impl LeaseQueue {
         self.wake.notify_one();
     }
 
-    /// Returns the generations that refused a connection since the last call.
     pub(crate) fn take_doubts(&self) -> Vec<GenerationId> {
         std::mem::take(&mut lock(&self.state).table.doubted)
     }
@@ -74,8 +73,8 @@ impl LeaseQueue {
         drop(entry);
     }
 
-    /// Starts or stops refusing new requests. Waiting requests that no process can serve are refused, too.
-    /// After a final refusal (shutdown, removal), waiting requests stay if a generation is open.
+    /// Starts or stops refusing requests, also waiting ones that no process can serve. After a final refusal
+    /// (shutdown, removal), an open generation still serves waiting requests.
     pub(crate) fn set_refusal(&self, refusal: Option<QueueRefusal>) {
         let mut state = lock(&self.state);
         if state.refusal.as_ref().is_some_and(QueueRefusal::is_final)
@@ -98,7 +97,7 @@ impl LeaseQueue {
         send_answers(dismissed);
     }
 
-    /// Refuses requests that have been waiting since `moment` or longer, unless a generation is open.
+    /// Refuses requests that wait since `moment` or longer, unless a generation is open.
     pub(crate) fn refuse_waiting_since(&self, denied: &LeaseDenied, moment: Instant) {
         let mut state = lock(&self.state);
         if state.dispatch.any_open() {
@@ -120,7 +119,6 @@ impl LeaseQueue {
         send_answers(dismissed);
     }
 
-    /// Pauses or resumes the time limits of waiting requests.
     pub(crate) fn pause_clock(&self, stands: bool) {
         lock(&self.state).limits.set_paused(stands);
     }
@@ -135,13 +133,13 @@ impl LeaseQueue {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum QueueRefusal {
-    /// Starts fail; the next attempt is at this time.
+    /// Starts fail; time of the next attempt.
     StartFailed(BackendFailure, Instant),
-    /// The next start needs a change of a flag or file; without one, the next attempt is at this time.
+    /// The next start needs a changed flag or file; time of the next attempt without a change.
     Failed(BackendFailure, Instant),
-    /// The remote endpoint does not answer; the next probe is at this time.
+    /// The remote endpoint does not answer; time of the next probe.
     EndpointSilent(BackendFailure, Instant),
-    /// The fleet is shutting down; new requests are refused even if a process serves.
+    /// The fleet shuts down; new requests are refused even if a process serves.
     ShuttingDown,
     /// The model was removed; new requests are refused even if a process serves.
     Removed,
@@ -153,7 +151,7 @@ impl QueueRefusal {
     }
 
     pub(super) fn denied(&self) -> LeaseDenied {
-        // Round up to whole seconds, so that clients do not retry too early.
+        // Round up, so that clients do not retry too early.
         let left = |at: &Instant| {
             let left = at.saturating_duration_since(Instant::now());
             Duration::from_secs((left.as_secs() + u64::from(left.subsec_nanos() > 0)).max(1))

@@ -1,8 +1,7 @@
-//! Queue, leases and open generations of one model, behind one lock that its requests and its task share.
+//! Queue, leases and open generations of one model, behind one lock.
 //!
-//! Requests use the queue directly; the model's task is woken only when it has work. Code that holds the lock
-//! awaits nothing, and neither sends nor drops a value that could take the lock again. Granted leases are
-//! collected under the lock and handed to their requests afterwards.
+//! Requests use the queue directly, and wake the model's task only for its work. Code under the lock awaits
+//! nothing, and sends or drops no value that could take the lock again: it collects grants for later.
 //!
 //! ```text
 //!     lease() -> granted at once -------------------------------> Lease
@@ -13,7 +12,7 @@
 //!             place freed, or the lease on its way is given back
 //! ```
 //!
-//! If a prompt does not fit into memory, its granted lease is taken back, and the request waits in
+//! A granted lease is taken back if its prompt does not fit into memory. The request then waits in
 //! [`crate::lease::admit`].
 
 use std::collections::{BTreeSet, VecDeque};
@@ -50,20 +49,16 @@ pub(crate) mod ward;
 pub(crate) struct LeaseQueue {
     name: ModelName,
     journal: Arc<EventJournal>,
-    /// Wakes the model's task: a request waits and no generation is open, or a generation has become idle.
+    /// Wakes the model's task: a request needs a process, or a generation has become idle.
     pub(crate) wake: Notify,
-    /// True if admission is on and prompt prices are known. Requests read this flag without the lock, and
-    /// skip the check if it is false.
+    /// True if admission is on and prompt prices are known. Requests read this flag without the lock.
     checks_prompts: AtomicBool,
-    /// Settings that clients made in the model's processes.
     pub(crate) settings: ClientSettings,
     pub(crate) turns: ConversationStore,
-    /// True if the model is a canary: another build that is tried next to a model's own.
     is_canary: AtomicBool,
-    /// True if the quarantine knows any request. Requests read this flag without the lock, and skip the check
-    /// if it is false.
+    /// True if the quarantine knows any request. Requests read this flag without the lock.
     has_suspects: AtomicBool,
-    /// Wakes requests that wait until no other request runs, or until the state of a generation is known.
+    /// Wakes requests that wait for solitude, or for news of a generation.
     changes: Notify,
     born: Instant,
     state: Mutex<QueueState>,
@@ -72,14 +67,13 @@ pub(crate) struct LeaseQueue {
 /// Queue of the previous instance, as last reported.
 #[derive(Debug, Default)]
 pub(crate) struct PredecessorQueue {
-    /// Number of requests that wait in the previous instance. These requests get their leases there and are
-    /// not in our queue.
+    /// Requests that wait in the previous instance and get their leases there.
     waiting: usize,
-    /// Total number of requests so far that had to wait in the previous instance.
+    /// All requests so far that had to wait in the previous instance.
     queued: u64,
     /// Generations on which the previous instance can still grant leases.
     open: BTreeSet<GenerationId>,
-    /// Number of requests waiting in the previous instance for which starting a process is pointless.
+    /// Requests waiting in the previous instance for which starting a process is pointless.
     hopeless: usize,
 }
 
@@ -88,19 +82,17 @@ impl PredecessorQueue {
         Self { waiting, queued, open, hopeless: 0 }
     }
 
-    /// Number of requests waiting in the previous instance that need a process.
+    /// Requests waiting in the previous instance that need a process.
     fn needing_process(&self) -> usize {
         self.waiting.saturating_sub(self.hopeless)
     }
 }
 
-/// Number of requests, and work, of a generation.
 #[derive(Debug)]
 pub(crate) struct GenerationCounts {
     pub(crate) generation: GenerationId,
     pub(crate) in_flight: u32,
     pub(crate) work: WorkDone,
-    /// True if new leases may be granted, here or in the previous instance.
     pub(crate) open: bool,
 }
 
@@ -119,13 +111,12 @@ struct QueueState {
     coming: ExpectedProcess,
 }
 
-/// Limits of the number of waiting requests and of their time.
 #[derive(Debug)]
 struct QueueLimits {
     depth: usize,
     wait: Duration,
     is_full_logged: bool,
-    /// Time of the earlier pauses of the time limits.
+    /// Total duration of the earlier pauses.
     paused_before: Duration,
     paused_since: Option<Instant>,
 }
@@ -143,23 +134,22 @@ impl QueueLimits {
     }
 }
 
-/// Process that is expected to serve next.
 #[derive(Debug, Default)]
 struct ExpectedProcess {
     /// Estimates, valid while no process serves.
     next: NextProcess,
-    /// Time until which a refused client is expected to retry.
+    /// End of the time in which a refused client is expected to retry.
     retry: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct GenerationTable {
     entries: QuickMap<GenerationId, GenerationEntry>,
-    /// Generations that refused a connection; closed until the task has probed them.
+    /// Closed generations that the task has to probe, because they refused a connection.
     doubted: Vec<GenerationId>,
-    /// Moment when the last lease on a generation that has been removed since ended.
+    /// End of the last lease on a generation that was removed later.
     last_idle: Option<Instant>,
-    /// Moment since which no generation has been open; `None` while one is, or if none ever was.
+    /// Begin of the time without an open generation; `None` while one is open, or if none ever was.
     gap: Option<Instant>,
 }
 
@@ -174,16 +164,15 @@ struct QueueWaiter {
 struct GenerationEntry {
     cell: Arc<GenerationCell>,
     idle_since: Option<Instant>,
-    /// True if the task knows that the generation is idle, and will check again without being woken.
+    /// True if the task will check an idle generation again without being woken.
     task_will_look: bool,
 }
 
-/// State of the queue when a generation was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenedGate {
     pub(crate) waiting: usize,
-    /// Moment since which no generation had been open, or, if none ever was, since which a request waits;
-    /// `None` if one was open.
+    /// Begin of the time without an open generation. Before the first one, this is the moment when the oldest
+    /// request began to wait. `None` if one was open.
     pub(crate) gap: Option<Instant>,
 }
 
@@ -194,7 +183,6 @@ type LeaseAnswers = Vec<(oneshot::Sender<Result<Lease, LeaseDenied>>, Result<Lea
 struct QueueOutbox {
     answers: LeaseAnswers,
     events: Vec<(GenerationId, EventKind)>,
-    /// True if the model's task has to be woken.
     wake: bool,
 }
 
@@ -250,7 +238,6 @@ impl LeaseQueue {
         self.change_admission(|admit| admit.set_policy(mode, policy));
     }
 
-    /// Publishes memory figures: after each reading, and when a process becomes ready or ends.
     pub(crate) fn publish_memory(self: &Arc<Self>, headroom: Vec<ProcessHeadroom>) {
         self.change_admission(|admit| admit.publish(headroom));
     }
@@ -262,7 +249,7 @@ impl LeaseQueue {
         self.settle_and_deliver(state, Vec::new());
     }
 
-    /// Hands out `grants`, and sends the resulting answers after the lock is released.
+    /// Hands out `grants`, and sends the answers after the lock is released.
     fn settle_and_deliver(self: &Arc<Self>, mut state: MutexGuard<'_, QueueState>, grants: Vec<LeaseGrant>) {
         let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
@@ -274,7 +261,6 @@ impl LeaseQueue {
         if self.checks_prompts.load(Ordering::Relaxed) { tokens } else { None }
     }
 
-    /// Records a setting accepted from a client, for the model's other and later processes.
     pub(crate) fn note_setting(&self, generation: GenerationId, path: &str, body: Bytes) {
         if self.settings.set(generation, path, body) {
             self.wake.notify_one();
@@ -283,7 +269,6 @@ impl LeaseQueue {
         }
     }
 
-    /// Records and logs that a setting made in another instance was too large to be kept.
     pub(crate) fn lose_setting(&self, generation: GenerationId, path: &str) {
         self.settings.note_too_large(generation, path);
         self.log_lost_setting(generation, path);
@@ -297,7 +282,7 @@ impl LeaseQueue {
         self.journal.record(Some(&self.name), Some(generation), EventKind::SettingLost { message });
     }
 
-    /// Memory because of which a waiting prompt needs a new process in place of this one.
+    /// Memory for which a waiting prompt needs a new process.
     pub(crate) fn admission_wish(&self, generation: GenerationId) -> Option<MemoryKind> {
         lock(&self.state).admit.recycle_wish(generation)
     }
@@ -327,7 +312,7 @@ impl LeaseQueue {
         self.deliver(outbox);
     }
 
-    /// Marks a lease without a slot as an endless event stream, so that drains do not wait for it.
+    /// Marks a lease without a slot as an endless event stream, which drains ignore.
     pub(crate) fn mark_endless(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.dispatch.convert_to_watch(generation);
@@ -336,9 +321,8 @@ impl LeaseQueue {
         self.deliver(QueueOutbox { wake, ..QueueOutbox::default() });
     }
 
-    /// Asks for a wake-up of the task when a generation becomes idle. If `returns`, the task will check again
-    /// without a wake-up. Returns false if the generation has become idle or busy since `seen`, so that the
-    /// task has to check again now.
+    /// Requests a wake-up of the task when a generation becomes idle. `returns`: the task checks again by
+    /// itself. Returns false if the generation became idle or busy after `seen`: check again now.
     pub(crate) fn watch_idle(&self, generation: GenerationId, seen: Option<Instant>, returns: bool) -> bool {
         let mut state = lock(&self.state);
         let Some(entry) = state.table.entries.get_mut(&generation) else { return seen.is_none() };
@@ -346,8 +330,7 @@ impl LeaseQueue {
         entry.idle_since == seen
     }
 
-    /// Hands out granted leases and judges prompts that wait for memory, until neither leads to more
-    /// grants. Each round serves a request, or is the last.
+    /// Hands out leases and judges prompts that wait for memory, until neither grants more leases.
     fn settle(self: &Arc<Self>, state: &mut QueueState, grants: Vec<LeaseGrant>, outbox: &mut QueueOutbox) {
         let mut grants = VecDeque::from(grants);
         loop {
@@ -366,7 +349,7 @@ impl LeaseQueue {
                         let lease = self.make_lease(cell, kind, waiter.since.elapsed());
                         outbox.answers.push((waiter.answer, Ok(lease)));
                     }
-                    // Unreachable: a waiting request and an open generation are always in the tables.
+                    // Unreachable: the tables contain each waiting request and open generation.
                     _ => grants.extend(state.dispatch.release(generation, kind)),
                 }
             }
@@ -384,7 +367,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Hands out a lease. If its prompt does not fit into memory, the lease is returned for others.
+    /// Hands out a lease, or returns it for others if its prompt does not fit into memory.
     fn hand_out(
         self: &Arc<Self>,
         state: &mut QueueState,
@@ -402,8 +385,7 @@ impl LeaseQueue {
             let told = if enforced { action } else { "warn" }.to_owned();
             outbox.events.push((generation, EventKind::PromptTooLarge { action: told, short: *short }));
             if enforced {
-                // Otherwise the prompt fits elsewhere or nowhere: the next judgement grants or refuses its
-                // lease.
+                // The next judgement grants or refuses a prompt that fits elsewhere or nowhere.
                 let stays = matches!(judged, AdmissionDecision::Wait(..) | AdmissionDecision::Recycle(..));
                 if stays && state.waiting() >= state.limits.depth {
                     let full =
@@ -435,29 +417,27 @@ impl LeaseQueue {
         send_answers(outbox.answers);
     }
 
-    /// Number of all waiting requests: for a slot, for memory, or in the previous instance.
+    /// Requests waiting for a slot, for memory, or in the previous instance.
     pub(crate) fn waiting(&self) -> usize {
         let state = lock(&self.state);
         state.waiting() + state.predecessor.waiting
     }
 
-    /// Number of all requests so far that had to wait, here or in the previous instance.
+    /// All requests so far that had to wait, here or in the previous instance.
     pub(crate) fn queued_total(&self) -> u64 {
         let state = lock(&self.state);
         state.queued + state.predecessor.queued
     }
 
-    /// Records the queue of the previous instance. We start processes for its requests, because that instance
-    /// starts none. Its reports are some milliseconds old.
+    /// Records the queue of the previous instance, some milliseconds old. This instance starts processes for
+    /// its requests.
     pub(crate) fn set_predecessor(&self, elsewhere: PredecessorQueue) {
         let mut state = lock(&self.state);
         let known = &state.predecessor;
-        // Also detect a new request that replaced one that left: the number of waiting requests is then
-        // unchanged.
+        // A new request may have replaced one that left, so the number of waiting requests is not enough.
         let instead = elsewhere.waiting > 0 && elsewhere.queued > known.queued;
         let comes = elsewhere.waiting > known.waiting || instead;
         let closed = !known.open.is_subset(&elsewhere.open);
-        // A new request is a reason to try again.
         let hopeless = if comes { 0 } else { known.hopeless.min(elsewhere.waiting) };
         let came = elsewhere.queued.max(known.queued);
         state.predecessor = PredecessorQueue { queued: came, hopeless, ..elsewhere };
@@ -479,9 +459,8 @@ impl LeaseQueue {
         state.dispatch.in_flight(generation) == 0 && !state.predecessor.open.contains(&generation)
     }
 
-    /// Reason with which this instance refuses the model's requests, for the previous instance to refuse
-    /// its waiting requests, too. `None` if none wait there, if a generation is open here, or if the reason
-    /// is final.
+    /// Reason for the previous instance to refuse its waiting requests. `None` if none wait there, if a
+    /// generation is open here, or if the reason is final.
     pub(crate) fn predecessor_refusal(&self) -> Option<LeaseDenied> {
         let state = lock(&self.state);
         let refused = state.predecessor.waiting > 0 && !state.dispatch.any_open();
@@ -497,7 +476,7 @@ impl LeaseQueue {
         lock(&self.state).dispatch.is_open(generation)
     }
 
-    /// True if no generation is open, but a request waits or a refused client is expected to retry.
+    /// True if no generation is open although a request waits or a retry is expected.
     pub(crate) fn needs_process(&self) -> bool {
         let state = lock(&self.state);
         (state.waiting() + state.predecessor.needing_process() > 0 || state.expects())
@@ -513,7 +492,6 @@ impl LeaseQueue {
         lock(&self.state).dispatch.in_flight(generation)
     }
 
-    /// Requests and idle time of the model, for the loader.
     pub(crate) fn loader_view(&self) -> ModelActivity {
         let state = lock(&self.state);
         let waiting = state.waiting() + state.predecessor.needing_process();
@@ -522,18 +500,17 @@ impl LeaseQueue {
         let since = state.table.entries.values().filter_map(|entry| entry.idle_since).max();
         let since = since.into_iter().chain(state.table.last_idle).max().unwrap_or(self.born);
         let idle_for = if rests { since.elapsed() } else { Duration::ZERO };
-        // An expected retry counts like a waiting request.
         let waiting = waiting.max(usize::from(state.expects()));
         let conversations = self.turns.evaluation_cost();
         ModelActivity { requests: state.asked, waiting, in_flight, idle_for, conversations }
     }
 
-    /// Moment since which the generation has had no lease; `None` while it has one or before it opens.
+    /// Begin of the time without a lease; `None` while there is one, or before the generation opens.
     pub(crate) fn idle_since(&self, generation: GenerationId) -> Option<Instant> {
         lock(&self.state).table.entries.get(&generation).and_then(|entry| entry.idle_since)
     }
 
-    /// Requests and work of each generation that was opened and whose process is not gone.
+    /// Counts of each generation that was opened and whose process is not gone.
     pub(crate) fn generation_counts(&self) -> Vec<GenerationCounts> {
         let state = lock(&self.state);
         let count = |(id, entry): (&GenerationId, &GenerationEntry)| GenerationCounts {
@@ -549,21 +526,20 @@ impl LeaseQueue {
         lock(&self.state).dispatch.limit(generation)
     }
 
-    /// Generations on which leases may be granted.
     pub(crate) fn open_cells(&self) -> Vec<Arc<GenerationCell>> {
         let state = lock(&self.state);
         let open = state.table.entries.iter().filter(|(id, _)| state.dispatch.is_open(**id));
         open.map(|(_, entry)| Arc::clone(&entry.cell)).collect()
     }
 
-    /// Work of a generation that was opened and whose process is not gone.
+    /// Returns `None` for a generation that was not opened or whose process is gone.
     pub(crate) fn work(&self, generation: GenerationId) -> Option<WorkDone> {
         lock(&self.state).table.entries.get(&generation).map(|entry| entry.cell.work())
     }
 }
 
 impl QueueState {
-    /// Number of requests that wait in this instance, for a slot or for memory.
+    /// Requests that wait in this instance, for a slot or for memory.
     fn waiting(&self) -> usize {
         self.dispatch.waiting() + self.admit.waiting()
     }
@@ -571,7 +547,7 @@ impl QueueState {
     fn occupy_slot(&mut self, generation: GenerationId, kind: LeaseKind) -> Option<Arc<GenerationCell>> {
         let entry = self.table.entries.get_mut(&generation)?;
         if kind == LeaseKind::Slot {
-            // A request is served: the expected retry, or another request in its place.
+            // This request is the expected retry, or proves that none is needed.
             self.coming.retry = None;
         }
         if !matches!(kind, LeaseKind::Read | LeaseKind::Watch) {
@@ -580,8 +556,8 @@ impl QueueState {
         Some(Arc::clone(&entry.cell))
     }
 
-    /// Handles a generation that became idle when this lease ended. Returns true if the task has to be woken:
-    /// the generation is closed, requests are refused, or the task would not check again without a wake-up.
+    /// Handles the end of a generation's last lease. Returns true if the task has to be woken: it waits for
+    /// an idle generation, or would not check again by itself.
     fn note_idle(&mut self, generation: GenerationId, last: LeaseKind) -> bool {
         let awaited = self.refusal.is_some() || !self.dispatch.is_open(generation);
         let Some(entry) = self.table.entries.get_mut(&generation) else { return true };
@@ -619,7 +595,7 @@ impl QueueState {
     }
 }
 
-/// Sends the answers. If a request has left, its granted lease is dropped and thereby returned.
+/// If a request has left, dropping its lease returns it.
 fn send_answers(answers: LeaseAnswers) {
     for (sender, answer) in answers {
         drop(sender.send(answer));

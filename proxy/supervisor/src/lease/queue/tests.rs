@@ -167,7 +167,7 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     leases.open_gate(&cell, 1);
     drop(waiting.await.unwrap().unwrap());
     assert_eq!(leases.loader_view().waiting, 0, "whoever was expected has been served");
-    // A repeated request is not refused for that.
+    // A repeated request is not refused because of a slow start.
     leases.close_gate(cell.id);
     leases.set_next_process(slow);
     let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
@@ -195,7 +195,7 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
 async fn who_was_let_in_before_waits_beyond_the_depth_and_in_the_order_of_arrival() {
     let leases = leases(1);
     let first = queued(&leases, LeaseKind::Slot).await;
-    // A repeated request: there are at most as many as there were leases.
+    // There are at most as many repeated requests as there were leases.
     let ours = Arc::clone(&leases);
     let again = waits(&leases, async move { ours.lease_again(LeaseKind::Slot, None).await }).await;
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
@@ -226,7 +226,7 @@ async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
     let next = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
     leases.open_gate(&cell, 1);
-    // Granted, but not received yet.
+    // The lease was granted, but the request has not received it yet.
     assert_eq!(leases.in_flight(cell.id), 1);
     drop(leaving);
     let lease = next.await.unwrap().unwrap();

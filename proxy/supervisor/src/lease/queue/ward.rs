@@ -1,6 +1,5 @@
-//! Requests that may have killed their server: they are suspected, tried without other requests, or
-//! refused. [`warden_policies::quarantine`] decides; this module applies the decisions to leases and
-//! processes, under the lock of the queue.
+//! Requests that may have killed their server are suspected, tried without other requests, or refused.
+//! [`warden_policies::quarantine`] decides; this module applies the decisions under the queue's lock.
 //!
 //! ```text
 //!     a connection broke (gateway) --> broke --+
@@ -25,34 +24,33 @@ use crate::sync::lock;
 use crate::view::QuarantineView;
 use crate::view::event::EventKind;
 
-/// Result of waiting until no other request runs.
+/// Result of waiting for other requests to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SolitudeResult {
-    /// No other request runs in a slot of the generation, and none gets one until the solitude ends.
+    /// No other request runs or gets a slot until the solitude ends.
     Granted,
-    /// Other requests still ran at the end of the time limit, so the request may run at the same time as
-    /// they do.
+    /// Other requests still ran at the time limit: the request may run next to them.
     Shared,
-    /// The generation has ended or is being ended. The request was not sent.
+    /// The generation ends or has ended; the request was not sent.
     Gone,
-    /// The request has been put under refusal meanwhile; the duration is the remaining time.
+    /// The request is refused now, for this remaining time.
     Refused(Duration),
 }
 
 enum SolitudeStep {
-    /// Wait for a change of the state, or for this time at most.
+    /// Wait for a change, for this time at most.
     Wait(Option<Duration>),
     Decided(SolitudeResult),
 }
 
-/// Manner in which a process ended, as far as its requests are concerned.
+/// End of a process, as its requests see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
-    /// The process ended by itself, or we ended it because it hung.
+    /// By itself, or ended by the supervisor because it hung.
     ByItself,
-    /// The kernel killed the process for lack of memory.
+    /// Killed by the kernel for lack of memory.
     OutOfMemory,
-    /// We or another program stopped the process.
+    /// Stopped by the supervisor or another program.
     Stopped,
 }
 
@@ -61,7 +59,6 @@ impl LeaseQueue {
         self.born.elapsed()
     }
 
-    /// Updates the flag `has_suspects`, and wakes requests that wait for a change.
     fn note_change(&self, state: &QueueState) {
         self.has_suspects.store(!state.quarantine.is_empty(), Ordering::Relaxed);
         self.changes.notify_waiters();
@@ -73,7 +70,7 @@ impl LeaseQueue {
         self.note_change(&state);
     }
 
-    /// Status of a request in the quarantine. Costs one atomic load while the quarantine knows no request.
+    /// Costs one atomic load while the quarantine knows no request.
     pub(crate) fn request_standing(&self, request: RequestFingerprint) -> RequestStanding {
         if !self.has_suspects.load(Ordering::Relaxed) {
             return RequestStanding::Clear;
@@ -88,13 +85,12 @@ impl LeaseQueue {
         lock(&self.state).quarantine.count_refusal(request);
     }
 
-    /// Records that a connection broke after the whole request was sent and before its answer was complete.
+    /// Records a connection that broke after the whole request was sent.
     pub(crate) fn note_broken(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.record_break(generation, request, self.now());
         if state.table.entries.contains_key(&generation) {
-            // Close the generation in the same step: an answer to an earlier probe does not show that the
-            // process still lives.
+            // Close in the same step: an answer to an earlier probe does not show that the process lives.
             state.close(generation);
             state.table.doubted.push(generation);
         }
@@ -106,7 +102,6 @@ impl LeaseQueue {
         }
     }
 
-    /// Like [`Self::note_broken`], for a generation that may have been stopped.
     pub(crate) fn note_lost(&self, generation: GenerationId, request: RequestFingerprint) {
         let has_ended = lock(&self.state).quarantine.has_ended(generation);
         if has_ended {
@@ -114,7 +109,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Records that a client left after its whole request was sent and before the answer was complete.
+    /// Records that a client left after its whole request was sent.
     pub(crate) fn note_left(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         let suspect = state.quarantine.record_abandoned(generation, request, self.now());
@@ -143,7 +138,7 @@ impl LeaseQueue {
         }
         let mut state = lock(&self.state);
         if state.table.doubted.contains(&generation) {
-            // Ignore this answer: it may be from before the connection broke.
+            // The answer may be older than the broken connection.
             return;
         }
         state.quarantine.record_alive(generation);
@@ -155,7 +150,7 @@ impl LeaseQueue {
         if !state.table.entries.contains_key(&cell.id) {
             return;
         }
-        // Close the generation first, so that the requests counted here are all it had.
+        // After closing, no more requests join those counted here.
         state.close(cell.id);
         let state = &mut *state;
         if ending == ProcessEnd::Stopped {
@@ -180,12 +175,11 @@ impl LeaseQueue {
         }
     }
 
-    /// True if the generation was killed by a request that is refused since.
+    /// True if a request killed the generation and is refused since.
     pub(crate) fn was_killed_by_request(&self, generation: GenerationId) -> bool {
         lock(&self.state).quarantine.was_killed_by_request(generation)
     }
 
-    /// Resolves when a generation whose connection broke is known to live or to have ended.
     pub(crate) async fn until_settled(&self, generation: GenerationId) {
         loop {
             let mut moved = std::pin::pin!(self.changes.notified());
@@ -207,7 +201,6 @@ impl LeaseQueue {
         self.settle_and_wake(state, grants);
     }
 
-    /// Hands out `grants`, and wakes requests that wait for a change.
     fn settle_and_wake(self: &Arc<Self>, mut state: MutexGuard<'_, QueueState>, grants: Vec<LeaseGrant>) {
         let mut outbox = QueueOutbox::default();
         self.settle(&mut state, grants, &mut outbox);
@@ -216,7 +209,7 @@ impl LeaseQueue {
         self.deliver(outbox);
     }
 
-    /// Ends the state in which only the request of this lease runs.
+    /// Ends the solitude of this lease's request.
     pub(crate) fn end_solitude(self: &Arc<Self>, generation: GenerationId) {
         let mut state = lock(&self.state);
         state.quarantine.end_trial(generation);
@@ -224,14 +217,14 @@ impl LeaseQueue {
         self.settle_and_wake(state, grants);
     }
 
-    /// Clears a suspected request, because it was answered.
+    /// Clears a suspected request that was answered.
     pub(crate) fn note_survival(&self, generation: GenerationId, request: RequestFingerprint) {
         let mut state = lock(&self.state);
         state.quarantine.record_survival(generation, request);
         self.note_change(&state);
     }
 
-    /// Waits until no other request runs in the generation of a lease, or the time limit is reached.
+    /// Waits for solitude in the lease's generation, or for the time limit.
     pub(crate) async fn until_alone(
         &self,
         generation: GenerationId,
@@ -269,17 +262,15 @@ impl LeaseQueue {
         if state.quarantine.has_ended(generation) || !state.table.entries.contains_key(&generation) {
             return SolitudeStep::Decided(SolitudeResult::Gone);
         }
-        // A generation with a broken connection is probably dead: do not send it this request, which would
-        // be blamed.
+        // A generation with a broken connection is probably dead, and this request would be blamed.
         if !state.quarantine.is_settled(generation) {
             return SolitudeStep::Wait(None);
         }
-        // Wait for a request whose client left a moment ago: it may still run, and could kill the process,
-        // too.
+        // The request of a client that just left may still run and kill the process.
         let lingers = state.quarantine.lingering_time(generation, request, self.now());
         match state.quarantine.standing(request, self.now()) {
             RequestStanding::Refused { left } => SolitudeStep::Decided(SolitudeResult::Refused(left)),
-            // The request was cleared meanwhile, so it may run like any other.
+            // A cleared request runs like any other.
             RequestStanding::Clear => SolitudeStep::Decided(SolitudeResult::Shared),
             RequestStanding::Suspect if lingers.is_some() => SolitudeStep::Wait(lingers),
             RequestStanding::Suspect if state.dispatch.try_alone(generation, kind) => {
@@ -290,7 +281,7 @@ impl LeaseQueue {
         }
     }
 
-    /// Maximum time for which no other request may run next to this one.
+    /// Maximum solitude of this request.
     pub(crate) fn solitude_limit(&self, request: RequestFingerprint) -> Duration {
         lock(&self.state).quarantine.alone_time(request)
     }
@@ -301,7 +292,7 @@ impl LeaseQueue {
         QuarantineView { requests: state.quarantine.list(self.now()), quarantined, refusals }
     }
 
-    /// Clears suspected and refused requests that begin with `which`, if given; returns their number.
+    /// Clears suspected and refused requests that begin with `which`, or all; returns their number.
     pub(crate) fn release_requests(&self, which: Option<&str>) -> usize {
         let mut state = lock(&self.state);
         let released = state.quarantine.release(which);

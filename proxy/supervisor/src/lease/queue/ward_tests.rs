@@ -80,7 +80,7 @@ impl Ward {
         self.open()
     }
 
-    /// Waits to be alone, sends, and is then on trial.
+    /// Waits until the request runs alone, sends it, and returns while it is on trial.
     async fn tried(&self, request: RequestFingerprint) -> Lease {
         let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
         assert_eq!(lease.wait_alone(request).await, SolitudeResult::Granted);
@@ -195,7 +195,7 @@ async fn a_trial_whose_connection_broke_is_over_when_the_server_answers() {
     drop(lease);
     assert!(ward.leases.take_doubts().contains(&cell.id));
     ward.leases.note_alive(cell.id);
-    // Much later, with nothing in flight.
+    // The process dies much later, without requests.
     ward.die(&cell);
     assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
 }

@@ -1,5 +1,5 @@
-//! Task that loads and unloads models. [`LoadingState`] decides which models are loaded; the task reads the
-//! machine's memory for it, and sends the resulting orders to the models' tasks.
+//! Task that loads and unloads models. [`LoadingState`] makes the decisions, and the task sends the orders to
+//! the models' tasks.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -22,13 +22,13 @@ use crate::spec::CommonConfig;
 use crate::sync::lock;
 use crate::view::event::{EventJournal, EventKind};
 
-/// Interval for checking free memory while models wait for room but have no waiting request.
+/// Interval for checking free memory while models without a waiting request wait for room.
 const IDLE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 struct LoaderMember {
     leases: Arc<LeaseQueue>,
     listener: LoadingListener,
-    /// Number of the model's last request for room, or of its last question whether it may stay.
+    /// Number of the model's last request for room or question.
     wish_number: u64,
     question_number: u64,
     is_wait_logged: bool,
@@ -46,7 +46,7 @@ pub(crate) struct ModelLoader {
     loading: LoadingState,
     /// Free memory at the last reading; `None` before the first.
     free: Option<MemoryAmounts>,
-    /// Time of the last publication of the models with room; `None` if an event has made it out of date.
+    /// Time of the last publication; `None` if an event has outdated it.
     published_at: Option<Instant>,
     total: MachineMemory,
     limit: Duration,
@@ -79,8 +79,8 @@ impl ModelLoader {
         }
     }
 
-    /// Runs until shutdown. If the loop panics, it is started again with the same state, because otherwise
-    /// no model could be loaded any more.
+    /// Runs until shutdown. After a panic, the loop starts again with the same state: otherwise no model
+    /// could be loaded.
     pub(crate) async fn run(mut self, end: CancellationToken) {
         while AssertUnwindSafe(self.run_loop(&end)).catch_unwind().await.is_err() {
             tracing::error!(
@@ -106,14 +106,13 @@ impl ModelLoader {
                 tokio::select! {
                     () = end.cancelled() => return,
                     Some(question) = self.inbox.beats.recv() => {
-                        // Answer the watchdog, which may have stopped waiting. No report has arrived, so
-                        // continue the pause until `due`.
+                        // Sending fails if the watchdog no longer waits. Continue the pause until `due`.
                         let _left = question.send(());
                         continue;
                     }
                     told = self.inbox.reports.recv() => match told {
                         Some((who, told)) => self.take_report(who, told),
-                        // Unreachable: we hold a sender of this channel, too.
+                        // Unreachable: this task holds a sender too.
                         None => return,
                     },
                     () = tokio::time::sleep_until(due) => {}
@@ -131,8 +130,8 @@ impl ModelLoader {
         }
     }
 
-    /// Publishes which models have room in memory, after each event and from time to time. If a name in
-    /// `[names]` stands for several models, the gateway chooses one of them by this.
+    /// Publishes which models have room, after each event and from time to time. The gateway uses this to
+    /// choose among several models of a name in `[names]`.
     async fn publish_room(&mut self) {
         if self.published_at.is_some_and(|at| at.elapsed() < IDLE_LOOK_INTERVAL) {
             return;
@@ -141,7 +140,7 @@ impl ModelLoader {
             let capacity = capacity(&self.total, &lock(&self.common));
             self.free = Some(free_amounts(&self.world.free_memory(self.limit).await, &capacity));
         }
-        // Before the first load, the machine's memory is not read, and all models count as having room.
+        // Before the first load, memory is not read and all models count as having room.
         let free = if self.total == MachineMemory::default() { None } else { self.free.as_ref() };
         *lock(&self.desk.roomy) = self.loading.models_with_room(free);
         *lock(&self.desk.refused) = self.loading.refused_models();
@@ -149,8 +148,7 @@ impl ModelLoader {
     }
 
     fn take_report(&mut self, who: ModelId, told: LoadingReport) {
-        // Do not publish at once after each reading, because readings are frequent. Their effect is published
-        // within a second.
+        // Readings are frequent, so publish their effect within a second.
         if !matches!(told, LoadingReport::Measured(_)) {
             self.published_at = None;
         }
@@ -161,7 +159,7 @@ impl ModelLoader {
             self.members.insert(who, LoaderMember::new(leases, listener));
             return;
         }
-        // Unreachable: each model joins before it reports anything else.
+        // Unreachable: each model joins first.
         let Some(member) = self.members.get_mut(&who) else { return };
         match told {
             LoadingReport::Joined { .. } => {}
@@ -206,7 +204,7 @@ impl ModelLoader {
             return;
         }
         let total = self.world.total_memory(self.limit).await;
-        // Ignore a reading with fewer GPUs: the driver may not answer for a moment, and no GPU is lost.
+        // A driver that does not answer for a moment must not look like a lost GPU.
         if total.gpus.len() >= self.total.gpus.len() {
             self.total = total;
         }
@@ -260,7 +258,7 @@ impl ModelLoader {
         (member.listener)(order);
     }
 
-    /// Logs that a model can never be loaded, and informs it once, and again whenever requests wait.
+    /// Logs that a model can never be loaded. Informs the model once, and again whenever requests wait.
     fn note_hopeless(&mut self, who: &ModelId, never: &LoadRefusal) {
         let Some(member) = self.members.get_mut(who) else { return };
         if !std::mem::replace(&mut member.is_never_logged, true) {
@@ -307,7 +305,7 @@ fn model_states(members: &BTreeMap<ModelId, LoaderMember>) -> impl Fn(&ModelId) 
     move |who| members.get(who).map_or_else(ModelActivity::default, |member| member.leases.loader_view())
 }
 
-/// Memory that models may use. A GPU without its own memory has none.
+/// Memory that models may use; 0 for a GPU without its own memory.
 fn capacity(total: &MachineMemory, common: &CommonConfig) -> MemoryAmounts {
     let CommonConfig { loading, shared, .. } = common;
     let host = total.host.map_or(u64::MAX, |total| loading.left_of_host(total));
@@ -321,7 +319,7 @@ fn capacity(total: &MachineMemory, common: &CommonConfig) -> MemoryAmounts {
     capacity
 }
 
-/// Free memory. If a value is unknown, all memory of that kind counts as free.
+/// Free memory. All memory of an unknown amount counts as free.
 fn free_amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts {
     let mut all = MemoryAmounts { host: free.host.unwrap_or(u64::MAX), gpus: Vec::new() };
     for (index, most) in (0..).zip(&capacity.gpus) {
@@ -331,7 +329,7 @@ fn free_amounts(free: &MachineMemory, capacity: &MemoryAmounts) -> MemoryAmounts
     all
 }
 
-/// Sentence for people: memory that a waiting model needs, and memory that is left.
+/// Sentence about the needed and the available memory.
 fn shortage_words(lacks: &MissingRoom) -> String {
     let MissingRoom { needed, left, excluded: company } = lacks;
     let is_short = |needed: &&MemoryAmounts| needed.exceeds(left) != (false, false);
@@ -358,7 +356,7 @@ fn amounts_words(amounts: &MemoryAmounts) -> String {
     }
 }
 
-/// Sentence for people: why a model can never be loaded, and how to change that.
+/// Sentence about the reason why a model can never be loaded, with advice.
 fn never_words(never: &LoadRefusal) -> String {
     let list = |models: &[ModelName]| {
         let models: Vec<String> = models.iter().map(|model| format!("`{model}`")).collect();

@@ -32,7 +32,7 @@ async fn until_the_next(rig: &Rig) -> (Duration, Reason) {
 
 #[tokio::test(start_paused = true)]
 async fn it_is_replaced_when_its_time_to_end_is_over_and_not_when_three_slow_probes_are_lost() {
-    // Between two probes, and during a probe that would be lost only after ten seconds.
+    // The crash comes between two probes, and during a probe that would be lost only after ten seconds.
     for after in [secs(1), secs(6)] {
         let rig = Rig::new(|_, _| {}).await;
         drop(rig.lease().await.unwrap());
@@ -78,7 +78,7 @@ async fn a_line_that_looks_like_a_crash_is_only_a_text_while_probes_are_answered
         pass(Duration::from_millis(200)).await;
     }
     assert_eq!((rig.count("suspect"), rig.script.children().len()), (0, 1));
-    // Later lost probes are not judged by it either.
+    // Probes that are lost later do not count either.
     pass(secs(5)).await;
     rig.script.last().set_deaf(true);
     pass(secs(20)).await;

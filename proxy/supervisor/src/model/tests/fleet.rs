@@ -43,7 +43,7 @@ async fn two_models_on_one_gpu_are_never_recycled_at_once() {
     let rig = two(|model| model.recycle.vram_hard = mib(10 * 1024), |_| {}).await;
     let (of_a, of_b) = (lease(&rig, "a").await, lease(&rig, "b").await);
     for index in [0, 1] {
-        // Only slightly over the budget, so that no drain is cut short.
+        // The process exceeds the budget only slightly, so that no drain is cut short.
         first_of(&rig, index).set_vram(10 * GIB + GIB / 5);
     }
     pass(secs(60)).await;

@@ -70,14 +70,14 @@ async fn a_leak_on_the_gpu_is_recycled_by_its_slope_long_before_its_budget() {
     assert_eq!((evidence.series, evidence.verdict), (Some(VRAM), Some(GrowthVerdict::Leaking)));
     assert!(evidence.words.as_ref().unwrap().starts_with("vram0 holds"), "{evidence:#?}");
     let slope = evidence.slope.unwrap().value;
-    // 8 MiB.
+    // The leak is 8 MiB per request.
     assert!((7.5e6..9.3e6).contains(&slope) && evidence.forecast.is_some(), "{evidence:#?}");
     let (before, after) = (entry.vram_before[0].bytes, entry.vram_after[0].bytes);
     assert!(before > 3 * GIB + 100 * MIB && before < 6 * GIB && after == 3 * GIB, "{entry:#?}");
     let exit = entry.vram_after_exit[0];
     assert_eq!(exit.free_after_exit, exit.free_before_spawn, "all of it came back");
     assert!(rig.count("verdict") >= 2 && rig.count("driver_leak") == 0, "{:?}", rig.kinds());
-    // History for the next run.
+    // The next run gets the history.
     assert!(rig.fleet.state_writer().flush(secs(30)));
     let known = std::fs::read_to_string(rig.config.state_dir.join("growth.json")).unwrap();
     assert!(known.contains("vram0"), "{known}");

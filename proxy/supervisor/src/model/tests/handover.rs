@@ -44,7 +44,7 @@ async fn what_the_next_instances_process_was_started_from_is_known_here_and_told
     let lease = rig.lease().await.unwrap();
     assert_eq!((lease.generation(), lease.kin()), (GenerationId(7), Some(KIN)));
     assert_eq!(rig.fleet.handover().open_gates()[0].kin, Some(KIN), "whoever is before us hears it, too");
-    // A setting was made in it by the next instance.
+    // The next instance has got a setting for this process.
     rig.fleet.handover().follow_gates(&[OpenGate { kin: Some(KIN), touched: true, ..gate(7) }], &[]);
     pass(secs(1)).await;
     assert!(lease.kin().is_none() && rig.fleet.handover().open_gates()[0].touched);

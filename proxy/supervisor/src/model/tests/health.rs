@@ -1,4 +1,4 @@
-//! Processes that answer probes and are sick anyway.
+//! Processes that answer probes but show symptoms.
 
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ async fn a_wedged_process_is_found_by_its_own_pace_drained_and_ended_after_the_s
     assert!(cut.is_ok(), "{:?}", rig.kinds());
     let took = stalled.elapsed();
     assert!(took < secs(70), "the drain was waited for: {took:?}");
-    // As the gateway does with a revoked request.
+    // The gateway does this with a revoked request.
     wedged.report_lost(RequestFingerprint(300));
     drop(wedged);
     pass(secs(10)).await;
@@ -161,11 +161,11 @@ async fn what_moves_and_what_waits_for_somebody_else_is_not_wedged() {
         for round in 0..100 {
             pass(secs(5)).await;
             match case {
-                // An occasional token.
+                // The process generates a token from time to time.
                 0 => lease.note_events(u64::from(round % 3 == 0)),
-                // Tokens of a tool call without events.
+                // The process generates tokens of a tool call without events.
                 1 => process.set_work(Some(SlotActivity { mark: round, ..WORKS })),
-                // The client does not read: the last data is still on the way to it.
+                // The client does not read, so the last data is still on its way.
                 2 if round == 0 => lease.note_events(1),
                 // The process is stopped (SIGSTOP).
                 3 => process.set_standing(ProcessRunState { stopped: true, major_faults: 0 }),

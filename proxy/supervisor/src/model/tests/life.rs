@@ -130,7 +130,7 @@ async fn nine_kills_in_three_minutes_turn_nobody_away() {
         assert!(!rig.fleet.view().models[0].outage.clone().unwrap().refusing);
     }
     drop(rig.lease().await.unwrap());
-    // Logged once while it continues.
+    // A crash loop is logged once while it continues.
     assert_eq!((rig.count("crash_loop"), rig.count("failed")), (1, 0));
     rig.end().await;
 }
@@ -174,7 +174,7 @@ async fn starts_that_fail_go_on_for_ever_and_callers_are_told_when_the_next_one_
     let Err(LeaseDenied::StartFailed(failure, Some(after))) = rig.lease().await else { panic!("told") };
     assert_eq!(failure.kind, FailureKind::Signal);
     assert!((secs(1)..=secs(61)).contains(&after), "{after:?}");
-    // The failure passes without an action.
+    // Let the failure pass without an action.
     rig.script.clear();
     pass(after).await;
     assert!(rig.lease().await.is_ok(), "the time that was told is the time of the next start");

@@ -132,7 +132,7 @@ async fn at_the_start_models_are_loaded_in_order_as_long_as_they_fit_and_nobody_
     pass(secs(30)).await;
     assert_eq!(rig.states(), [Loaded, Loaded, Unloaded, Loaded]);
     assert_eq!((rig.count("makes_room"), rig.count("waits_for_room")), (0, 1));
-    // A first request for the model is different.
+    // A request for an unloaded model evicts another one.
     rig.next_takes(10);
     drop(rig.lease_of("c").await.unwrap());
     assert_eq!(rig.states()[2], Loaded);
@@ -204,7 +204,7 @@ async fn a_pin_by_hand_overrules_the_configuration_through_reloads_and_is_told_o
     rig.apply(|config| config.models[0].max_in_flight = Some(7)).await;
     let LeaseDenied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
     assert!(why.contains("(`pin`: `a`) leave"), "{why}");
-    // The configuration does not count, either way.
+    // The configuration does not matter after an operator's command.
     rig.apply(|config| config.models[0].loading.pin = true).await;
     assert!(!rig.fleet.pin("a", false, "another").await.unwrap().pinned);
     rig.next_takes(20);
@@ -527,12 +527,12 @@ async fn a_model_that_does_not_fit_is_started_with_its_fallback_arguments_until_
     rig.next_takes(12);
     drop(rig.lease_of("a").await.unwrap());
     assert!(is_reduced(&rig) && rig.count("falls_back") == 1);
-    // A reload without a change leaves it alone.
+    // A reload without a change does not affect the model.
     let before = rig.script.children().len();
     rig.apply(|config| config.models[0].queue.depth += 1).await;
     pass(secs(100)).await;
     assert_eq!((rig.script.children().len(), rig.states()[0]), (before, Loaded));
-    // After its eviction, and with smaller needs, it starts with the configured arguments.
+    // After its eviction, a model with smaller needs starts with the configured arguments.
     rig.next_takes(20);
     drop(rig.lease_of("b").await.unwrap());
     assert_eq!(rig.states(), [Unloaded, Loaded]);

@@ -127,7 +127,7 @@ impl Rig {
 
 async fn begun<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> AbortOnDropHandle<T> {
     let task = AbortOnDropHandle::new(TaskTracker::new().spawn(future));
-    // One turn for the spawned task, some for the model's.
+    // The spawned task needs one turn, the model's task some.
     for _ in 0..8 {
         tokio::task::yield_now().await;
     }

@@ -116,7 +116,7 @@ async fn a_command_that_does_not_start_stops_the_rollout_and_a_better_one_is_tak
     rig.apply(|config| config.models[0].command.args.push("--x".to_owned())).await;
     pass(secs(600)).await;
     assert_eq!((rig.script.alive(), rig.state()), (1, ModelState::Loaded), "the other replica serves on");
-    // The breaker is open; remaining roles would fail as well.
+    // After this many failures no more processes are started; remaining roles would fail as well.
     while rig.script.children().len() < 2 + 5 {
         pass(secs(1)).await;
     }
@@ -182,7 +182,7 @@ async fn what_becomes_known_of_a_binary_reaches_leases_that_are_held_and_replace
         .await;
     rig.fleet.learn_facts(&ModelName::new("m"), "/opt/llama-server".as_ref(), facts).await;
     rig.fleet.learn_facts(&ModelName::new("n"), "/opt/llama-server".as_ref(), ServerFacts::default()).await;
-    // The next view comes after the message.
+    // The next view follows the message.
     pass(secs(1)).await;
     assert_eq!(held.server_facts(), facts);
     let report = rig.apply(|config| config.models[0].facts = facts).await;

@@ -43,7 +43,7 @@ async fn a_sequential_restart_waits_for_its_leases_and_carries_the_queue_over() 
 async fn leases_beyond_the_drain_deadline_are_cut_and_told() {
     let rig = Rig::new(|config, script| {
         config.models[0].lifecycle.drain_deadline = secs(20);
-        // Ignores TERM, as llama-server does while a request hangs.
+        // The process ignores SIGTERM, as llama-server does while a request hangs.
         script.next(Role { term_takes: None, ..Role::default() });
     })
     .await;
@@ -288,7 +288,7 @@ async fn a_process_is_not_stopped_for_one_that_could_not_start() {
     assert_eq!((rig.count("draining"), rig.count("recycle_began")), (0, 0), "{:?}", rig.kinds());
     let note = rig.fleet.view().models[0].replace_note.clone().unwrap();
     assert!(note.contains("m.gguf"), "{note}");
-    // The file is there again.
+    // The file exists again.
     rig.script.set_files("m.gguf", None);
     pass(secs(3)).await;
     assert_eq!(rig.fleet.restart("m").await.unwrap()[0].to, Some(GenerationId(2)));
@@ -341,7 +341,7 @@ async fn who_waits_from_the_beginning_of_a_replacement_is_served_however_long_a_
     assert_eq!(served.generation(), GenerationId(2));
     assert!(served.queued_for() >= secs(22), "{:?}", served.queued_for());
     restart.await.unwrap().unwrap();
-    // Without a replacement the time limit is as before.
+    // Without a replacement, the time limit is the usual one.
     let _other = rig.lease().await.unwrap();
     let late = rig.lease().await.unwrap_err();
     assert!(matches!(late, LeaseDenied::Deadline { waited } if waited < secs(4)), "{late:?}");

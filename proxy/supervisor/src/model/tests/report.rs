@@ -63,7 +63,7 @@ async fn each_generation_has_a_file_of_its_own_that_goes_with_it() {
 #[tokio::test(start_paused = true)]
 async fn what_an_earlier_process_of_the_same_name_left_is_not_taken_for_a_report() {
     let rig = Rig::new(|_, _| {}).await;
-    // As in a container, where each run of the supervisor has the same PID.
+    // In a container, each run of the supervisor has the same PID.
     let name = ModelName::new("m");
     let socket = crate::process::directories::socket_path(&rig.config.runtime_dir, &name, GenerationId(1));
     std::fs::write(report_file::report_path(&socket), "stale").unwrap();

@@ -72,7 +72,7 @@ async fn one_that_takes_less_where_it_never_fits_whole_is_done() {
 #[tokio::test(start_paused = true)]
 async fn while_a_model_waits_for_room_others_are_replaced() {
     let mut rig = without_a_successor(false).await;
-    // Not by an operator, for whom another model would be evicted.
+    // An operator's restart would evict another model, so use a reload.
     rig.apply(|config| config.models[0].command.args.push("--other".to_owned())).await;
     pass(secs(5)).await;
     rig.next_takes(20);

@@ -43,17 +43,16 @@ pub(super) struct Role {
     pub(super) ready_after: Duration,
     pub(super) dies: Option<(Duration, ProcessExit)>,
     pub(super) says: Vec<String>,
-    /// Time from TERM to its end; `None` ignores TERM.
+    /// Time from SIGTERM to the end; `None` ignores SIGTERM.
     pub(super) term_takes: Option<Duration>,
     pub(super) slots: Option<u32>,
     pub(super) anon: u64,
-    /// VRAM on the first GPU; `None` if it uses none.
+    /// VRAM on the first GPU; `None` without a GPU.
     pub(super) vram: Option<u64>,
-    /// Initial slots; `None` if it does not report slots.
+    /// Initial slots; `None` if slots are not reported.
     pub(super) work: Option<SlotActivity>,
-    /// It rejects settings.
     pub(super) refuses: bool,
-    /// Time after its spawn in which it shows activity.
+    /// Time after the spawn in which the process shows activity.
     pub(super) moves_for: Duration,
 }
 
@@ -77,7 +76,7 @@ impl Default for Role {
 }
 
 impl Role {
-    /// Ends soon after its start, with this output.
+    /// A process that ends soon after its start, with this output.
     pub(super) fn failing(exit: ProcessExit, says: &str) -> Self {
         Self {
             dies: Some((Duration::from_millis(20), exit)),
@@ -88,8 +87,7 @@ impl Role {
     }
 }
 
-/// A world whose processes take their roles from a list, and behave well when it is empty. On a machine
-/// with a GPU they use it.
+/// A world whose processes take their roles from a list, and behave well without one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Script {
     inner: Arc<Inner>,
@@ -98,13 +96,12 @@ pub(super) struct Script {
 #[derive(Debug, Default)]
 struct Inner {
     roles: Mutex<VecDeque<Role>>,
-    /// Role of processes without one in the list.
+    /// Role of processes that have none in the list.
     usual: Mutex<Option<Role>>,
     children: Mutex<Vec<Arc<Actor>>>,
     available: AtomicU64,
     gpu: AtomicBool,
     minute: AtomicU32,
-    /// Host memory in bytes, if known.
     memory: Mutex<Option<u64>>,
     /// Memory of each GPU that a sensor reads, in bytes.
     gpus: Mutex<Vec<u64>>,
@@ -116,7 +113,6 @@ struct Inner {
 }
 
 impl Script {
-    /// Adds the role of the next process.
     pub(super) fn next(&self, role: Role) {
         self.all([role]);
     }
@@ -125,7 +121,6 @@ impl Script {
         lock(&self.inner.roles).extend(roles);
     }
 
-    /// Sets the role of processes without one in the list.
     pub(super) fn set_usual(&self, role: Role) {
         *lock(&self.inner.usual) = Some(role);
     }
@@ -149,7 +144,6 @@ impl Script {
         self.set_gpu();
     }
 
-    /// Sets the local time.
     pub(super) fn set_minute(&self, minute: u32) {
         self.inner.minute.store(minute, Ordering::SeqCst);
     }
@@ -171,7 +165,6 @@ impl Script {
         *lock(&self.inner.vram_unknown) = Some(why.to_owned());
     }
 
-    /// Sets the state of the files that processes need.
     pub(super) fn set_files(&self, name: &str, missing: Option<&str>) {
         let missing =
             missing.map(|what| MissingNeed { kind: FailureKind::BadModel, message: what.to_owned() });
@@ -187,7 +180,6 @@ impl Script {
         self.children().pop().unwrap()
     }
 
-    /// Number of living processes.
     pub(super) fn alive(&self) -> usize {
         self.children().iter().filter(|child| !child.reaped.load(Ordering::SeqCst)).count()
     }
@@ -302,19 +294,18 @@ pub(super) struct Actor {
     world: Arc<Inner>,
     sink: LineSink,
     pub(super) vram: AtomicU64,
-    /// Its own counter of decodes.
     decodes: Mutex<Option<u64>>,
-    /// It reports its slots; false while its loop hangs.
+    /// False while the server's loop hangs.
     tells_slots: AtomicBool,
     work: Mutex<Option<SlotActivity>>,
     standing: Mutex<ProcessRunState>,
     metrics_asked: AtomicU32,
-    /// Settings applied to it again.
+    /// Settings that were applied to the process again.
     pub(super) set: Mutex<Vec<String>>,
     /// Host memory read page by page, if different.
     exact: Mutex<Option<u64>>,
     confirms: AtomicU32,
-    /// Readings begun, and the time that one takes.
+    /// Readings that have begun.
     readings: AtomicU32,
     reading_takes: Mutex<Duration>,
     pub(super) pid: u32,
@@ -331,16 +322,13 @@ pub(super) struct Actor {
     deaf: AtomicBool,
     anon: AtomicU64,
     report: Mutex<Option<CudaReport>>,
-    /// Reaction to a reclaim request; `None`: no part can be asked.
+    /// Reaction to a reclaim request; without one, no part can be asked.
     gives: Mutex<Option<Gives>>,
-    /// Number of reclaim requests.
     asked_back: AtomicU32,
 }
 
-/// Reaction of a process to a reclaim request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gives {
-    /// Time until the answer.
     pub(super) takes: Duration,
     pub(super) outcome: ReclaimOutcome,
     /// Host memory afterwards.
@@ -392,7 +380,6 @@ impl Actor {
         }
     }
 
-    /// Ends the process after this time, unless it ends sooner.
     pub(super) fn dies_after(&self, after: Duration, exit: ProcessExit) {
         let at = Instant::now() + after;
         let mut death = lock(&self.death);
@@ -407,7 +394,6 @@ impl Actor {
         self.dies_after(Duration::ZERO, ProcessExit::Signal(11));
     }
 
-    /// Sets whether it ignores probes.
     pub(super) fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::SeqCst);
     }
@@ -438,53 +424,46 @@ impl Actor {
         self.vram.store(bytes, Ordering::SeqCst);
     }
 
-    /// Sets the result of an exact reading.
     pub(super) fn set_exact(&self, bytes: u64) {
         *lock(&self.exact) = Some(bytes);
     }
 
-    /// Sets its own counter of decodes.
     pub(super) fn set_decodes(&self, decodes: u64) {
         *lock(&self.decodes) = Some(decodes);
     }
 
-    /// Sets its reported slots; `None`: its loop hangs.
+    /// `None`: the server's loop hangs.
     pub(super) fn set_work(&self, slots: Option<SlotActivity>) {
         self.tells_slots.store(true, Ordering::Relaxed);
         *lock(&self.work) = slots;
     }
 
-    /// Sets its state in the kernel.
+    /// Sets the process's state in the kernel.
     pub(super) fn set_standing(&self, standing: ProcessRunState) {
         *lock(&self.standing) = standing;
     }
 
-    /// Number of requests for its counters.
     pub(super) fn metrics_asked(&self) -> u32 {
         self.metrics_asked.load(Ordering::SeqCst)
     }
 
-    /// Writes a line of output.
     pub(super) fn say(&self, line: &str) {
         (self.sink)(OutputStream::Stderr, line.to_owned());
     }
 
-    /// Sets its reaction to reclaim requests.
     pub(super) fn set_gives(&self, gives: Option<Gives>) {
         *lock(&self.gives) = gives;
     }
 
-    /// Number of reclaim requests.
     pub(super) fn asked_back(&self) -> u32 {
         self.asked_back.load(Ordering::SeqCst)
     }
 
-    /// Sets its memory report.
     pub(super) fn set_report(&self, report: Option<CudaReport>) {
         *lock(&self.report) = report;
     }
 
-    /// True if it was asked to end before this moment.
+    /// True if the process was asked to end before this moment.
     pub(super) fn was_to_end(&self, moment: Instant) -> bool {
         lock(&self.told_to_end).is_some_and(|told| told < moment)
     }

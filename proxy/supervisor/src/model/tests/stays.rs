@@ -1,5 +1,5 @@
-//! A reload changes the needs of a loaded model: it asks if it may stay, and starts no process before the
-//! answer.
+//! A reload changes the needs of a loaded model. The model asks whether it may stay, and starts no process
+//! before the answer.
 
 use super::*;
 

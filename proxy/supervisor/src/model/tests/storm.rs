@@ -37,7 +37,7 @@ enum Op {
     /// VRAM becomes unknown.
     Blind,
     Xid(u64),
-    /// So many answers with a compute error.
+    /// Number of answers with a compute error.
     Errors(u32),
     Growth(u8),
     Say(usize),
@@ -217,7 +217,7 @@ async fn storm(ops: Vec<Op>, calm: bool) {
     let began = Instant::now();
     rig.fleet.shutdown(secs(5)).await;
     let took = began.elapsed();
-    // A process that is being created is awaited.
+    // The shutdown waits for a process that is being created.
     assert!(took <= secs(5) + secs(10) + secs(4), "the end took {took:?}");
     rig.script.assert_all_reaped();
     let answered = async {
@@ -237,7 +237,7 @@ async fn recover(rig: &mut Rig) {
         child.set_anon(MIB);
         child.set_vram(MIB);
     }
-    // Another key: no history tells how much of it was on a GPU, and if that is lost.
+    // With another command, no history shows that a process lost its GPU.
     rig.apply(|config| "calm".clone_into(&mut model(config).command.args[1])).await;
     let served = async {
         while rig.fleet.restart("m").await.is_err() {

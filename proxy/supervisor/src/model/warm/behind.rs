@@ -1,6 +1,6 @@
-//! Evaluates the remaining prompts after the gate has opened, whenever no request runs in the process. The
-//! latest conversation comes first, and only empty slots are used. Prompts are evaluated in small pieces, so
-//! that a request waits for at most one piece.
+//! Evaluates the remaining prompts after the gate has opened, while no request runs in the process. The
+//! latest conversation comes first, and only empty slots are used. Requests wait for at most one piece of a
+//! prompt.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,49 +16,42 @@ use crate::lease::turns::KeptConversation;
 use crate::process::slot_talk::{self, TouchResult};
 use crate::process::{BackendProcess, touch};
 
-/// Interval for checking that no request runs.
 const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Inputs for warming after the gate has opened.
 #[derive(Debug)]
 pub(in crate::model) struct GateWarmer {
     pub(in crate::model) process: Arc<dyn BackendProcess>,
     pub(in crate::model) leases: Arc<LeaseQueue>,
-    /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
-    /// Generation to warm.
     pub(in crate::model) to: GenerationId,
     /// Slots with restored contents, which must not be overwritten.
     pub(in crate::model) used_slots: Vec<u32>,
-    /// Restored conversations whose reuse is not proven yet.
     pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
-    /// Slots in which the evaluation of a prompt was begun; available until a request uses them.
+    /// Slots with a partly evaluated prompt; available until a request uses them.
     pub(in crate::model) begun_slots: Vec<u32>,
     pub(in crate::model) timeout: Duration,
 }
 
-/// Result of warming one conversation.
 enum WarmResult {
     Evaluated,
     Cold(ColdReason),
-    /// The client has continued the conversation itself, or the process is gone.
+    /// The client has continued the conversation, or the process is gone.
     Gone,
 }
 
 impl GateWarmer {
-    /// Evaluates conversations until none is left or the time limit is reached.
     pub(in crate::model) async fn run(mut self) -> WarmthReport {
         let begun = Instant::now();
         let until = clock::after(begun, warden_policies::defaults().warmth.behind_gate);
         let mut warmth = WarmthReport::default();
         let mut tried: Vec<Arc<KeptConversation>> = Vec::new();
-        // Wait until the gate has opened: a gate that is not open yet must not be taken for a closed one.
+        // Wait until the gate has opened: before that, it looks like a closed gate.
         while !self.leases.is_open(self.to) && self.process.is_running() && Instant::now() < until {
             tokio::time::sleep(QUIET_POLL_INTERVAL).await;
         }
         loop {
             let Some(kept) = self.next_conversation(&tried) else {
-                // Wait for requests that still run in the old process: each leaves a conversation to warm.
+                // Requests that still run in the old process leave conversations to warm.
                 if self.leases.in_flight(self.from) > 0
                     && self.leases.is_open(self.to)
                     && Instant::now() < until
@@ -95,7 +88,7 @@ impl GateWarmer {
             .find(|kept| !tried.iter().chain(&self.restored).any(|known| Arc::ptr_eq(known, kept)))
     }
 
-    /// True if the client has not continued the conversation meanwhile.
+    /// True if the client has not continued the conversation.
     fn is_waiting(&self, kept: &Arc<KeptConversation>) -> bool {
         self.leases.turns.conversations_of(self.from).iter().any(|known| Arc::ptr_eq(known, kept))
     }
@@ -138,7 +131,7 @@ impl GateWarmer {
         WarmResult::Evaluated
     }
 
-    /// Waits until no request has run for a while. False: the conversation needs no warming any more.
+    /// Waits until no request has run for a while. Returns false if the conversation needs no warming.
     async fn wait_quiet(&self, kept: &Arc<KeptConversation>) -> bool {
         let least = warden_policies::defaults().warmth.quiet_for;
         loop {
@@ -153,7 +146,7 @@ impl GateWarmer {
         }
     }
 
-    /// Tokens of the prompt and its answer, as computed by the process's tokenizer.
+    /// Tokens of the prompt and its answer, from the process's tokenizer.
     async fn tokenize(&self, kept: &KeptConversation) -> Option<Vec<Value>> {
         let request = kept.turn.body.as_ref()?;
         let mut said = &kept.turn.said;
@@ -189,12 +182,10 @@ impl GateWarmer {
         }
     }
 
-    /// Number of requests that the process has answered.
     fn answered_requests(&self) -> u64 {
         self.leases.work(self.to).unwrap_or_default().requests
     }
 
-    /// True if the slot still holds the evaluated prompt.
     async fn slot_holds(&self, slot: u32, tokens: usize) -> bool {
         let Some(told) = slot_talk::list_slots(self.process.as_ref(), self.timeout).await else {
             return false;
@@ -203,7 +194,6 @@ impl GateWarmer {
         found.is_some_and(|told| !told.facts.busy && told.facts.tokens == Some(tokens as u64))
     }
 
-    /// Finds a slot that is empty.
     async fn empty_slot(&self) -> Option<u32> {
         let told = slot_talk::list_slots(self.process.as_ref(), self.timeout).await?;
         let nobody_came = self.answered_requests() == 0;

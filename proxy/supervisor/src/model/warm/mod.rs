@@ -45,7 +45,6 @@ use crate::spec::{ServerCommand, SharedSpec};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
-/// Progress of saving the slots of a process that is being ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum PackProgress {
     #[default]
@@ -54,18 +53,15 @@ pub(super) enum PackProgress {
     Done,
 }
 
-/// Slots and conversations that a generation saves or has taken over.
 #[derive(Debug, Default)]
 pub(super) struct WarmProgress {
-    /// Directory for saved slots, if the process can save slots.
+    /// Directory for saved slots, if the process can save any.
     pub(super) files: Option<Arc<SlotFiles>>,
-    /// Progress of saving slots for the next process.
     pub(super) packed: PackProgress,
-    /// Generation from which this one took over conversations.
     from: Option<GenerationId>,
 }
 
-/// True if a replacement for this reason is planned and its old process is healthy.
+/// True if replacements for this reason are planned and their old process is healthy.
 fn is_planned(reason: Reason) -> bool {
     !matches!(
         reason,
@@ -80,7 +76,7 @@ fn is_planned(reason: Reason) -> bool {
 }
 
 impl LiveGeneration {
-    /// True if no symptom suggests that the contents of the process's slots are wrong.
+    /// True if no symptom suggests wrong slot contents.
     fn is_well(&self) -> bool {
         let symptoms = self.health.symptoms();
         self.health.degraded.is_none() && symptoms.iter().all(|symptom| is_planned(symptom.reason()))
@@ -88,16 +84,14 @@ impl LiveGeneration {
 }
 
 impl ModelExperience {
-    /// Slot directory for a new process; `None` if the process will not save slots.
     pub(super) fn slot_files(&self, spec: &SharedSpec, socket: &Path) -> Option<Arc<SlotFiles>> {
         let command = &spec.command;
         let saves = self.command_no_file(spec, command).is_none();
         saves.then(|| Arc::new(SlotFiles::from_command(command, socket)))
     }
 
-    /// True if these output lines show that a process did not start because of the slot directory. A wrapper
-    /// may run the server where the directory does not exist. If true, later processes of the model get no
-    /// slot directory.
+    /// Detects from output lines that the slot directory prevented a start: a wrapper may run the server
+    /// where the directory does not exist. Later processes of the model then get none.
     pub(super) fn note_slot_refusal(&mut self, spec: &SharedSpec, lines: &[String]) -> bool {
         let news = !self.refuses_slot_files
             && self.command_no_file(spec, &spec.command).is_none()
@@ -107,7 +101,7 @@ impl ModelExperience {
         news
     }
 
-    /// Why processes with this command save no slots, if known before the start.
+    /// Reason why processes with this command save no slots, if known before the start.
     fn command_no_file(&self, spec: &SharedSpec, command: &ServerCommand) -> Option<NoFileReason> {
         let can = spec.facts.slot_files == Some(true) && !self.refuses_slot_files;
         if spec.run.warm == WarmMode::Off || spec.run.warm_bytes.0 == 0 {
@@ -121,20 +115,19 @@ impl ModelExperience {
 }
 
 impl ModelTask {
-    /// Starts or stops keeping conversations, as configured.
     pub(super) fn enable_conversations(&self) {
         let keeps = self.spec.run.warm == WarmMode::Auto && hints::stays_cold(&self.spec.command).is_none();
         self.leases.turns.set_enabled(keeps);
     }
 
-    /// Why a running process saves no slots for its successor.
+    /// Reason why a running process saves no slots for its successor.
     fn process_no_file(&self, live: &LiveGeneration) -> Option<NoFileReason> {
         let Some(kin) = live.cell.kin.get() else { return Some(NoFileReason::Other) };
         if process_recipe(&self.spec).command() != live.recipe.command() {
-            // The next process will have another command and cannot use the slots.
+            // The next process has another command and cannot use the slots.
             return Some(NoFileReason::Other);
         }
-        // Evidence of earlier processes that restored slots are not used.
+        // Earlier processes showed that restored slots are not used.
         let made_of = kin.made_of;
         let is_unused = self.experience.reuses_no_slots == Some(made_of)
             || self.leases.turns.are_slots_unused_by(made_of);
@@ -145,7 +138,7 @@ impl ModelTask {
             .or(is_unused.then_some(NoFileReason::NotReused))
     }
 
-    /// Inputs for saving the slots of a process, or why they are not saved.
+    /// Inputs for saving the slots of a process, or the reason for not saving them.
     fn make_packing(&self, live: &LiveGeneration, alone: bool) -> Result<SlotPacking, NoFileReason> {
         if let Some(why) = self.process_no_file(live) {
             return Err(why);
@@ -170,7 +163,7 @@ impl ModelTask {
         })
     }
 
-    /// True if a drained process may be ended; false while its slots are being saved.
+    /// False while the slots of a drained process are being saved.
     pub(super) fn is_packed(&mut self, id: UnitId) -> bool {
         let Some(unit) = self.units.get(id) else { return true };
         let Some(live) = &unit.live else { return true };
@@ -197,7 +190,7 @@ impl ModelTask {
         if let Some(from) = live.warm.from
             && goes
         {
-            // Also pass on conversations of an earlier process that were never evaluated in this one.
+            // Include conversations of an earlier process that were never evaluated in this one.
             self.leases.turns.move_all(from, generation);
         }
         if self.leases.turns.conversations_of(generation).is_empty() {
@@ -227,7 +220,7 @@ impl ModelTask {
             }
         };
         live.warm.packed = PackProgress::UnderWay;
-        // The requests are done, so the drain timer now limits the saving of slots.
+        // The requests are done: the drain timer now limits the saving of slots.
         if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
             *at = (*at).max(clock::after(packing.until, self.spec.lifecycle.probe_timeout));
         }
@@ -236,11 +229,10 @@ impl ModelTask {
         false
     }
 
-    /// Handles the report that a drained process has saved its slots.
     pub(super) fn note_packed(&mut self, id: UnitId, generation: GenerationId, parcel: SavedSlots) {
         let Some((phase, live)) = self.units.phase_and_live(id) else { return };
         let drains = phase == BackendPhase::Draining;
-        // If the drain was cancelled, slots are saved again at the next drain.
+        // After a cancelled drain, slots are saved again at the next drain.
         live.warm.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
         if drains {
             let state = WarmState::Saved(Some(Box::new(parcel)));
@@ -254,7 +246,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    /// Inputs for warming a new process with the conversations of the process that it replaces.
+    /// Inputs for warming a new process from the process that it replaces.
     pub(super) fn replacement_unpacking(&mut self, id: UnitId) -> Option<ProcessWarming> {
         let unit = self.units.get(id)?;
         let live = unit.live.as_ref()?;
@@ -292,7 +284,7 @@ impl ModelTask {
         self.make_unpacking(id, from, state, no_file, urgent)
     }
 
-    /// Inputs for warming a new process with the conversations kept since the model was unloaded.
+    /// Inputs for warming a new process from the state kept since the model was unloaded.
     fn unloaded_unpacking(&self, id: UnitId) -> Option<ProcessWarming> {
         let replica = self.units.get(id)?.replica;
         let left = self.experience.kept_state.iter().find(|kept| kept.replica == replica)?;
@@ -302,7 +294,7 @@ impl ModelTask {
         self.make_unpacking(id, left.from, &left.warm_state, left.no_file, false)
     }
 
-    /// Inputs for warming a process with the conversations of another one.
+    /// Inputs for warming a process with the conversations of another generation.
     fn make_unpacking(
         &self,
         id: UnitId,
@@ -322,12 +314,11 @@ impl ModelTask {
             no_file,
             shows_within: self.spec.lifecycle.slot_shows_within,
             urgent,
-            // Warming is part of the start, so the time limit of the start applies.
+            // Warming is part of the start and shares its time limit.
             start: unit.timer.filter(|(timer, _)| *timer == LifecycleTimer::Start).map(|(_, at)| at),
         })
     }
 
-    /// Drops the kept conversations of a replica whose new process is ready.
     pub(super) fn drop_used_state(&mut self, id: UnitId) {
         if let Some(unit) = self.units.get(id)
             && unit.role == UnitRole::Current
@@ -336,7 +327,6 @@ impl ModelTask {
         }
     }
 
-    /// Drops kept conversations that new settings do not allow to be kept.
     pub(super) fn drop_disallowed_state(&mut self) {
         let run = &self.spec.run;
         let allowed = run.warm != WarmMode::Off && !run.warm_away.is_zero();
@@ -346,15 +336,14 @@ impl ModelTask {
         }
     }
 
-    /// Drops kept conversations whose time is over.
     pub(super) fn drop_expired_state(&mut self, now: Instant) {
         for kept in self.experience.kept_state.extract_if(.., |kept| kept.until <= now) {
             self.leases.turns.forget_generation(kept.from);
         }
     }
 
-    /// Handles the end of a process before it was ready. If the process was being warmed, a conversation
-    /// may be the cause, so the next process gets none of the conversations.
+    /// Handles a death before the process was ready. A conversation may be the cause, so the next process is
+    /// not warmed.
     pub(super) fn note_warming_death(&mut self, replica: u32) {
         let is_used = |kept: &mut KeptState| kept.replica == replica && lock(&kept.warm_state).is_none();
         for kept in self.experience.kept_state.extract_if(.., is_used) {
@@ -367,7 +356,6 @@ impl ModelTask {
         }
     }
 
-    /// Records the result of the warming that took place before the process served.
     pub(super) fn note_warmed(&mut self, id: UnitId, unpacked: WarmingResult) {
         let WarmingResult { from, warmth, warm, restored, used, begun, .. } = unpacked;
         let Some(live) = self.units.live_mut(id) else { return };
@@ -402,7 +390,6 @@ impl ModelTask {
         self.mail.spawn_helper(to, async move { HelperReport::Warmed(Box::new(warmer.run().await)) });
     }
 
-    /// Records the result of the warming that took place after the gate had opened.
     pub(super) fn note_gate_warmed(&mut self, generation: GenerationId, warmth: WarmthReport) {
         if warmth.conversations > 0 {
             if let Some(last) = &mut self.replacements.warm {

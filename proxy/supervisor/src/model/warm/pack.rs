@@ -1,8 +1,7 @@
 //! Saves the slots of the old process's latest conversations to files.
 //!
-//! With a unified KV cache, idle slots are empty, because the server moves their contents to its prompt
-//! cache. A small request for the conversation then brings the contents back into a slot, at the cost of
-//! one token.
+//! With a unified KV cache, the server moves the contents of idle slots to its prompt cache. A small request
+//! for the conversation brings them back into a slot, at the cost of one token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,24 +15,19 @@ use crate::process::slot_files::SlotFiles;
 use crate::process::slot_talk::{self, SlotFailure, TouchResult};
 use crate::process::{BackendProcess, touch};
 
-/// Inputs for saving slots.
 #[derive(Debug)]
 pub(in crate::model) struct SlotPacking {
     pub(in crate::model) process: Arc<dyn BackendProcess>,
     pub(in crate::model) files: Arc<SlotFiles>,
-    /// Identity of the process's answers: same build, model files and command.
     pub(in crate::model) kin: AnswerIdentity,
     /// Conversations, latest first.
     pub(in crate::model) conversations: Vec<Arc<KeptConversation>>,
     pub(in crate::model) slots: u32,
-    /// Maximum total size of the files in bytes, and available memory in bytes.
+    /// Maximum total size of the files, in bytes.
     pub(in crate::model) bytes: u64,
     pub(in crate::model) available: Option<u64>,
-    /// Shortest measured time per prompt token, in milliseconds.
     pub(in crate::model) pace: Option<f64>,
-    /// Minimum time to wait for evidence that a prompt is cached.
     pub(in crate::model) shows_within: Duration,
-    /// True if no request uses the process.
     pub(in crate::model) alone: bool,
     pub(in crate::model) until: Instant,
 }
@@ -43,7 +37,7 @@ pub(in crate::model) struct SlotPacking {
 pub(crate) struct SavedSlots {
     pub(in crate::model) files: Arc<SlotFiles>,
     pub(in crate::model) kin: AnswerIdentity,
-    /// Saved slots, the latest conversation first.
+    /// Saved slots, latest conversation first.
     pub(in crate::model) slots: Vec<SavedSlot>,
     pub(in crate::model) no_file: Option<NoFileReason>,
     pub(in crate::model) bytes: u64,
@@ -53,14 +47,12 @@ pub(crate) struct SavedSlots {
 #[derive(Debug)]
 pub(in crate::model) struct SavedSlot {
     pub(in crate::model) name: String,
-    /// Number of the slot in the new process into which the file is to be restored.
+    /// Slot of the new process into which the file is to be restored.
     pub(in crate::model) slot: u32,
     pub(in crate::model) tokens: u64,
-    /// Conversation in the slot, if known.
     pub(in crate::model) conversation: Option<Arc<KeptConversation>>,
 }
 
-/// Result of saving one slot.
 enum SaveResult {
     Packed,
     /// The slot holds too few tokens.
@@ -85,7 +77,7 @@ impl SlotPacking {
         let told = slot_talk::list_slots(self.process.as_ref(), self.time_left()).await;
         let facts: Vec<SlotFacts> = match told {
             Some(told) => told.iter().map(|slot| slot.facts).collect(),
-            // The server does not report its slots; none is busy, because no request uses the process.
+            // The server does not report its slots, but none is busy without requests.
             None if self.alone => {
                 (0..self.slots).map(|id| SlotFacts { id, busy: false, tokens: None, task: None }).collect()
             }
@@ -94,8 +86,8 @@ impl SlotPacking {
         let mut empty = Vec::new();
         let tokens_of = |id: u32| facts.iter().find(|slot| slot.id == id).and_then(|slot| slot.tokens);
         let mut order = warmth::slots_to_save(&facts, &sizes, 0);
-        // The bytes per token are unknown at first. If the latest slot might be too large, save a small one
-        // to learn them.
+        // The bytes per token are unknown at first. If the latest slot might be too large, save a small
+        // one first.
         let worth = |id: &u32| tokens_of(*id).filter(|tokens| *tokens >= numbers.least_tokens);
         if let Some(first) = order.first()
             && !room.has(self.expected_tokens(tokens_of(*first)))
@@ -143,12 +135,12 @@ impl SlotPacking {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Tokens of a slot, or of the largest conversation if the server does not report slot sizes.
+    /// Tokens of a slot; those of the largest conversation if slot sizes are not reported.
     fn expected_tokens(&self, tokens: Option<u64>) -> Option<u64> {
         tokens.or_else(|| self.conversations.iter().map(|kept| kept.tokens()).max())
     }
 
-    /// Saves a slot that is to be restored in slot `place`. `of`: conversation in the slot, if known.
+    /// `place`: slot in which the file will be restored. `of`: conversation in the slot, if known.
     async fn save_slot(
         &self,
         slot: u32,
@@ -174,14 +166,13 @@ impl SlotPacking {
         let took = begun.elapsed();
         let sealed = self.files.seal_file(&name);
         let outcome = match (saved, sealed) {
-            // The server saves a slot that has become busy only when it is free again; the file is then
-            // useless.
+            // The slot has become busy: the server saves it only when it is free again.
             (Err(SlotFailure::Silent), _) => SaveResult::Failed(NoFileReason::Time),
             (Err(SlotFailure::Rejected), _) | (_, Err(_)) => SaveResult::Failed(NoFileReason::Failed),
             (Ok((tokens, _)), _) if tokens < warden_policies::defaults().warmth.least_tokens => {
                 SaveResult::TooSmall
             }
-            // Compare the file size: the server reports success even if the disk is full.
+            // The server reports success even if the disk is full, so compare the file size.
             (Ok((_, written)), Ok(bytes)) if written != bytes || bytes == 0 => {
                 SaveResult::Failed(NoFileReason::Room)
             }
@@ -217,20 +208,20 @@ impl SlotPacking {
         self.conversations.get(index).cloned()
     }
 
-    /// Brings conversations back from the prompt cache into empty slots and saves those. Stops at the first
-    /// conversation that is not in the cache.
+    /// Moves conversations from the prompt cache into empty slots and saves those slots. Stops at the first
+    /// conversation that is not cached.
     async fn recall_cached(&self, empty: &[u32], room: &mut FileRoom, parcel: &mut SavedSlots) {
         let packed: Vec<Arc<KeptConversation>> =
             parcel.slots.iter().filter_map(|slot| slot.conversation.clone()).collect();
         let is_packed = |kept: &&Arc<KeptConversation>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
         let missing = self.conversations.iter().filter(|kept| !is_packed(kept));
         for (kept, place) in missing.zip(empty) {
-            // Name no slot in the request: for a named slot the server does not search the prompt cache.
+            // For a named slot, the server does not search the prompt cache.
             let request = kept.turn.body.as_ref();
             let Some(body) = request.and_then(|body| touch::touch_body(body, &kept.turn.said, None)) else {
                 continue;
             };
-            // Wait briefly only: a cached prompt is answered within a fraction of its evaluation time.
+            // A cached prompt is answered within a fraction of its evaluation time.
             let patience = warmth::proof_timeout(kept.turn.tokens, self.pace, false, self.shows_within)
                 .min(self.time_left());
             let touched = slot_talk::touch(self.process.as_ref(), &kept.turn.path, body, patience).await;

@@ -1,5 +1,5 @@
-//! Warms the new process before it serves: restores slots from files and proves that they are used. If the
-//! old process still serves, the remaining prompts are evaluated too.
+//! Warms the new process before it serves: restores slots and proves that they are used. If the old process
+//! still serves, the remaining prompts are evaluated too.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,59 +18,48 @@ use crate::process::slot_talk::{self, TouchResult};
 use crate::process::{BackendProcess, touch};
 use crate::sync::lock;
 
-/// Conversations and slots that a replacement carries over. The first process that is ready takes them; if
-/// they kill that process, later ones start without them.
+/// Conversations and slots to carry over. If they kill the first ready process, later ones get none.
 pub(in crate::model) type SharedWarmState = Arc<Mutex<Option<WarmState>>>;
 
-/// Source of the slots for the next process.
 #[derive(Debug)]
 pub(in crate::model) enum WarmState {
-    /// The old process has ended; its saved slots, or `None`.
+    /// The old process has ended; its saved slots, if any.
     Saved(Option<Box<SavedSlots>>),
-    /// The old process still serves; inputs for saving its slots, or `None`.
+    /// The old process still serves; inputs for saving its slots, if any.
     Serving(Option<Box<SlotPacking>>),
 }
 
-/// Inputs for warming a process.
 #[derive(Debug)]
 pub(in crate::model) struct ProcessWarming {
     pub(in crate::model) warm_state: SharedWarmState,
     pub(in crate::model) leases: Arc<LeaseQueue>,
-    /// Generation that held the conversations.
     pub(in crate::model) from: GenerationId,
-    /// Shared state of the new generation.
     pub(in crate::model) cell: Arc<GenerationCell>,
     pub(in crate::model) files: Option<Arc<SlotFiles>>,
-    /// Why there are no slot files, if known in advance.
     pub(in crate::model) no_file: Option<NoFileReason>,
-    /// Minimum time to wait for evidence that a restored slot is used.
     pub(in crate::model) shows_within: Duration,
-    /// True if memory may run out meanwhile, so that there is little time.
+    /// True if memory may run out, so that there is little time.
     pub(in crate::model) urgent: bool,
-    /// Time at which the start has to be complete.
     pub(in crate::model) start: Option<Instant>,
 }
 
-/// Part of the time limit for the start that is reserved for the steps after warming.
+/// Part of the start's time limit that is reserved for the steps after warming.
 const START_RESERVE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct WarmingResult {
     pub(in crate::model) from: GenerationId,
     pub(in crate::model) warmth: WarmthReport,
-    /// Conversations that the new process is proven to have.
     pub(in crate::model) warm: Vec<Arc<KeptConversation>>,
-    /// Restored conversations whose use is not proven.
     pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
-    /// Slots that are not empty.
     pub(in crate::model) used: Vec<u32>,
-    /// Slots in which the evaluation of a prompt was begun and not finished.
+    /// Slots with a partly evaluated prompt.
     pub(in crate::model) begun: Vec<u32>,
     pub(in crate::model) took: Duration,
 }
 
 impl ProcessWarming {
-    /// Warms the process. Returns `None` if there is nothing to do.
+    /// Returns `None` if there is nothing to do.
     pub(in crate::model) async fn run(
         self,
         process: &dyn BackendProcess,
@@ -89,14 +78,14 @@ impl ProcessWarming {
         let parcel = match state {
             WarmState::Saved(parcel) => parcel,
             WarmState::Serving(Some(mut packing)) => {
-                // Renew the deadline: the old one is from the time when the new process began to load.
+                // The old deadline was set when the new process began to load.
                 packing.until = clock::after(begun, numbers.before_gate / 2);
                 packing.conversations = self.leases.turns.conversations_of(self.from);
                 Some(Box::new(packing.run().await))
             }
             WarmState::Serving(None) => None,
         };
-        // Read the conversations again, because some have continued since.
+        // Some conversations have continued since.
         let conversations = self.leases.turns.conversations_of(self.from);
         if conversations.is_empty() {
             return None;
@@ -123,14 +112,13 @@ struct WarmingRun<'a> {
     inputs: &'a ProcessWarming,
     process: &'a dyn BackendProcess,
     until: Instant,
-    /// True if the old process served when the warming began.
     is_beside: bool,
     conversations: Vec<Arc<KeptConversation>>,
     done: WarmingResult,
 }
 
 impl WarmingRun<'_> {
-    /// Time left. Zero if the old process no longer serves, because requests then wait for this process.
+    /// Zero if the old process no longer serves, because requests then wait for this process.
     fn time_left(&self) -> Duration {
         if self.is_beside && !self.inputs.leases.is_open(self.inputs.from) {
             return Duration::ZERO;
@@ -142,7 +130,7 @@ impl WarmingRun<'_> {
         self.conversations.iter().any(|known| Arc::ptr_eq(known, kept))
     }
 
-    /// Evaluates the conversations that were not restored, as long as the old process serves.
+    /// Evaluates conversations that were not restored while the old process serves.
     async fn evaluate_rest(&mut self, slots: u32) {
         let used = &self.done.used;
         let mut free: Vec<u32> = (0..slots).filter(|slot| !used.contains(slot)).rev().collect();
@@ -209,7 +197,6 @@ impl WarmingRun<'_> {
                     None
                 }
             };
-            // The file has been read and is not needed any more.
             files.remove_file(&packed.name);
             if tokens == Some(packed.tokens) {
                 self.done.used.push(packed.slot);
@@ -218,7 +205,7 @@ impl WarmingRun<'_> {
                 self.done.warmth.record_no_file(NoFileReason::Failed);
             }
         }
-        // Check only after all restores, because slots are matched with conversations by their sizes.
+        // Check after all restores, because slots are matched with conversations by their sizes.
         let mut unseen = restored.into_iter();
         let mut use_of = RestoreUse::Shown;
         while use_of == RestoreUse::Shown
@@ -233,7 +220,7 @@ impl WarmingRun<'_> {
             };
         }
         if use_of == RestoreUse::Unknown {
-            // Not all slots were checked; the first request to each will show whether it is used.
+            // The first request to each remaining slot will show whether it is used.
             unseen.for_each(|packed| self.note_unchecked(packed));
         }
     }
@@ -270,7 +257,7 @@ impl WarmingRun<'_> {
                 self.done.note_unused(is_first, holder.map(|slot| slot.facts.id));
                 if is_first { RestoreUse::None } else { RestoreUse::Shown }
             }
-            // There was not enough time for a proof; the slot may still be useful.
+            // The slot may still be useful.
             TouchResult::Silent => {
                 self.done.note_unproven(Some(kept));
                 RestoreUse::Unknown
@@ -282,8 +269,8 @@ impl WarmingRun<'_> {
         }
     }
 
-    /// Records a restored slot whose use was not checked. A slot whose conversation is unknown counts as one
-    /// conversation; a conversation that has continued meanwhile is counted already.
+    /// Records a restored slot without a proof. A slot whose conversation is unknown counts as one
+    /// conversation; a continued conversation is counted already.
     fn note_unchecked(&mut self, packed: SavedSlot) {
         match packed.conversation {
             None => {
@@ -298,9 +285,9 @@ impl WarmingRun<'_> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RestoreUse {
-    /// The slot is used, or its check says nothing about other slots: check the next one, too.
+    /// The slot is used, or proves nothing about other slots: check the next one.
     Shown,
-    /// The slot is not used, and the remaining ones will not be either.
+    /// No restored slot is used.
     None,
     /// There was not enough time for a proof.
     Unknown,
@@ -326,7 +313,7 @@ impl WarmingResult {
     }
 
     /// Records that a restored slot is not used. `is_way`: the process never uses restored slots. `holder`:
-    /// slot that is not empty.
+    /// slot with the conversation just evaluated.
     fn note_unused(&mut self, is_way: bool, holder: Option<u32>) {
         if is_way {
             self.warmth.record_no_file(NoFileReason::NotReused);
@@ -334,12 +321,12 @@ impl WarmingResult {
         } else {
             self.warmth.record_no_file(NoFileReason::Failed);
         }
-        // Do not treat this slot as empty: it may hold a conversation that was just evaluated.
+        // This slot may hold a conversation that was just evaluated, so it is not empty.
         self.used.extend(holder);
     }
 }
 
-/// Evaluates a prompt together with its answer, or without the answer if the server rejects that.
+/// Evaluates a prompt with its answer, or without it if the server rejects the answer.
 async fn evaluate_prompt(
     process: &dyn BackendProcess,
     kept: &KeptConversation,

@@ -1,8 +1,8 @@
-//! Checks before a start that a program's libraries are where its loader looks for them. Supports C
-//! libraries whose loader uses `ld.so.cache`; for other C libraries nothing is reported.
+//! Checks before a start that a program's libraries are where its loader looks for them. Only loaders with
+//! `ld.so.cache` are supported.
 //!
-//! A library is reported missing only if no loader could find it. Reads of a program are bounded, because a
-//! binary may have a gigabyte, or may be any other file.
+//! A library is reported missing only if no loader could find it. Reads are bounded, because a binary may
+//! have a gigabyte, or may be any other file.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -18,17 +18,16 @@ use crate::process::needs::MissingNeed;
 use crate::spec::ServerCommand;
 
 const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-/// The loader's cache: an index of libraries in all other directories.
+/// The loader's index of libraries in all other directories.
 pub(crate) const LD_CACHE: &str = "/etc/ld.so.cache";
-/// Maximum size of the cache that is read; usual ones have some hundred kilobytes.
+/// Size limit of the cache. Usual caches have some hundred kilobytes.
 const MAX_CACHE_BYTES: u64 = 64 << 20;
 const MAX_LIBRARIES: usize = 256;
-/// Maximum size of a table that is read, in bytes; the loader supports no larger tables.
+/// Size limit of a table; the loader supports no larger ones.
 const MAX_TABLE_BYTES: u64 = 1 << 20;
 const MAX_ENTRIES: usize = 4096;
 
-/// First library that a command's binary, or one of its libraries, needs and that does not exist. Existing
-/// libraries are added to `used`.
+/// First missing library that the binary or one of its libraries needs. Adds existing libraries to `used`.
 pub(crate) fn missing_library(command: &ServerCommand, used: &mut Vec<PathBuf>) -> Option<MissingNeed> {
     let binary = command.binary.is_absolute().then_some(command.binary.as_path())?;
     let cache = fs::metadata(LD_CACHE).ok().filter(|data| data.len() <= MAX_CACHE_BYTES);
@@ -53,7 +52,7 @@ fn find_missing(
         return Some(MissingNeed { kind: FailureKind::NotExecutable, message });
     }
     let loader = interpreter.file_name()?.to_str()?;
-    // Report nothing for another C library, or without a cache: then the search paths are unknown.
+    // For another C library, or without a cache, the search paths are unknown.
     if !loader.starts_with("ld-linux") && !loader.starts_with("ld64") {
         return None;
     }
@@ -78,7 +77,7 @@ fn find_missing(
                 return Some(MissingNeed { kind: FailureKind::MissingLibrary, message });
             };
             used.push(found.clone());
-            // Skip the needs of a library that cannot be read.
+            // Skip the needs of an unreadable library.
             next.extend(read_elf(&found).map(|elf| (found, elf)));
         }
     }
@@ -91,7 +90,7 @@ fn find_library(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf>
     }
     let cached = cache.split(|byte| *byte == 0).filter_map(|text| {
         let path = std::str::from_utf8(text).ok()?;
-        // Begin at the first slash: binary data of the cache may precede the first path.
+        // Binary data of the cache may precede the first path.
         let path = path.get(path.find('/')?..)?;
         (path.rsplit('/').next() == Some(name)).then(|| PathBuf::from(path))
     });
@@ -102,7 +101,7 @@ fn find_library(name: &str, places: &[PathBuf], cache: &[u8]) -> Option<PathBuf>
 
 fn library_path(command: &ServerCommand) -> Vec<PathBuf> {
     const LIBRARY_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
-    // A removed variable is removed also from the command's own environment.
+    // `env_remove` applies also to the command's own environment.
     if command.env_remove.iter().any(|name| name == LIBRARY_PATH_VARIABLE) {
         return Vec::new();
     }
@@ -112,7 +111,7 @@ fn library_path(command: &ServerCommand) -> Vec<PathBuf> {
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-/// Expands `$ORIGIN` in a search path; `None` if the path has another variable of the loader.
+/// Expands `$ORIGIN`; `None` if the path has another variable of the loader.
 fn expand_origin(place: &str, of: &Path) -> Option<PathBuf> {
     let real = fs::canonicalize(of).ok()?;
     let folder = real.parent()?.to_str()?;
@@ -124,11 +123,11 @@ fn expand_origin(place: &str, of: &Path) -> Option<PathBuf> {
 struct ElfFile {
     interpreter: Option<PathBuf>,
     needed: Vec<String>,
-    /// Additional search paths (runpath), as written in the file.
+    /// Additional search paths (runpath), unexpanded.
     search_paths: Vec<String>,
 }
 
-/// A file of which only small pieces are read.
+/// Reads only small pieces of a file.
 #[derive(Clone, Copy)]
 struct ElfPieces<'a>(&'a ReadCache<File>);
 
@@ -146,9 +145,9 @@ impl<'a> ReadRef<'a> for ElfPieces<'a> {
     }
 }
 
-/// Reads the facts from a file. `None` if it is not a valid 64-bit ELF file.
+/// Returns `None` if the file is no valid 64-bit ELF file.
 fn read_elf(path: &Path) -> Option<ElfFile> {
-    // Open only regular files: opening a pipe could block.
+    // Opening a pipe could block.
     fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     let cache = ReadCache::new(File::open(path).ok()?);
     let data = ElfPieces(&cache);

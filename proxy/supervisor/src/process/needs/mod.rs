@@ -1,9 +1,7 @@
-//! Checks the files that a process needs to start: its binary with loader and libraries, its model files, and
-//! the libraries that the running process uses. The check is made before a healthy process is stopped for a
-//! new one, and repeatedly while a failed start waits for a change.
+//! Checks the files that a process needs to start: binary, loader, libraries and model files.
 //!
-//! A file is reported as missing only if that is certain, because a false alarm would keep a leaking
-//! process in place. All other problems are reported by the start itself.
+//! A file is reported missing only if that is certain, because a false alarm would keep a leaking process.
+//! The start itself reports all other problems.
 
 mod libraries;
 pub(crate) mod read_ahead;
@@ -23,7 +21,7 @@ use crate::error::FailureKind;
 use crate::process::hints;
 use crate::spec::ServerCommand;
 
-/// Flags of llama-server whose value names a GGUF file that has to exist.
+/// Flags of llama-server that name an existing GGUF file.
 const MODEL_FLAGS: &[&str] = &[
     "-m",
     "--model",
@@ -35,7 +33,7 @@ const MODEL_FLAGS: &[&str] = &[
     "-mv",
     "--model-vocoder",
 ];
-/// Flags of llama-server whose value names another kind of file that has to exist.
+/// Flags of llama-server that name another existing file.
 const OTHER_FILE_FLAGS: &[&str] = &[
     "--lora",
     "--control-vector",
@@ -47,43 +45,41 @@ const OTHER_FILE_FLAGS: &[&str] = &[
     "--ssl-key-file",
     "--ssl-cert-file",
 ];
-/// Flags with which `--model` names the file that a download creates.
+/// With these flags, `--model` names the file that a download creates.
 const DOWNLOAD_FLAGS: &[&str] =
     &["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"];
 const MODEL_VARIABLES: &[&str] = &["LLAMA_ARG_MODEL", "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MODEL_DRAFT"];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NeedsCheck {
-    /// State of each file and directory. If any state differs between two checks, a start may behave
-    /// differently.
+    /// State of each file and directory. A different state may change the result of a start.
     pub(crate) stamps: Vec<(PathBuf, Option<FileStamp>)>,
-    /// First missing requirement found; without it no start can succeed.
+    /// First missing requirement; without it no start can succeed.
     pub(crate) missing: Option<MissingNeed>,
-    /// Identity of the answers that a process started now would give.
+    /// Identity of the answers of a process started now.
     pub(crate) kin: Option<AnswerIdentity>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MissingNeed {
     pub(crate) kind: FailureKind,
-    /// Sentence for people: what is missing, why it is needed, and advice.
+    /// Sentence with the missing file, its use, and advice.
     pub(crate) message: String,
 }
 
-/// Identity of a process's answers: everything that they depend on. A process can continue an answer that
-/// another process with the same identity began.
+/// Everything on which a process's answers depend. A process with the same identity can continue an answer
+/// of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerIdentity {
     /// Hash of the command, the binary with its libraries, and the model files.
     pub made_of: u64,
     /// Hash of the command and the model files, without the binary and its libraries.
     pub but_for_binary: u64,
-    /// Maximum number of tokens of an answer whose request sets no limit; `None`: only the context limits
-    /// it.
+    /// Answer limit in tokens for requests without their own limit; `None`: the context limits them.
     pub answer_tokens: Option<u64>,
 }
 
-/// Size and times of a file, which change when the file is replaced or written.
+/// State of a file, which changes when the file is replaced or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileStamp {
     inode: u64,
@@ -92,14 +88,14 @@ pub(crate) struct FileStamp {
     modified: (i64, i64),
 }
 
-/// Checks the files. Calls may hang with a network disk, so use a worker thread. `running`: PID of a
-/// process with the same binary, whose libraries the next process needs, too.
+/// Checks the files; may block on a network disk. `running`: PID of a process with the same binary, whose
+/// libraries the next process needs too.
 pub(crate) fn check_needs(command: &ServerCommand, running: Option<u32>) -> NeedsCheck {
     let files = needed_files(command);
     let mut paths: Vec<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(absolute_binary(command));
     paths.extend(library_directories(command));
-    // Watch the loader's cache, too: installing a library updates it.
+    // Installing a library updates the loader's cache.
     paths.push(libraries::LD_CACHE.into());
     let stamps = paths.into_iter().map(|path| {
         let stamp = file_stamp(&path);
@@ -110,14 +106,13 @@ pub(crate) fn check_needs(command: &ServerCommand, running: Option<u32>) -> Need
         .or_else(|| libraries::missing_library(command, &mut libraries))
         .or_else(|| files.iter().find_map(missing_file))
         .or_else(|| missing_library(running?));
-    // Without a model file in the command there is no identity: a download may bring another file the next
-    // time.
+    // Without a model file in the command, the next download may bring another file.
     let has_model = files.iter().any(|need| need.model);
     let kin = if has_model { answer_identity(command, &files, libraries) } else { None };
     NeedsCheck { stamps: stamps.collect(), missing, kin }
 }
 
-/// Computes the [`AnswerIdentity`]; `None` if a file that it depends on cannot be found.
+/// Returns `None` if a file of the identity cannot be found.
 fn answer_identity(
     command: &ServerCommand,
     files: &[NeededFile],
@@ -151,10 +146,9 @@ fn hash_stamps(paths: &BTreeSet<PathBuf>, hasher: &mut DefaultHasher) {
     }
 }
 
-/// Files that a command may name: each word, each part of a list (`a.gguf,b.gguf`), and each of these
-/// without a scale (`a.gguf:0.5`). This covers unknown flags and variables of llama.cpp; words that name no
-/// file do no harm. Log files are excluded, because they change all the time. Variables of other programs
-/// count only if they name models or libraries.
+/// Files that a command may name: each word, each part of a list (`a.gguf,b.gguf`), and each part without
+/// its scale (`a.gguf:0.5`). This covers unknown flags. Log files are excluded, because they change all the
+/// time.
 fn named_files(command: &ServerCommand) -> BTreeSet<PathBuf> {
     let is_log = |name: &str| name.to_ascii_lowercase().contains("log");
     let mut values = Vec::new();
@@ -191,10 +185,10 @@ fn named_files(command: &ServerCommand) -> BTreeSet<PathBuf> {
     named
 }
 
-/// True for variables that name input of llama.cpp. Other variables may name files that a process writes
-/// (`MALLOC_TRACE`, a heap profile); such files change at each check and affect no answer.
+/// True for variables of llama.cpp. Other variables may name files that a process writes, such as a heap
+/// profile; these change at each check.
 fn is_of_llama_cpp(name: &str) -> bool {
-    // Exclude `LLAMA_WARDEN` variables, which belong to our own configuration.
+    // `LLAMA_WARDEN` variables are our own configuration.
     ["LLAMA_", "GGML_"].iter().any(|of| name.starts_with(of)) && !name.starts_with("LLAMA_WARDEN")
 }
 
@@ -208,12 +202,12 @@ fn read_magic(path: &Path) -> io::Result<[u8; 4]> {
     Ok(magic)
 }
 
-/// Maximum number of files in a folder that is searched for libraries. A build may open libraries there
-/// that its binary does not name.
+/// File limit of a folder that is searched for libraries. A build may open libraries that its binary does
+/// not name.
 const MAX_LIBRARY_FILES: usize = 4096;
 
-/// Libraries in a folder; `None` if it has too many files. An unreadable folder counts as empty, because no
-/// process can open anything in it.
+/// Libraries in a folder; `None` for too many files. An unreadable folder counts as empty, because no process
+/// can open its files.
 fn libraries_in(folder: &Path) -> Option<Vec<PathBuf>> {
     let Ok(entries) = fs::read_dir(folder) else { return Some(Vec::new()) };
     let entries: Vec<fs::DirEntry> = entries.flatten().take(MAX_LIBRARY_FILES + 1).collect();
@@ -225,7 +219,7 @@ fn file_stamp(path: &Path) -> Option<FileStamp> {
     let data = fs::metadata(path).ok()?;
     Some(FileStamp {
         inode: data.ino(),
-        // Ignore the size of a directory: its times show changes of its contents.
+        // The times of a directory show changes of its contents.
         bytes: if data.is_dir() { 0 } else { data.len() },
         changed: (data.ctime(), data.ctime_nsec()),
         modified: (data.mtime(), data.mtime_nsec()),
@@ -234,7 +228,7 @@ fn file_stamp(path: &Path) -> Option<FileStamp> {
 
 struct NeededFile {
     path: PathBuf,
-    /// True if the file has to begin like a model file.
+    /// True if the file has to begin with GGUF's magic bytes.
     model: bool,
 }
 
@@ -244,7 +238,7 @@ fn needed_files(command: &ServerCommand) -> Vec<NeededFile> {
     let mut needs = Vec::new();
     for (flag, value) in flags.iter().map(String::as_str).zip(command.args.iter().skip(1)) {
         let model = MODEL_FLAGS.contains(&flag);
-        // Check plain values only: `--lora` accepts lists, and in newer versions a scale after a colon.
+        // `--lora` accepts lists, and in newer versions a scale after a colon: check plain values only.
         let is_list = matches!(flag, "--lora" | "--control-vector") && value.contains([',', ':']);
         let is_file = OTHER_FILE_FLAGS.contains(&flag) && !is_list;
         if is_file || (model && !downloads) {
@@ -260,7 +254,7 @@ fn needed_files(command: &ServerCommand) -> Vec<NeededFile> {
     needs
 }
 
-/// All files of a split model (`x-00001-of-00003.gguf`), or the one file of another model.
+/// All parts of a split model (`x-00001-of-00003.gguf`), or the only file.
 fn model_parts(value: &str) -> Vec<String> {
     let split = || {
         let stem = value.strip_suffix(".gguf")?;
@@ -314,7 +308,7 @@ fn missing_file(need: &NeededFile) -> Option<MissingNeed> {
         Ok(data) if data.is_dir() && need.model => {
             return told("it is a directory: correct the path of the file".to_owned());
         }
-        // Check only regular files: opening a pipe could block.
+        // Opening a pipe could block.
         Ok(data) if !data.is_file() => return None,
         Ok(_) => {}
     }
@@ -330,7 +324,7 @@ fn missing_file(need: &NeededFile) -> Option<MissingNeed> {
     }
 }
 
-/// Library that the running process has mapped, and that was deleted without a new version in its place.
+/// A library that the running process has mapped and that was deleted without a successor.
 fn missing_library(running: u32) -> Option<MissingNeed> {
     let maps = fs::read_to_string(format!("/proc/{running}/maps")).ok()?;
     let gone: BTreeSet<&str> = maps.lines().filter_map(deleted_library).collect();
@@ -342,7 +336,7 @@ fn missing_library(running: u32) -> Option<MissingNeed> {
     Some(MissingNeed { kind: FailureKind::MissingLibrary, message })
 }
 
-/// Path of a deleted library in a line of `/proc/PID/maps`: `address perms offset dev inode path (deleted)`.
+/// Deleted library in a line of `/proc/PID/maps`: `address perms offset dev inode path (deleted)`.
 fn deleted_library(line: &str) -> Option<&str> {
     let path = line.strip_suffix(" (deleted)")?;
     let path = &path[path.find('/')?..];
@@ -350,7 +344,7 @@ fn deleted_library(line: &str) -> Option<&str> {
     (Path::new(name).extension().is_some_and(|end| end == "so") || name.contains(".so.")).then_some(path)
 }
 
-/// True if the directory has a file with this name or with that of another version, as after an upgrade.
+/// True if the directory has this library in any version, as after an upgrade.
 fn has_successor(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Some(stem) = name.find(".so").map(|at| &name[..at + ".so".len()]) else { return true };

@@ -1,6 +1,5 @@
-//! Reads a model's files into the page cache while the old process still serves, so that requests do not
-//! wait for the disk at the next start. Files of a model loaded days ago, or into a GPU, may no longer be
-//! in the cache.
+//! Reads a model's files into the page cache while the old process serves, so that the next start does not
+//! wait for the disk.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -13,20 +12,19 @@ use tokio::time::Instant;
 
 use crate::spec::ServerCommand;
 
-/// Number of bytes checked and read at once: the size of the kernel's own read-ahead.
+/// Bytes per check and read: the size of the kernel's own read-ahead.
 const PIECE_BYTES: usize = 128 * 1024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadAheadResult {
-    /// Number of bytes that were not in the page cache and were read.
+    /// Bytes that were not in the page cache.
     pub(crate) read: u64,
-    /// True if the whole model is in the page cache now.
+    /// True if the whole model is in the page cache.
     pub(crate) whole: bool,
 }
 
-/// Reads parts that are not in the page cache, for at most `limit`. Reads nothing if the model is larger
-/// than the `available` bytes of memory, because its last parts would evict its first ones. Blocks as long
-/// as the disk does.
+/// Reads uncached parts, for at most `limit`. Reads nothing if the model is larger than `available`: its
+/// last parts would evict its first ones. Blocks as long as the disk does.
 pub(crate) fn read_ahead(
     command: &ServerCommand,
     available: Option<u64>,
@@ -51,7 +49,7 @@ pub(crate) fn read_ahead(
             }
             match file.read_at(&mut room, at) {
                 Ok(read) => ahead.read += read as u64,
-                // Ignore the error: the start itself reports it.
+                // The start itself reports the error.
                 Err(_) => return ahead,
             }
         }
@@ -60,8 +58,7 @@ pub(crate) fn read_ahead(
     ahead
 }
 
-/// Opens a regular file and returns its length. Other types are not opened, because reading them has side
-/// effects.
+/// Opens only a regular file, because reading other types has side effects.
 fn open_regular(path: &Path) -> Option<(File, u64)> {
     let data = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((File::open(path).ok()?, data.len()))

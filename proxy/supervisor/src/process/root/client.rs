@@ -31,7 +31,7 @@ pub(crate) struct RootClient {
 }
 
 impl RootClient {
-    /// Starts the connection over the socket that the root gave to this process, with a thread that reads.
+    /// Starts the connection and its reader thread. `stream`: socket from the root.
     pub(crate) fn connect(stream: UnixStream) -> io::Result<Arc<Self>> {
         let client = Arc::new(Self {
             stream,
@@ -47,7 +47,7 @@ impl RootClient {
     fn listen(&self) {
         while let Ok((answer, files)) = wire::receive_message::<RootAnswer>(&self.stream) {
             let waiting = lock(&self.waiting).remove(&answer.number());
-            // If the requester has left, the created child is dropped, and `Forget` lets the root kill it.
+            // If the requester has left, `Forget` makes the root kill the created child.
             let lost = match waiting {
                 Some(waiting) => waiting.send((answer, files)).err(),
                 None => Some((answer, files)),
@@ -56,7 +56,7 @@ impl RootClient {
                 self.send_order(&RootRequest::Forget { child });
             }
         }
-        // The root is gone. The kernel is about to end this process, too.
+        // Without the root, the kernel ends this process too.
         lock(&self.waiting).clear();
     }
 
@@ -88,7 +88,7 @@ impl RootClient {
 
     pub(crate) async fn spawn(self: &Arc<Self>, request: SpawnRequest) -> Result<ChildProcess, SpawnError> {
         let (binary, mark) = (request.command.binary.clone(), kinship::command_mark(&request.command));
-        // Use a command without a wrapper field: the root may be an older version that does not know it.
+        // An older root does not know the wrapper field.
         let request = SpawnRequest { command: request.command.without_wrapper(), ..request };
         let answer =
             self.send_request(|number| RootRequest::Spawn { number, request: Box::new(request) }, &[]).await;
@@ -124,8 +124,7 @@ impl RootClient {
         }
     }
 
-    /// Watches a child of the root; must be called in a tokio runtime. `files`: its pidfd, and the read ends
-    /// of its output, if it has any.
+    /// Must be called in a tokio runtime. `files`: pidfd and the read ends of the output, if any.
     pub(crate) fn watch_child(
         self: &Arc<Self>,
         id: ChildId,
@@ -157,7 +156,7 @@ impl RootClient {
         self.send_order(&RootRequest::Forget { child });
     }
 
-    /// Reports to the root that the child, the next instance, serves from now on in our place.
+    /// Reports to the root that the next instance now serves.
     pub(crate) fn note_serving(&self, child: ChildId) {
         self.send_order(&RootRequest::Serves { child });
     }

@@ -1,5 +1,4 @@
-//! Answers the requests of one successor on separate threads, so that a slow request (a program on a
-//! hanging disk) does not delay others.
+//! Answers a successor's requests on separate threads, so that a slow one does not delay others.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -17,7 +16,7 @@ use crate::process::group::ProcessExit;
 use crate::process::nursery::NurseryHandle;
 use crate::sync::lock;
 
-/// Starts to answer a successor's requests, until the successor closes the connection.
+/// Answers requests until the successor closes the connection.
 pub(crate) fn serve_successor(stream: UnixStream, nursery: NurseryHandle, runtime: Handle) -> io::Result<()> {
     let desk = Arc::new(RootServer {
         stream,
@@ -61,7 +60,7 @@ impl RootServer {
             }
             RootRequest::Forget { child } => family.forget(child),
             RootRequest::Serves { child } => {
-                // The previous instance still serves its last requests; reap it when it ends.
+                // The previous instance still serves its last requests.
                 if let Some(before) = family.note_serving(child) {
                     let family = Arc::clone(family);
                     self.spawn_task(async move { family.await_retired(before).await });
@@ -131,7 +130,6 @@ impl RootServer {
     fn answer(&self, answer: &RootAnswer, files: &[BorrowedFd<'_>]) {
         let _one = lock(&self.writing);
         if let Err(error) = wire::send_message(&self.stream, answer, files) {
-            // Nothing else to do: the end of the instance is handled elsewhere.
             tracing::debug!(%error, "cannot send an answer to the serving instance");
         }
     }

@@ -1,6 +1,5 @@
-//! The root's children that successors have requested or taken over, and which of them serves. Also decides
-//! which instances get an order that the root receives. One lock protects that decision and the number of
-//! the serving instance, so an order during a handover reaches the next serving instance exactly once.
+//! Children of the root that successors have requested or taken over, and the receivers of orders. One lock
+//! protects the receivers and the serving instance, so an order during a handover is delivered once.
 //!
 //! | order | receivers |
 //! |---|---|
@@ -20,7 +19,7 @@ use crate::process::child::ChildProcess;
 use crate::process::group::ProcessExit;
 use crate::sync::lock;
 
-/// Children of the root that live as long as another instance needs them. Owned by the nursery.
+/// Children of the root that live as long as another instance needs them.
 #[derive(Debug, Default)]
 pub(crate) struct RootFamily {
     next: AtomicU64,
@@ -39,7 +38,7 @@ impl RootFamily {
         id
     }
 
-    /// Releases a child. If nothing else owns it, it is killed.
+    /// Releases a child. Kills it if nothing else owns it.
     pub(crate) fn forget(&self, id: ChildId) {
         let gone = lock(&self.children).remove(&id);
         drop(gone);
@@ -49,8 +48,8 @@ impl RootFamily {
         self.instances.send_modify(InstanceOrders::note_next_instance);
     }
 
-    /// Records that this child, an instance, serves now. Sends it the orders that its predecessor missed,
-    /// and returns the predecessor.
+    /// Records the serving instance and sends it the orders that its predecessor missed. Returns the
+    /// predecessor.
     pub(crate) fn note_serving(&self, id: ChildId) -> Option<ChildId> {
         let (mut before, mut heard) = (None, Vec::new());
         self.instances.send_modify(|instances| (before, heard) = instances.note_serving(id));
@@ -80,14 +79,13 @@ impl RootFamily {
         }
     }
 
-    /// Waits until all instances that have handed over have ended.
     pub(crate) async fn retired_ended(&self) {
         let mut instances = self.instances.subscribe();
-        // Waiting fails only if there is no sender, and we hold one.
+        // Waiting cannot fail, because `self` holds a sender.
         drop(instances.wait_for(|instances| instances.retired.is_empty()).await);
     }
 
-    /// Waits for the end of the serving instance, if it is not this process.
+    /// Waits for the end of the serving instance, unless that is this process.
     pub(crate) async fn until_serving_ends(&self) -> ProcessExit {
         let mut changes = self.instances.subscribe();
         loop {
@@ -100,7 +98,7 @@ impl RootFamily {
                         None => std::future::pending().await,
                     }
                 } => {
-                    // If the instance handed over just now, wait for its successor instead.
+                    // After a handover, wait for the successor instead.
                     if self.instances.borrow().serving == now {
                         return exit;
                     }
@@ -111,14 +109,14 @@ impl RootFamily {
     }
 }
 
-/// Order of an operator or the system to instances.
+/// Order of an operator or the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceOrder {
-    /// End, also instances that are created later.
+    /// End this and all later instances.
     End,
-    /// Reload the configuration; instances that no longer serve only reopen their files.
+    /// Reload the configuration; retired instances only reopen their files.
     Reload,
-    /// Hand over to a new instance, started from the file now at the program's path.
+    /// Hand over to a new instance of the program file.
     Upgrade,
 }
 
@@ -132,20 +130,18 @@ impl InstanceOrder {
     }
 }
 
-/// Instances after the root, and the orders that they have to get.
 #[derive(Debug, Default)]
 struct InstanceOrders {
     serving: Option<ChildId>,
-    /// Instances that have handed over and still have requests.
     retired: Vec<ChildId>,
     ending: bool,
-    /// Orders since the creation of the next instance was requested. They are repeated to that instance: it
-    /// does not handle signals yet, and its predecessor handles none during the handover.
+    /// Orders since the creation of the next instance, which cannot handle signals yet. They are repeated to
+    /// it.
     missed: [Option<InstanceOrder>; 2],
 }
 
 impl InstanceOrders {
-    /// Records an order. Returns the instances that have to get it now.
+    /// Returns the instances that get the order now.
     fn note_order(&mut self, order: InstanceOrder) -> Vec<ChildId> {
         let serving = self.serving.into_iter();
         match order {
@@ -159,12 +155,12 @@ impl InstanceOrders {
         serving.chain(self.retired.iter().copied()).collect()
     }
 
-    /// Records that the next instance is about to be created. Earlier orders need not be repeated to it.
+    /// Forgets earlier orders: the next instance will read the present state.
     fn note_next_instance(&mut self) {
         self.missed = [None, None];
     }
 
-    /// Records which instance serves now. Returns its predecessor, and the orders to repeat to it.
+    /// Returns the predecessor, and the orders to repeat.
     fn note_serving(&mut self, id: ChildId) -> (Option<ChildId>, Vec<InstanceOrder>) {
         let before = self.serving.replace(id);
         self.retired.extend(before);

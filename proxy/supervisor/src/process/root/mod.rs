@@ -1,7 +1,7 @@
 //! The root: the first instance of the program, which forks all processes for its successors.
 //!
-//! The kernel ends a child when the thread that forked it ends. So the first instance stays after a
-//! handover: it forks, reaps and signals for the serving instance, and all processes end when it ends.
+//! The kernel ends a child with the thread that forked it. So the first instance stays after a handover: it
+//! forks, reaps and signals for the serving instance, and all processes end with it.
 //!
 //! ```text
 //!     first instance: serves ── handover ──> only the root: forks, reaps, signals
@@ -11,8 +11,7 @@
 //!     the next one:                    starts ──────┴───────> serves
 //! ```
 //!
-//! Requests and answers may be between different versions, so new fields have to be optional. An unreadable
-//! message ends the connection.
+//! Both sides may have different versions, so new fields have to be optional.
 //!
 //! | file | job |
 //! |---|---|
@@ -37,18 +36,16 @@ use crate::spec::SpawnRequest;
 
 static ROOT_PID: OnceLock<u32> = OnceLock::new();
 
-/// Declares this process a successor of the process `root`. Call it once, before anything else.
+/// Declares this process a successor of the process `root`. Call it once, at the start.
 pub fn set_root(root: u32) {
-    // A second call has no effect.
     let _known = ROOT_PID.set(root);
 }
 
-/// PID of the first process, by which the instance is known.
+/// PID of the root.
 pub fn instance_pid() -> u32 {
     ROOT_PID.get().copied().unwrap_or_else(std::process::id)
 }
 
-/// Number of a child of the root, never reused.
 pub(crate) type ChildId = u64;
 
 /// Program that becomes the next instance.
@@ -62,7 +59,6 @@ pub struct SuccessorProgram {
     pub args: Vec<OsString>,
 }
 
-/// A request to the root. A request with a number is answered.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RootRequest {
@@ -70,7 +66,7 @@ enum RootRequest {
         number: u64,
         request: Box<SpawnRequest>,
     },
-    /// Create the next instance; its end of the handover connection is attached.
+    /// Creates the next instance; its end of the handover connection is attached.
     Succeed {
         number: u64,
         program: SuccessorProgram,
@@ -79,12 +75,12 @@ enum RootRequest {
         number: u64,
         child: ChildId,
     },
-    /// Send SIGTERM, or SIGKILL if `kill`, to a child's group.
+    /// Sends SIGTERM, or SIGKILL if `kill`, to a child's group.
     Signal {
         child: ChildId,
         kill: bool,
     },
-    /// Release a child. If it runs, it is killed.
+    /// Releases a child, and kills it if it runs.
     Forget {
         child: ChildId,
     },
@@ -96,13 +92,12 @@ enum RootRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RootAnswer {
-    /// The process was created. Attached: its pidfd, and the read ends of its output, if it has any.
+    /// The process was created. Attached: its pidfd, and the read ends of its output, if any.
     Created {
         number: u64,
         child: ChildId,
         pid: i32,
     },
-    /// The process was not created; with the error number, if any, and a message.
     Failed {
         number: u64,
         errno: Option<i32>,

@@ -1,6 +1,5 @@
-//! Messages between our processes over a private socket: four bytes with the length, then JSON. File
-//! descriptors may be attached to the first of these bytes. All functions block, so async callers use a
-//! thread.
+//! Blocking messages between our processes over a private socket: four bytes with the length, then JSON. File
+//! descriptors may be attached to the first of these bytes.
 
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -16,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 /// Maximum number of files per message. The kernel allows 253.
 pub const MAX_FILES: usize = 64;
-/// Maximum size of a message in bytes. The growth detector's state for one process takes some 100 KB.
+/// Size limit of a message. The growth detector's state for one process takes some 100 KB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// Sends a message with file descriptors, of which the receiver gets duplicates.
@@ -38,7 +37,7 @@ pub fn send_message(
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::Error::other("too many files"));
     }
-    // Send the rest of the four bytes without files, which went with the first byte.
+    // The files went with the first byte, so send the rest without them.
     let sent = rustix::net::sendmsg(to, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
     to.write_all(&length[sent..])?;
     to.write_all(&text)
@@ -48,8 +47,7 @@ pub fn send_message(
 ///
 /// # Errors
 ///
-/// The other side is gone, sends nothing within the socket's timeout, or sends something else than such a
-/// message.
+/// The other side is gone, sends nothing within the socket's timeout, or sends no such message.
 pub fn receive_message<T: DeserializeOwned>(mut from: &UnixStream) -> io::Result<(T, Vec<OwnedFd>)> {
     let mut length = [0; 4];
     let mut files = Vec::new();
