@@ -95,7 +95,6 @@ pub(crate) struct CatalogueArgs {
 }
 
 impl CatalogueArgs {
-    /// Adds the sets of these folders.
     pub(crate) fn extend(&self, mut catalogue: SetCatalogue) -> Result<SetCatalogue, CommandError> {
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
@@ -120,8 +119,7 @@ pub(crate) struct PatchArgs {
 }
 
 impl PatchArgs {
-    /// Selects the sets of these flags from `known` (curated and configured sets) and the folders of
-    /// `--patches`.
+    /// `known`: the curated and configured sets.
     pub(crate) fn select(&self, known: SetCatalogue) -> Result<SetSelection, CommandError> {
         let sets = match (self.plain, self.patch_set.as_slice()) {
             (true, _) => SelectedSets::None,
@@ -153,8 +151,7 @@ pub(crate) struct GitArgs {
 }
 
 impl GitArgs {
-    /// Creates the request for the commit; without `--git`, for the configured default source. `history`
-    /// fetches the preceding commits, too.
+    /// Without `--git`, uses the configured default source. `history` also fetches the preceding commits.
     pub(crate) fn repository_request(
         &self,
         numbers: &Build,
@@ -198,7 +195,6 @@ pub(crate) fn run(args: BuildArgs) -> Result<(), CommandError> {
     block_on(build(args))?
 }
 
-/// Selects the patch sets of the flags, with the proofs recorded for the configured sets.
 pub(crate) fn select_patches(
     patches: &PatchArgs,
     loaded: &LoadedConfig,
@@ -240,7 +236,7 @@ async fn build(args: BuildArgs) -> Result<(), CommandError> {
     .await
 }
 
-/// Runs `work` with a builder of this configuration. Shows the builder's events; a signal cancels the work.
+/// Runs `work` with a builder, shows the builder's events, and cancels the work at a signal.
 pub(crate) async fn with_builder<T>(
     loaded: &LoadedConfig,
     machine: &HostMachine,
@@ -259,7 +255,7 @@ pub(crate) async fn with_builder<T>(
     done
 }
 
-/// Resolves the source at `path`, or the pinned archive without a path.
+/// Without a `path`, downloads the pinned archive.
 pub(crate) async fn resolve_source(
     builder: &Builder,
     path: Option<&Path>,
@@ -308,8 +304,6 @@ fn describe_default_build(
     }
 }
 
-/// Returns a token that the first SIGINT, SIGTERM or SIGHUP cancels. All running work then ends and cleans
-/// up.
 fn cancel_on_signal() -> Result<CancellationToken, CommandError> {
     let cancel = CancellationToken::new();
     let listen = |kind| {
@@ -319,7 +313,7 @@ fn cancel_on_signal() -> Result<CancellationToken, CommandError> {
     let mut term = listen(SignalKind::terminate())?;
     let mut hup = listen(SignalKind::hangup())?;
     let token = cancel.clone();
-    // The task ends with the runtime or with the signal, so no other task awaits it.
+    // The runtime or the signal ends this task, so no other task awaits it.
     tokio_util::task::TaskTracker::new().spawn(async move {
         tokio::select! {
             _ = int.recv() => {}

@@ -109,7 +109,8 @@ pub(crate) fn run(command: BuildsCommand) -> Result<(), CommandError> {
     }
 }
 
-/// Makes a build the default one. The build that was the default before stays available for a rollback.
+/// If no build was ever chosen, first records the newest build as chosen, so that a rollback can return to
+/// it.
 pub(super) fn make_default(store: &BuildStore, id: &BuildId) -> Result<(), CommandError> {
     if store.choices()?.chosen.is_empty()
         && let Some(before) = store.default_build()?
@@ -144,8 +145,7 @@ fn gc(place: &BuildsContext, keep: Option<usize>, dry_run: bool, force: bool) ->
     run_sweep(store, &all, dry_run)
 }
 
-/// Removes builds that searches of `diagnose --between` left. Keeps those that running instances need: an
-/// operator may have configured a binary of a search.
+/// Keeps builds of searches that running instances need: an operator may have configured their binaries.
 fn gc_between(place: &BuildsContext, dry_run: bool) -> Result<(), CommandError> {
     let idle = builds_between::IdleSearchStore::find(&place.dirs.data, &place.store)?;
     let in_use = place.in_use(&idle.store)?;
@@ -197,7 +197,6 @@ fn run_sweep(store: &BuildStore, sweep: &GcPlan, dry_run: bool) -> Result<(), Co
     out::print_line(&format!("freed {}", ByteSize(freed)))
 }
 
-/// The store of builds, with the configuration that decides which of them are needed.
 struct BuildsContext {
     machine: HostMachine,
     loaded: LoadedConfig,
@@ -213,15 +212,13 @@ impl BuildsContext {
         Ok(Self { machine, loaded, dirs, store })
     }
 
-    /// Asks all running instances, of this user's state directory and of the common places, which builds of a
-    /// store they need.
     fn in_use(&self, store: &BuildStore) -> Result<BuildsInUse, CommandError> {
         let mut found = BuildsInUse::default();
         for located in instance::all_instances(&self.dirs.state, &self.machine.registration_dirs()) {
             let status = block_on(AdminClient::from_located(&located).status())?;
             let instance = located.instance;
             let Some(binaries) = status.and_then(|status| status.binaries) else {
-                // An instance that uses another store, according to its own record, needs nothing of this one.
+                // An instance whose record names another store needs no build of this store.
                 if instance.data_dir.is_empty() || Path::new(&instance.data_dir) == self.dirs.data {
                     found.unanswered.push(format!("pid {} on {}", instance.pid, instance.admin_socket));
                 }
@@ -251,11 +248,10 @@ impl BuildsContext {
     }
 }
 
-/// Builds that running instances need: the binaries of their processes and of the next ones. An instance that
-/// does not answer is named, because its builds are unknown.
+/// Builds that running instances use now or will start next.
 #[derive(Debug, Default)]
 struct BuildsInUse {
-    /// Each build with a description of its user.
+    /// Each build, with the model and the instance that need it, as text.
     builds: Vec<(BuildId, String)>,
     unanswered: Vec<String>,
 }

@@ -1,5 +1,5 @@
-//! The store for builds of `diagnose --between`. `serve` never uses these builds. A running search holds a
-//! lock on a file in the store, so that its builds are not removed.
+//! The store for builds of `diagnose --between`, which `serve` never uses. A running search locks a file in
+//! this store, so that other commands do not remove its builds.
 
 use std::fs::File;
 use std::io;
@@ -17,19 +17,18 @@ pub(super) fn search_store_dir(data: &Path) -> PathBuf {
     data.join("between")
 }
 
-/// Opens and locks the file that every running search holds.
 pub(super) fn lock_in_use_file(folder: &Path, how: FlockOperation) -> io::Result<File> {
     open_locked(&folder.join("in-use"), how)
 }
 
-/// The store of searches. While this value exists, no search can start.
+/// The store of searches, locked so that no search can start while this value exists.
 pub(super) struct IdleSearchStore {
     pub(super) store: BuildStore,
     _lock: Option<File>,
 }
 
 impl IdleSearchStore {
-    /// Refuses while a search runs, and if the folder is a link to the served store.
+    /// Fails while a search runs, or if the folder is a link to the served store.
     pub(super) fn find(data: &Path, served: &BuildStore) -> Result<Self, CommandError> {
         let folder = search_store_dir(data);
         let store = BuildStore::new(&folder);
@@ -59,13 +58,12 @@ impl IdleSearchStore {
         }
     }
 
-    /// Builds and leftovers in the store, without these builds.
+    /// Plans the removal of all builds except `ids`, and of all leftovers.
     pub(super) fn sweep_except(&self, ids: Vec<BuildId>) -> Result<GcPlan, CommandError> {
         Ok(self.store.plan_gc(&GcKeep { newest: 0, ids })?)
     }
 }
 
-/// Says that searches have left builds, for commands that show the main store.
 pub(super) fn describe_leftovers(data: &Path) -> Option<String> {
     let store = BuildStore::new(&search_store_dir(data));
     let sweep = store.plan_gc(&GcKeep { newest: 0, ids: Vec::new() }).ok()?;

@@ -78,7 +78,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
     }
 }
 
-/// Prints the warnings of a configuration, without the secrets that their values may hold.
+/// Hides secrets, which the quoted values may contain.
 pub(super) fn print_warnings(warnings: &[ConfigProblem]) {
     for warning in warnings {
         out::error_line(&secrets::redact_text(&format!("warning: {warning}")));

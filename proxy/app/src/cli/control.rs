@@ -37,7 +37,7 @@ impl InstanceArgs {
         self.config.load(machine, Vec::new())
     }
 
-    /// Finds the instance: by its socket, else by the named configuration, else the only running one.
+    /// Selects the instance by its socket, else by the named configuration, else the only running one.
     pub(super) fn client(&self) -> Result<AdminClient, CommandError> {
         if let Some(socket) = &self.admin_socket {
             return Ok(AdminClient::new(socket.clone()));
@@ -140,7 +140,7 @@ pub(crate) fn status(args: &QueryArgs) -> Result<(), CommandError> {
         return out::print_json(&args.instance.ask::<serde_json::Value>(Method::GET, &["status"], &[])?);
     }
     let status: AdminStatus = args.instance.ask(Method::GET, &["status"], &[])?;
-    // Redact: the last log lines of a process may quote a key, and operators share this output.
+    // The last log lines of a process may quote a key, and operators share this output.
     out::print_text(&secrets::redact_text(&status_table(&status)))
 }
 
@@ -235,7 +235,6 @@ pub(crate) fn events(args: &EventsArgs) -> Result<(), CommandError> {
     block_on(client.lines(&["events"], wishes, each))?
 }
 
-/// Describes an event in one line, without secrets.
 pub(super) fn event_line(event: &FleetEvent) -> String {
     let FleetEvent { at, model, generation, kind, .. } = event;
     let model = model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();

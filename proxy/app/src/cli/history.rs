@@ -1,5 +1,5 @@
-//! `llama-warden history`: shows past events of the models, in this and earlier instances. Reads the ledger
-//! and the events of the state directory; no instance needs to run.
+//! `llama-warden history`: shows past events of the models, in this and earlier instances. Reads files of the
+//! state directory; no instance needs to run.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &HistoryArgs) -> Result<(), CommandError> {
 #[derive(Default)]
 struct HistoryLog {
     entries: Vec<HistoryEntry>,
-    /// Number of unreadable lines: torn by a kill, or written by a later version.
+    /// Number of unreadable lines: cut off by a kill, or of a later version.
     unread: usize,
 }
 
@@ -105,7 +105,7 @@ impl HistoryLog {
                 all.add(&line, |json| Deserialize::deserialize(&*json).ok());
             }
         }
-        // Sort stably, to keep the order of entries with equal times.
+        // A stable sort keeps the order of entries with equal times.
         all.entries.sort_by_key(|entry| entry.at);
         Ok(all)
     }
@@ -122,7 +122,7 @@ impl HistoryLog {
     }
 }
 
-/// The event of a line of the ledger, and its kind, which these lines do not name.
+/// Converts a ledger line, which does not name its kind.
 fn ledger_event(json: &Value) -> Option<(&'static str, FleetEvent)> {
     if let Ok(entry) = ReclaimEntry::deserialize(json) {
         let id = entry.id;
@@ -172,11 +172,10 @@ impl HistoryEntry {
     }
 }
 
-/// Maximum size of the ledger or the events, in bytes. A replacement takes some hundred bytes, so
-/// replacements of many years fit.
+/// In bytes. A replacement takes some hundred bytes, so replacements of many years fit.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// The lines of a file; empty if the file does not exist.
+/// Returns no lines if the file does not exist.
 fn read_lines(path: &Path) -> Result<Vec<String>, CommandError> {
     match regular_file::read(path, MAX_FILE_BYTES) {
         Ok(bytes) => {

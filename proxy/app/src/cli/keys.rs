@@ -79,7 +79,7 @@ pub(crate) fn run(command: KeysCommand) -> Result<(), CommandError> {
 fn print_new_key(args: &KeyNewArgs) -> Result<(), CommandError> {
     let key = new_key();
     let section = key_section(&args.name, &key) + &args.limits.lines();
-    // Parse the section now, so that an invalid key is not printed or added to the file.
+    // Parse the section first, to neither print nor write an invalid key.
     KeyFile::parse(Path::new("keys new"), &section)?;
     let Some(file) = &args.file else {
         return out::print_text(&format!("{}\n\n{section}", key.as_str()));

@@ -1,4 +1,4 @@
-//! `llama-warden mitigations list|show`: all mitigations against growing memory, and the leaks that they
+//! `llama-warden mitigations list|show`: the mitigations against growing memory, and the leaks that they
 //! address.
 
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ impl TargetBuildArgs {
     }
 }
 
-/// Parses `b8840` as 8840. An id of the store may begin with `b`, too, but is longer than any build number.
+/// An id in the store may also begin with `b`, but is longer than any build number.
 fn build_number(text: &str) -> Option<u32> {
     text.strip_prefix('b').filter(|digits| digits.len() <= 6)?.parse().ok()
 }
@@ -156,10 +156,9 @@ struct MitigationSelection<'a> {
     here: Option<&'a NamedBuild>,
 }
 
-/// The build in use, with its display name.
 type NamedBuild = (BuildFacts, String);
 
-/// State of a mitigation in a build, and whether the build contains it. Empty if unknown.
+/// Returns the mitigation's state in the build, and whether the build contains it. Empty without a build.
 fn state_in_build(entry: &MitigationEntry, build: Option<&NamedBuild>) -> String {
     let Some((facts, _)) = build else { return String::new() };
     let life = facts.mitigation_state(entry).map(|life| life.is.name());
@@ -270,7 +269,7 @@ fn backends_text(all: &[String]) -> String {
     }
 }
 
-/// Lines `name: text` with aligned texts. Empty texts are left out.
+/// Lines `name: text` with aligned texts; skips empty texts.
 struct MitigationSheet(Vec<(&'static str, String)>);
 
 impl MitigationSheet {

@@ -158,14 +158,13 @@ pub(crate) struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    /// Reads the machine and the configuration on it.
     pub(crate) fn read(&self) -> Result<(HostMachine, LoadedConfig), CommandError> {
         let machine = HostMachine::read();
         let loaded = self.load(&machine, Vec::new())?;
         Ok((machine, loaded))
     }
 
-    /// Loads all layers; `--set` overrides `flags`.
+    /// `--set` overrides `flags`.
     pub(crate) fn load(
         &self,
         machine: &HostMachine,
@@ -196,8 +195,8 @@ fn parse_set(text: &str) -> Result<FlagSetting, CommandError> {
     Ok(FlagSetting::raw(&format!("--set {key}"), &path, value))
 }
 
-/// Opens and locks a file, creating the file and its folder if missing. Keeps its content; the lock lasts
-/// until the file is closed.
+/// Creates the file and its folder if missing, and keeps existing content. The lock lasts until the file is
+/// closed.
 fn open_locked(path: &Path, how: FlockOperation) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
@@ -214,7 +213,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, CommandError> 
     Ok(runtime.block_on(future))
 }
 
-/// Runs the command line: llama-warden's, or llama-server's if started under that name.
+/// If started as `llama-server`, parses llama-server's command line.
 pub(crate) fn run() -> Result<(), CommandError> {
     let mut words = std::env::args_os();
     if serve::is_alias(words.next().as_deref()) {
@@ -264,7 +263,7 @@ pub(crate) fn run() -> Result<(), CommandError> {
     }
 }
 
-/// The command line without values of the environment, which generated pages must not show.
+/// Hides values of the environment, which generated pages must not show.
 fn command_without_env() -> clap::Command {
     fn quiet(command: clap::Command) -> clap::Command {
         command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(quiet)

@@ -1,7 +1,7 @@
-//! `llama-warden plan`: the memory that each model of a configuration needs, and which models fit together,
+//! `llama-warden plan`: shows the memory that each configured model needs, and which models fit together,
 //! before any is loaded.
 //!
-//! Reads the models' files and the flags of their llama-servers, and asks the drivers for GPUs. `--gpus`
+//! Reads the models' files and the flags of their llama-servers, and queries the drivers for GPUs. `--gpus`
 //! and `--host` describe another machine.
 
 use std::collections::BTreeMap;
@@ -66,8 +66,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     };
     let mut resolved = resolve_config(&loaded, &machine, false)?;
     let room = machine_room(args, &machine)?;
-    // Measurements are keyed by the whole command, so resolve the command. Models whose program is missing
-    // are planned nevertheless.
+    // Measurements are keyed by the whole command, so resolve the programs. A missing program is no error
+    // here.
     drop(block_on(store::fill_from_store(&mut resolved, &machine))?);
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
@@ -118,7 +118,7 @@ fn parse_size(text: &str) -> Result<u64, CommandError> {
 }
 
 impl PlanSheet {
-    /// Replaces planned sizes by those that processes with this command held on this machine.
+    /// Prefers the sizes that processes with this command held on this machine.
     fn apply_measurements(&mut self, state_dir: &Path, command: &ServerCommand) {
         let seen = known_memory(state_dir, command);
         if let Ok(known) = &mut self.known {
@@ -135,7 +135,7 @@ fn processes_to_place(sheets: &[PlanSheet]) -> Vec<PlacementRequest> {
     });
     each.map(|(number, name, known)| {
         let (gpus, may_split) = known.gpus();
-        // Replicas share one mapped file; count it once.
+        // Count a mapped file once, because replicas share it.
         let mapped = if number == 1 { known.needs.mapped } else { 0 };
         PlacementRequest { name, needs: MemoryNeeds { mapped, ..known.needs.clone() }, gpus, may_split }
     })
@@ -146,7 +146,7 @@ fn replica_name(name: &str, number: u32) -> String {
     if number == 1 { name.to_owned() } else { format!("{name} ({number})") }
 }
 
-/// The largest sets of processes that fit, with their placement. No set is a subset of another.
+/// Returns the largest sets of processes that fit, with their placement. No set contains another.
 fn fitting_sets(all: &[PlacementRequest], room: &Room) -> Vec<Vec<ModelFit>> {
     let fits = |set: u32| {
         let chosen: Vec<&PlacementRequest> =
@@ -194,7 +194,7 @@ fn plan_text(sheets: &[PlanSheet], room: &Room) -> String {
         match book::fit_models(room, &[one]) {
             Ok(_) => every.push(one),
             Err(misfit) => {
-                // A further replica: the line of the first one describes the model.
+                // The line of the first replica describes the model.
                 let Some(sheet) = sheets.iter().find(|sheet| sheet.name == one.name) else { continue };
                 let known = sheet.known.as_ref().ok();
                 let less = known.map(|known| smaller_context(known, one, room)).unwrap_or_default();
@@ -310,9 +310,9 @@ fn later_note(later: &LaterMemory) -> Option<String> {
         .then(|| format!("it may come to hold on the host, beyond its needs: {}", both.join(", and ")))
 }
 
-/// Upper bound of a process's host memory, in bytes; `None` if it is unbounded.
+/// Returns an upper bound in bytes; `None` if a cache is unbounded.
 fn max_host_bytes(known: &ModelMemoryNeeds) -> Option<u64> {
-    // Take the maximum, not the sum: the measured size may already include parts of the caches.
+    // Use the maximum instead of the sum: the measured size may already include parts of the caches.
     let with_caches = known.needs.planned_host().saturating_add(known.later_memory.bytes()?);
     Some(with_caches.max(known.needs.host_bytes()))
 }
@@ -342,7 +342,7 @@ fn later_warning(sheets: &[PlanSheet], fits: &[ModelFit], room: &Room) -> Option
 fn smaller_context(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room) -> String {
     let fits = |context: u64| {
         let run = ServerRun { context: Some(context), ..known.settings.clone() };
-        // Predict the needs again: measurements are only valid for the present context.
+        // Predict the needs again, because measurements only hold for the configured context.
         let needs = book::predict_needs(&known.shape, &run, known.server, known.projector);
         book::fit_models(room, &[&PlacementRequest { needs, ..one.clone() }]).is_ok()
     };
@@ -355,7 +355,7 @@ fn smaller_context(known: &ModelMemoryNeeds, one: &PlacementRequest, room: &Room
     if low == 0 { String::new() } else { format!("; with `-c {}` it would", low * CONTEXT_STEP) }
 }
 
-/// Formats a placement: `a on GPU 0, b on GPUs 0 and 1`.
+/// Formats a placement, such as `a on GPU 0, b on GPUs 0 and 1`.
 fn placement_text(fits: &[ModelFit]) -> String {
     let mut fits: Vec<&ModelFit> = fits.iter().collect();
     fits.sort_by(|one, other| one.name.cmp(&other.name));

@@ -1,5 +1,4 @@
-//! Progress lines on standard error, the last of which may change on a terminal, and the display of builder
-//! events in them.
+//! Progress lines on standard error, and the events of a build as such lines.
 
 use std::time::Duration;
 
@@ -9,11 +8,11 @@ use warden_builder::{BuildEvent, BuildPhase};
 
 use crate::out;
 
-/// Minimum time between two progress lines without a terminal, so that they do not dominate a build log.
+/// Without a terminal, more frequent lines would dominate a build log.
 const PLAIN_LINE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_LINE_COLUMNS: usize = 79;
 
-/// Shows events until their sender is dropped.
+/// Ends when the sender of the events is dropped.
 pub(crate) async fn show_events(mut events: UnboundedReceiver<BuildEvent>) {
     let mut lines = ProgressLines::new();
     let mut phase = BuildPhase::Fetch;
@@ -32,13 +31,11 @@ pub(crate) async fn show_events(mut events: UnboundedReceiver<BuildEvent>) {
     lines.close();
 }
 
-/// Lines on standard error, prefixed with the elapsed time. On a terminal the last line may change.
 #[derive(Debug)]
 pub(crate) struct ProgressLines {
     terminal: bool,
     started: Instant,
     told: Option<Instant>,
-    /// The terminal shows a changing line.
     open: bool,
 }
 
@@ -47,13 +44,12 @@ impl ProgressLines {
         Self { terminal: out::stderr_is_terminal(), started: Instant::now(), told: None, open: false }
     }
 
-    /// Prints the first line of a new subject.
+    /// Prints the first line about a new subject; the next change is printed even without a terminal.
     pub(crate) fn line(&mut self, text: &str) {
         self.told = None;
         self.more(text);
     }
 
-    /// Prints a permanent line.
     pub(crate) fn more(&mut self, text: &str) {
         self.close();
         for line in text.lines() {
@@ -61,7 +57,8 @@ impl ProgressLines {
         }
     }
 
-    /// Replaces the changing line. Without a terminal, prints only occasional lines, and the `last` one.
+    /// Replaces the changing line. Without a terminal, prints at most a line per interval, and the `last`
+    /// one.
     pub(crate) fn change(&mut self, text: &str, last: bool) {
         let text = format!("{}  {text}", self.elapsed());
         if self.terminal {

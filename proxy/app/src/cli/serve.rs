@@ -1,8 +1,8 @@
-//! `llama-warden serve`, also when the program is started under the name `llama-server`.
+//! `llama-warden serve`, also under the program name `llama-server`.
 //!
-//! "Drop-in" mode turns a llama-server command line into a configuration with one model. Listening flags become
-//! settings of llama-warden. The model gets the name that llama-server would report. All other flags go to the
-//! child unchanged. As with llama-server, the model loads at once and answers to every name.
+//! "Drop-in" mode turns a llama-server command line into a configuration with one model. Listening flags
+//! become settings of llama-warden; all other flags go to the child unchanged. The model has the name that
+//! llama-server would report. As with llama-server, the model loads at once and answers to every name.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -72,7 +72,7 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Settings of the flags, which override the environment.
+    /// Flags override the environment.
     fn settings(&self) -> Vec<FlagSetting> {
         let table: [(&str, &[&str], &Option<String>); 12] = [
             ("--host", &["server", "host"], &self.host),
@@ -109,7 +109,6 @@ impl ServeArgs {
     }
 }
 
-/// Converts folders of models on the command line to a setting; `None` without folders.
 pub(crate) fn model_folders(dirs: &[String]) -> Option<FlagSetting> {
     let absolute =
         |dir: &String| std::path::absolute(dir).map_or_else(|_| dir.clone(), |dir| dir.display().to_string());
@@ -131,7 +130,7 @@ pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), CommandError>
     if is_question(&args) {
         return exec_real_server(&args, &machine);
     }
-    // Like llama-server, take the model from the environment if there is no flag.
+    // Like llama-server, take the model from the environment if there are no flags.
     let args = ServeArgs {
         flags: if args.is_empty() { vec!["--jinja".to_owned()] } else { args },
         ..ServeArgs::default()
@@ -141,7 +140,7 @@ pub(crate) fn run_as_llama_server(args: Vec<String>) -> Result<(), CommandError>
     crate::serve::run_serve(plan)
 }
 
-/// Executes the real llama-server, which answers questions like `--help` itself.
+/// Executes the real llama-server, which itself answers flags such as `--help`.
 fn exec_real_server(args: &[String], machine: &HostMachine) -> Result<(), CommandError> {
     let built = match machine.data_dir() {
         Some(data) => store::find_build(&data, None).map_err(CommandError::failed)?,
@@ -158,16 +157,15 @@ fn exec_real_server(args: &[String], machine: &HostMachine) -> Result<(), Comman
     Err(CommandError::failed(format!("cannot run {}: {error}", binary.display())))
 }
 
-/// Flags that llama-server answers by itself instead of serving.
+/// With these flags, llama-server prints an answer instead of serving.
 const ANSWERED_BY_THE_BINARY: [&str; 8] =
     ["--version", "--help", "-h", "--usage", "--list-devices", "-cl", "--cache-list", "--completion-bash"];
 
-/// Returns whether the program was started as `llama-server`.
 pub(crate) fn is_alias(argv0: Option<&OsStr>) -> bool {
     argv0.map(Path::new).and_then(Path::file_name) == Some(OsStr::new("llama-server"))
 }
 
-/// Returns whether the real binary must answer this command line.
+/// Returns whether the real llama-server must answer this command line.
 pub(crate) fn is_question(args: &[String]) -> bool {
     args.iter().any(|word| ANSWERED_BY_THE_BINARY.contains(&word.as_str()))
 }
@@ -221,11 +219,10 @@ pub(crate) fn dropin_settings(
     Ok(settings)
 }
 
-/// Shutdown deadline in place of llama-server. Callers expect llama-server to end at once, so llama-warden
-/// waits for clients no longer.
+/// Callers expect llama-server to end at once, so llama-warden waits for its clients only briefly.
 const DROPIN_SHUTDOWN_DEADLINE: &str = "1s";
 
-/// Further settings that match llama-server when started under its name, unless the operator set them.
+/// Returns further settings for drop-in mode, unless the operator set them.
 pub(crate) fn dropin_defaults(machine: &HostMachine) -> Option<FlagSetting> {
     let ours = machine.var("LLAMA_WARDEN_SERVER__SHUTDOWN_DEADLINE").is_some();
     (!ours).then(|| {
@@ -233,7 +230,7 @@ pub(crate) fn dropin_defaults(machine: &HostMachine) -> Option<FlagSetting> {
     })
 }
 
-/// Reads llama-server's own variables for listening, unless those of llama-warden are set.
+/// Reads llama-server's listening variables, unless the operator set those of llama-warden.
 fn from_environment(machine: &HostMachine) -> Vec<FlagSetting> {
     let pairs = [
         ("LLAMA_ARG_HOST", "LLAMA_WARDEN_SERVER__HOST", "host"),

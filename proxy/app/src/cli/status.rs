@@ -1,4 +1,4 @@
-//! The table of `llama-warden status`. Pure: a status in, text out.
+//! The table of `llama-warden status`, as text. Pure.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::out;
 const STATUS_COLUMNS: [&str; 11] =
     ["MODEL", "STATE", "PID", "GEN", "IN-FLIGHT", "WAITING", "MEMORY", "REQUESTS", "REPLACED", "AGE", "NOTE"];
 
-/// Formats the table. Long notes are cut, and follow in full below their rows.
+/// Cuts long notes in the table, and shows them in full below their rows.
 pub(crate) fn status_table(status: &AdminStatus) -> String {
     let instance = &status.instance;
     let memory = instance.memory_anon.map(|bytes| format!(", {}", ByteSize(bytes))).unwrap_or_default();
@@ -33,7 +33,7 @@ pub(crate) fn status_table(status: &AdminStatus) -> String {
         text.extend([trouble.as_str(), "\n\n"]);
     }
     let mut rows = Vec::new();
-    // Lines below the head and each row.
+    // Lines below the table's head and below each row.
     let mut under = vec![Vec::new()];
     for model in &status.fleet.models {
         let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
@@ -41,7 +41,7 @@ pub(crate) fn status_table(status: &AdminStatus) -> String {
             rows.push(row);
             under.push(lines);
         }
-        // Warn if VRAM budgets have no effect because the drivers report no GPU: no other line says so.
+        // No other line tells that VRAM budgets have no effect without a visible GPU.
         let blind =
             (budget.vram_soft.is_some() || budget.vram_hard.is_some()) && status.fleet.devices.is_empty();
         if let Some(last) = under.last_mut().filter(|_| blind) {
@@ -69,7 +69,7 @@ pub(crate) fn status_table(status: &AdminStatus) -> String {
     text
 }
 
-/// All lines of the table about one model: a line per process, with the lines below it.
+/// Returns a line per process of the model, each followed by the lines about it.
 pub(super) fn model_words(status: &AdminStatus, model: &ModelView) -> Vec<String> {
     let budget = status.budgets.get(model.name.as_str()).copied().unwrap_or_default();
     let mut words = Vec::new();
@@ -113,7 +113,7 @@ fn pin_line(model: &ModelView) -> Option<String> {
     }
 }
 
-/// A row, with the lines about its process.
+/// A row, and the lines below it.
 type StatusRow = (Vec<String>, Vec<String>);
 
 fn model_rows(model: &ModelView, budget: ModelBudget) -> Vec<StatusRow> {
@@ -137,7 +137,7 @@ fn model_rows(model: &ModelView, budget: ModelBudget) -> Vec<StatusRow> {
         .enumerate()
         .map(|(index, backend)| {
             let mut lines = growth_text::process_lines(backend);
-            // Add the whole note, unless another line contains it.
+            // Add the whole note below the row, unless another line contains it.
             if cut && index == 0 && !lines.iter().any(|line| line.contains(&whole)) {
                 lines.insert(0, whole.clone());
             }
@@ -148,7 +148,7 @@ fn model_rows(model: &ModelView, budget: ModelBudget) -> Vec<StatusRow> {
         .collect()
 }
 
-/// Cells of a row; `note` is given only for the first row of a model.
+/// `note` is given only for the first row of a model.
 fn status_row(
     model: &ModelView,
     budget: ModelBudget,
@@ -226,7 +226,7 @@ fn outage_line(outage: &ModelOutage) -> String {
     format!("next start {at}{sooner}; until then {callers}; {}", outage.cure)
 }
 
-/// Formats a time in its two largest units: `45s`, `2m05s`, `3h07m`, `5d02h`.
+/// Uses the two largest units: `45s`, `2m05s`, `3h07m`, `5d02h`.
 pub(super) fn short_age(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

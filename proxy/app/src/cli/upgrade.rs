@@ -15,7 +15,7 @@ use crate::admin::upgrade_order::UpgradeReport;
 use crate::exit::CommandError;
 use crate::out;
 
-/// Time on top of `--wait` for the other program's version check and start.
+/// Extra time for the other program's version check and start.
 const START_MARGIN: Duration = Duration::from_secs(60);
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(15 * 60);
 
@@ -78,11 +78,11 @@ pub(crate) fn run(args: &UpgradeArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Time limit of the answer. The instance refuses an invalid `--wait`.
+/// The instance itself refuses an invalid `--wait`.
 fn answer_timeout(wait: Option<&str>) -> Duration {
     match wait.map(parse_duration) {
         Some(Ok(wait)) => wait.saturating_add(START_MARGIN),
-        // Use the maximum: the instance's configured time is not known here.
+        // Use the maximum, because this command does not know the instance's configured time.
         Some(Err(_)) | None => MAX_ANSWER_TIME,
     }
 }

@@ -1,5 +1,4 @@
-//! The task that exports spans: gathers spans for a while, sends them in batches, retries where that may
-//! help, and gives up after a time limit.
+//! The task that sends spans in batches, with retries, and drops them after a time limit.
 
 use std::sync::Arc;
 
@@ -18,14 +17,12 @@ pub(crate) struct SpanExporter {
     collector: TraceCollector,
     waiting: mpsc::Receiver<Vec<OtlpSpan>>,
     metrics: Arc<MetricsRegistry>,
-    /// Attributes that name the service and the instance.
     resource: OtlpResource,
     batch: Vec<OtlpSpan>,
-    /// Number of spans that are being sent.
     under_way: usize,
-    /// End of a wait that the collector requested.
+    /// The collector requested that no spans are sent before this time.
     not_before: Option<Instant>,
-    /// The last spans could not be delivered, and this was logged.
+    /// The last delivery failed, and the exporter has logged this.
     failing: bool,
 }
 
@@ -53,7 +50,7 @@ impl SpanExporter {
         }
     }
 
-    /// Sends spans until `stop` is cancelled, and then the remaining spans within a time limit.
+    /// Cancelling `stop` leaves the exporter a limited time to send the remaining spans.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         tracing::info!(collector = %self.collector.origin, "traces of requests are exported");
         let patience = self.collector.numbers.flush;
@@ -84,8 +81,7 @@ impl SpanExporter {
         }
     }
 
-    /// Counts the remaining spans as lost. Also logs the number, because nobody may read the counter any
-    /// more.
+    /// Also logs the number: the program may end before the counter is read again.
     fn count_lost(&mut self) {
         self.waiting.close();
         let mut lost = self.batch.len() + self.under_way;
@@ -98,9 +94,9 @@ impl SpanExporter {
         }
     }
 
-    /// Gathers a full batch, or the spans that arrive within the interval. Returns whether more will come.
+    /// Gathers a full batch, or the spans of one interval. Returns false if no more spans will come.
     async fn gather(&mut self, stop: &CancellationToken) -> bool {
-        // The interval begins with the first span.
+        // The first span starts the interval.
         let mut until = None;
         while self.batch.len() < self.collector.numbers.batch {
             let next = async {
@@ -140,7 +136,6 @@ impl SpanExporter {
         ExportRequest { resource_spans }.encode_to_vec().into()
     }
 
-    /// Sends spans, with retries while they may help.
     async fn deliver(&mut self, spans: Vec<OtlpSpan>, stop: &CancellationToken) {
         let numbers = self.collector.numbers.clone();
         let count = spans.len();
@@ -149,7 +144,7 @@ impl SpanExporter {
         let mut pause = numbers.retry_pause;
         loop {
             if !self.wait_allowed(stop).await {
-                // Not logged here: the failure with which the collector requested the wait was logged.
+                // The exporter logged the failure with which the collector requested the wait.
                 return self.metrics.count_spans(SpanOutcome::Undelivered, count);
             }
             let (why, fate) = match send_spans(&self.collector, body.clone()).await {
@@ -158,11 +153,11 @@ impl SpanExporter {
                 Err(SpanSendError::Later { why, after }) => {
                     // Jitter, so that several senders do not retry at the same moment.
                     let jittered = pause.mul_f64(0.5 + rand::random::<f64>());
-                    // A requested wait is never shorter than the default pause: with 0 s the loop would be
-                    // endless.
+                    // Wait at least the default pause: a requested wait of 0 s would make this an endless
+                    // loop.
                     let own = jittered.min(numbers.retry_pause_cap);
                     let named = after.map(|after| after.min(numbers.retry_after_cap).max(own));
-                    // The requested wait also applies to later spans, even if these spans are dropped.
+                    // The requested wait also applies to later spans, even if the exporter drops these spans.
                     self.not_before = named.map(|named| Instant::now() + named);
                     let wait = named.unwrap_or(own);
                     pause = (pause * 2).min(numbers.retry_pause_cap);
@@ -184,7 +179,7 @@ impl SpanExporter {
         }
     }
 
-    /// Waits as long as the collector has requested. Returns false if the exporter must stop before.
+    /// Waits as long as the collector has requested. Returns false if `stop` is cancelled first.
     async fn wait_allowed(&mut self, stop: &CancellationToken) -> bool {
         let Some(at) = self.not_before else { return true };
         tokio::select! {
@@ -210,7 +205,7 @@ impl SpanExporter {
         }
     }
 
-    /// Logs a failure, unless one was logged since spans were last delivered.
+    /// Logs only the first failure since the last delivery.
     fn log_failure(&mut self, why: &str, what: &str) {
         if !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(

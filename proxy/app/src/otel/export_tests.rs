@@ -33,7 +33,6 @@ async fn collector(answers: &[&'static str]) -> Told {
             noted.lock().unwrap().push(Instant::now());
             match answers.get(n) {
                 Some(answer) => stream.write_all(answer.as_bytes()).await.unwrap(),
-                // The connection is kept open.
                 None => std::future::pending().await,
             }
         }

@@ -1,19 +1,12 @@
-//! Traces of requests for an OpenTelemetry collector: OTLP over HTTP. Off unless an endpoint is configured.
-//! While it is off, requests record no trace data.
+//! Traces of requests for an OpenTelemetry collector: OTLP over HTTP. Requests record trace data only if an
+//! endpoint is configured.
 //!
 //! ```text
 //!  record of a request ─ spans ─> bounded queue (full: counted and dropped) ─> one task ─ batches ─>
 //!  collector
 //! ```
 //!
-//! | file | job |
-//! |---|---|
-//! | `spans` | turns records into spans; pure |
-//! | `proto` | encodes spans |
-//! | `export` | the export task: gathers, sends, retries, gives up |
-//! | `send` | one attempt to send |
-//!
-//! A slow or failing collector never delays a request, because no request waits for a full queue.
+//! A slow or failing collector never delays a request: if the queue is full, the spans are dropped.
 
 mod export;
 mod proto;
@@ -30,7 +23,7 @@ use self::proto::OtlpSpan;
 use crate::admin::metrics::{MetricsRegistry, SpanOutcome};
 use crate::config::resolve::telemetry::TraceCollector;
 
-/// Queues spans of requests that are part of a trace.
+/// Queues the spans of each request that is part of a trace.
 #[derive(Clone)]
 pub(crate) struct RequestTracer {
     queue: mpsc::Sender<Vec<OtlpSpan>>,

@@ -1,5 +1,5 @@
-//! Messages of OTLP 1.x (`opentelemetry/proto/trace/v1/trace.proto` and its imports). The field numbers
-//! are the protocol's. Tests decode messages encoded here with types generated from the protocol's files.
+//! Messages of OTLP 1.x (`opentelemetry/proto/trace/v1/trace.proto` and its imports), with the protocol's
+//! field numbers. Tests decode these messages with types generated from the protocol's files.
 
 use prost::{Message, Oneof};
 
@@ -65,7 +65,7 @@ pub(crate) struct OtlpSpan {
     pub(crate) span_id: Vec<u8>,
     #[prost(string, tag = "3")]
     pub(crate) trace_state: String,
-    /// Span id of the parent; empty if the trace begins with this span.
+    /// Empty if the trace begins with this span.
     #[prost(bytes = "vec", tag = "4")]
     pub(crate) parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]
@@ -111,7 +111,6 @@ pub(crate) struct OtlpStatus {
     pub(crate) code: i32,
 }
 
-/// `STATUS_CODE_ERROR`
 pub(crate) const STATUS_CODE_ERROR: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]

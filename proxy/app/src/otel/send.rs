@@ -14,23 +14,21 @@ use tokio::time::timeout;
 use super::proto::ExportResponse;
 use crate::config::resolve::telemetry::TraceCollector;
 
-/// Most bytes read of an answer, which is one sentence if something went wrong.
+/// Limit of an answer; an error is usually one sentence.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// Reasons why spans were not delivered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SpanSendError {
     /// A retry may help.
     Later {
         why: String,
-        /// Wait that the collector requested.
+        /// The collector requested this wait.
         after: Option<Duration>,
     },
     Never(String),
 }
 
-/// Sends an encoded request. If the collector accepts the request, returns the number of single spans that
-/// the collector rejected, with the reason.
+/// If the collector accepts the request, returns the number of spans that it rejected, with the reason.
 pub(super) async fn send_spans(
     collector: &TraceCollector,
     body: Bytes,
@@ -54,7 +52,7 @@ async fn exchange_once(
     let headers = request.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION"))));
-    // Set the address before the configured headers, because this call removes headers that it does not know.
+    // This call removes headers that it does not know, so make it before adding the configured headers.
     collector.origin.address_request(&mut request).map_err(|error| error.to_string())?;
     for (name, value) in &collector.headers {
         request.headers_mut().insert(name, value.clone());
@@ -65,7 +63,7 @@ async fn exchange_once(
     let answered = async {
         let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
         let (parts, body) = answer.into_parts();
-        // A missing body is no failure, because the status shows whether the spans were accepted.
+        // The status alone shows whether the collector accepted the spans, so a missing body is no failure.
         let body =
             Limited::new(body, MAX_ANSWER_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
         Ok((parts.status, parts.headers, body.unwrap_or_default()))
@@ -84,7 +82,7 @@ fn interpret_answer(
     answer: &Bytes,
 ) -> Result<(u64, String), SpanSendError> {
     if status.is_success() {
-        // An unreadable body does not matter if the spans were accepted.
+        // The collector accepted the spans, so an unreadable body does not matter.
         let told =
             ExportResponse::decode(answer.clone()).unwrap_or_default().partial_success.unwrap_or_default();
         return Ok((u64::try_from(told.rejected_spans).unwrap_or(0), told.error_message));
@@ -96,7 +94,7 @@ fn interpret_answer(
     }
 }
 
-/// Reads `Retry-After`, which is a number of seconds or a date.
+/// `Retry-After` is a number of seconds or a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse() {

@@ -1,6 +1,5 @@
-//! Turns the record of a request into the spans of its trace, with names and attributes of OpenTelemetry's
-//! semantic conventions for HTTP and for generative AI. Pure. The spans have numbers and fixed names, never
-//! text of a client or of a model.
+//! Turns the record of a request into the spans of its trace, named by OpenTelemetry's conventions for HTTP
+//! and generative AI. Spans contain numbers and fixed names, never text of a client or of a model. Pure.
 
 use std::time::Duration;
 
@@ -10,7 +9,6 @@ use warden_policies::ModelName;
 
 use super::proto::{AttributeValue, KeyValue, OtlpEvent, OtlpSpan, OtlpStatus, STATUS_CODE_ERROR, SpanKind};
 
-/// Value of `gen_ai.provider.name`.
 const PROVIDER: &str = "llama.cpp";
 
 #[derive(Default)]
@@ -35,7 +33,7 @@ pub(crate) fn request_spans(record: &RequestRecord, trace: &GatewayTrace) -> Vec
     spans
 }
 
-/// Returns the value of `gen_ai.operation.name`; `None` for routes without such an operation.
+/// Returns `None` for routes without a value of `gen_ai.operation.name`.
 fn operation_name(route: &str) -> Option<&'static str> {
     match route {
         "chat" | "messages" | "responses" => Some("chat"),
@@ -45,8 +43,8 @@ fn operation_name(route: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the error, if the request failed by a fault of the gateway or the backend. A client that
-/// disconnects is no such error, nor is a refusal with a status below 500.
+/// Returns an error only for faults of the gateway or the backend: not if the client disconnects, nor for a
+/// refusal with a status below 500.
 fn error_of(record: &RequestRecord) -> Option<String> {
     match record.outcome {
         RequestOutcome::ClientGone => None,
@@ -137,7 +135,7 @@ fn child_span(record: &RequestRecord, trace: &GatewayTrace, part: &TracePart) ->
             (name, SpanKind::Client)
         }
     };
-    // The tokens of all attempts together are attributes of the request's own span.
+    // The request's own span has the tokens of all attempts.
     all.set_if("error.type", part.failed);
     let own = span(trace, part.begin, part.end.unwrap_or(record.total));
     OtlpSpan {
@@ -177,7 +175,7 @@ fn add_attempt(all: &mut SpanAttributes, peer: &TracePeer) {
     all.set_if("llama_warden.canary", peer.canary.then_some(true));
 }
 
-/// Returns the name of a method. Unknown methods share one name, because clients may send anything.
+/// Clients may send any method, so unknown methods share one name.
 fn method_name(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

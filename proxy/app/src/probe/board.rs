@@ -22,22 +22,22 @@ struct DatedFacts {
 
 #[derive(Clone, Debug)]
 pub(super) struct MetricsText {
-    /// Time before which no newer metrics are made.
+    /// The keeper makes no newer metrics before this time.
     pub(super) fresh_until: Instant,
-    /// Time before which no client waits for newer metrics.
+    /// No client waits for newer metrics before this time.
     pub(super) good_until: Instant,
     pub(super) open_metrics: Bytes,
     pub(super) plain: Bytes,
 }
 
-/// The latest facts and metrics. Only the keeper writes them.
+/// Only the keeper writes this board.
 #[derive(Debug)]
 pub(crate) struct ProbeBoard {
     numbers: Probe,
     gauges: Arc<GatewayGauges>,
     pace: ProbePace,
     seen: watch::Sender<Option<DatedFacts>>,
-    /// Time at which all event loops last responded; `None` while no task checks the loops.
+    /// Last time at which all event loops had responded; `None` while no task checks the loops.
     responsive_at: watch::Sender<Option<Instant>>,
     text: watch::Sender<Option<Arc<MetricsText>>>,
     /// Notified when a client wants fresh metrics.
@@ -61,26 +61,22 @@ impl ProbeBoard {
         &self.numbers
     }
 
-    /// Returns the counters of answers to probes.
     pub(super) const fn pace(&self) -> &ProbePace {
         &self.pace
     }
 
     pub(super) fn set_facts(&self, facts: InstanceFacts) {
-        // Do not store whether the instance is draining, which would be outdated: each probe reads the
-        // current value.
+        // Each probe reads the current draining state, because a stored state would be outdated.
         let facts = InstanceFacts { draining: false, ..facts };
         self.seen.send_replace(Some(DatedFacts { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
-    /// Records that all event loops respond. `asked` is false once the loops are no longer checked, because
-    /// some of them end at a stop.
+    /// `asked` is false once no task checks the loops, because some loops end at a stop.
     pub(super) fn set_responsive(&self, asked: bool) {
         self.responsive_at.send_replace(asked.then(Instant::now));
     }
 
-    /// Returns the time since facts were last read or since all loops last responded, whichever is longer;
-    /// `None` before facts were first read.
+    /// Returns the longer of two times: since the keeper last read facts, and since all loops last responded.
     fn time_stuck(&self) -> Option<Duration> {
         let seen = self.seen.borrow().as_ref().map(|seen| seen.at.elapsed());
         seen.max(self.responsive_at.borrow().map(|at| at.elapsed()))
@@ -94,32 +90,26 @@ impl ProbeBoard {
         self.wanted.notified().await;
     }
 
-    /// Returns the latest facts; `None` if the program is stuck. The borrow ends at once, so that no writer
-    /// waits.
+    /// Returns `None` if the program is stuck. Releases the borrow at once, so that the keeper never waits.
     fn current_facts(&self) -> Option<Arc<InstanceFacts>> {
         self.check_alive().ok()?;
         self.seen.borrow().as_ref().map(|seen| seen.facts.clone())
     }
 
-    /// Returns whether the instance is draining, read directly from its gauge.
     fn is_draining(&self) -> bool {
         self.gauges.draining.load(Ordering::Relaxed)
     }
 
-    /// Checks that the program responds: the keeper, and all event loops that a request needs.
-    ///
-    /// # Errors
-    ///
-    /// The time since the program last responded.
+    /// Fails if the keeper or an event loop is stuck: the error is the time since it last responded.
     pub(super) fn check_alive(&self) -> Result<(), Duration> {
         match self.time_stuck() {
             Some(age) if age >= self.numbers.stuck => Err(age),
-            // Before facts were first read, the program is starting.
+            // Before the first facts, the program is starting.
             _ => Ok(()),
         }
     }
 
-    /// Checks that load balancers should send requests to this instance.
+    /// Fails with the reason if load balancers should send no requests to this instance.
     pub(super) fn check_ready(&self) -> Result<(), UnreadyReason> {
         if self.is_draining() {
             return Err(UnreadyReason::Draining);
@@ -127,7 +117,6 @@ impl ProbeBoard {
         self.current_facts().map_or(Err(UnreadyReason::Unknown), |facts| readiness(&facts))
     }
 
-    /// Returns the answer to `agent-check` of `HAProxy`.
     pub(super) fn agent_line(&self) -> AgentAnswer {
         match self.current_facts() {
             _ if self.is_draining() => AgentAnswer::Drain,
@@ -136,8 +125,8 @@ impl ProbeBoard {
         }
     }
 
-    /// Returns the last metrics if they are recent enough, so that frequent clients never wait. Otherwise
-    /// waits for newer metrics, at most for the configured patience.
+    /// Returns recent metrics at once, so that frequent clients never wait. Otherwise waits for newer
+    /// metrics, up to a configured limit.
     pub(super) async fn metrics(&self, clock: &AnswerClock) -> Option<Arc<MetricsText>> {
         let mut texts = self.text.subscribe();
         let last = texts.borrow_and_update().clone();
@@ -149,12 +138,12 @@ impl ProbeBoard {
             return last;
         }
         let fresh = tokio::time::timeout(self.numbers.patience, texts.changed()).await;
-        // Another thread makes the metrics, so the wait does not count as time of this thread.
+        // Another thread makes the metrics, so the wait does not count as this thread's time.
         clock.restart();
         if fresh.is_ok() {
             return texts.borrow().clone();
         }
-        // Do not return old metrics of a stuck program, which would look current.
+        // Return no old metrics of a stuck program, because they would look current.
         last.filter(|text| text.good_until.elapsed() < self.numbers.stuck)
     }
 }

@@ -9,14 +9,14 @@ use warden_policies::lifecycle::BackendPhase;
 use warden_policies::pool::{BalancedModel, InstanceFacts};
 use warden_supervisor::{BackendView, FleetView, ModelState, ModelView};
 
-/// Use of one model's context by its requests, in tokens.
+/// Tokens of one model's context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ContextUse {
     pub(crate) used: u64,
     pub(crate) room: u64,
 }
 
-/// Returns the facts of all models. Canaries are left out, because clients cannot request them.
+/// Leaves out canaries, which clients cannot request.
 pub(crate) fn pool_facts(view: &FleetView, draining: bool, full: bool) -> InstanceFacts {
     InstanceFacts { draining, full, models: view.models.iter().map(|model| model_facts(model)).collect() }
 }
@@ -27,7 +27,7 @@ fn model_facts(model: &ModelView) -> BalancedModel {
     let seconds = limits.filter_map(|limit| Some(limit.forecast.seconds?.value));
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     BalancedModel {
-        // A process that does not report its slots has at least one.
+        // A process that does not report its slots counts as one slot.
         slots: ready().map(|backend| backend.slots.unwrap_or(1)).fold(0, u32::saturating_add),
         running: ready().map(|backend| backend.in_flight).fold(0, u32::saturating_add),
         waiting: count(model.waiting),
@@ -39,8 +39,8 @@ fn model_facts(model: &ModelView) -> BalancedModel {
     }
 }
 
-/// Returns the use of each model's context. The size of a slot is what its process reported; a model without
-/// such a report is left out. If the slots of a process share one context, that context counts once.
+/// Counts a context that the slots of a process share only once. Leaves out models whose processes have not
+/// reported the size of a slot.
 pub(crate) fn context_use(
     view: &FleetView,
     held: &BTreeMap<ModelName, ContextHoldings>,

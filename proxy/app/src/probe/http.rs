@@ -1,4 +1,4 @@
-//! The three routes of the probe listener, open to every client that can reach it. Every other path is a 404.
+//! The three routes of the probe listener, open to every client that can reach it. All other paths are a 404.
 
 use std::convert::Infallible;
 

@@ -1,6 +1,5 @@
-//! Keeps the board up to date: reads facts of the fleet repeatedly, and makes metrics when a client wants
-//! them. Both tasks use a bounded share of a core, however many models there are: each pauses in proportion
-//! to the time that its work took.
+//! Keeps the board up to date: reads the fleet's facts repeatedly, and makes metrics when a client wants
+//! them. Each task pauses in proportion to the time of its last work, to use only a bounded share of a core.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use super::watchdog::{LoopAnswers, run_watchdog};
 use crate::admin::answer::AdminState;
 use crate::admin::families::to_plain_text;
 
-/// Runs until `stop` is cancelled. If this task gets stuck, `/livez` fails.
+/// If this task gets stuck, `/livez` fails.
 pub(crate) async fn keep_board(board: Arc<ProbeBoard>, admin: AdminState, stop: CancellationToken) {
     let work = async { tokio::join!(keep_facts(&board, &admin), keep_metrics(&board, &admin)) };
     tokio::select! {
@@ -23,8 +22,7 @@ pub(crate) async fn keep_board(board: Arc<ProbeBoard>, admin: AdminState, stop: 
     }
 }
 
-/// Checks that all event loops that a request needs respond. Returns when `stop` is cancelled, because some
-/// of the loops then end.
+/// Checks all event loops that a request needs. Ends with `stop`, because some of the loops then end.
 pub(crate) async fn watch_loops(
     board: Arc<ProbeBoard>,
     ask: impl Fn() -> LoopAnswers,
@@ -51,7 +49,7 @@ async fn keep_metrics(board: &ProbeBoard, admin: &AdminState) {
     loop {
         board.wait_wanted().await;
         let begun = Instant::now();
-        // Leave out the metrics of API keys, whose names not every client may see.
+        // Omit the metrics of API keys: not every client may see the names of keys.
         let text = admin.metrics_text(false);
         let plain = Bytes::from(to_plain_text(&text));
         let pause = pause_after(board, begun.elapsed(), board.numbers().metrics_age);

@@ -1,10 +1,9 @@
-//! The thread that answers probes and `HAProxy`, with a separate runtime, so that other work does not delay
-//! it.
+//! The thread that answers probes and `HAProxy`. A separate runtime protects it from delays by other work.
 //!
-//! Any client may connect, so connections are bounded in number, duration and size of the head. Beyond the
-//! limit the oldest connection is closed, so that clients that hold connections cannot keep probes out.
-//! Clients that reconnect constantly cannot do so either: an accepted connection is answered before many
-//! more are accepted.
+//! Any client may connect, so connections are limited in number, duration and size of the head. Beyond the
+//! number, the thread closes the oldest connection: clients that hold connections cannot keep probes out.
+//! Neither can clients that reconnect constantly, because the thread answers an accepted connection before it
+//! accepts many more.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,10 +25,10 @@ use super::pace::{AnswerClock, TimedStream};
 use crate::exit::CommandError;
 use crate::sync::lock;
 
-/// Nice value of the thread, which gives it ten times the usual weight.
+/// Gives the thread ten times the usual weight.
 const THREAD_NICE: i32 = -10;
-/// Scheduler steps between polls for I/O: few, so that accepted connections are answered before they are
-/// closed in favour of new ones.
+/// Scheduler steps between polls for I/O. With few steps, the thread answers connections before it closes
+/// them in favour of new ones.
 const EVENT_INTERVAL: u32 = 8;
 
 #[derive(Debug, Default)]
@@ -39,7 +38,7 @@ pub(crate) struct ProbeListeners {
 }
 
 impl ProbeListeners {
-    /// Binds the sockets, except those taken over from the predecessor.
+    /// Keeps the sockets that the predecessor handed over, and binds the others.
     pub(crate) fn bind(
         probe: Option<SocketAddr>,
         agent: Option<SocketAddr>,
@@ -64,14 +63,14 @@ impl ProbeListeners {
         both.map(|listener| listener.as_fd().try_clone_to_owned()).collect()
     }
 
-    /// Returns the addresses of the probe listener and of the `HAProxy` agent, with the ports that were
-    /// bound.
+    /// Returns the addresses of the probe listener and of the `HAProxy` agent, with the ports that the kernel
+    /// chose.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let of = |listener: &Option<StdListener>| listener.as_ref().and_then(|own| own.local_addr().ok());
         (of(&self.probe), of(&self.agent))
     }
 
-    /// Answers on a new thread until `stop` is cancelled.
+    /// Starts a thread that answers until `stop` is cancelled.
     pub(crate) fn serve(self, board: Arc<ProbeBoard>, stop: CancellationToken) -> Result<(), CommandError> {
         if self.probe.is_none() && self.agent.is_none() {
             return Ok(());
@@ -100,9 +99,8 @@ impl ProbeListeners {
     }
 }
 
-/// Raises the priority of the current thread, so that it runs first if all cores are busy; it has very little
-/// to do. Works for root, and if `RLIMIT_NICE` allows it (`LimitNICE=` of a unit); otherwise the
-/// priority does not change.
+/// Raises the priority of the current thread, which has little to do but must run even if all cores are busy.
+/// Has no effect without root or `RLIMIT_NICE` (`LimitNICE=` of a unit).
 fn raise_priority() {
     // `None` means the calling thread.
     if let Err(problem) = rustix::process::setpriority_process(None, THREAD_NICE) {
@@ -110,7 +108,7 @@ fn raise_priority() {
     }
 }
 
-/// Returns whether a socket is bound to the wanted address. Port 0 in `wanted` matches any port.
+/// Port 0 in `wanted` matches any port.
 fn matches_address(own: SocketAddr, wanted: SocketAddr) -> bool {
     own.ip() == wanted.ip() && (wanted.port() == 0 || own.port() == wanted.port())
 }
@@ -135,7 +133,7 @@ enum ProbeProtocol {
     Agent,
 }
 
-/// Accepts connections for ever. Without a listener the future never resolves.
+/// Never returns, even without a listener.
 async fn accept(
     listener: Option<StdListener>,
     kind: ProbeProtocol,
@@ -203,16 +201,15 @@ async fn serve_connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<Pro
         _ = served.as_mut() => return,
         () = tokio::time::sleep(numbers.connection_age) => served.as_mut().graceful_shutdown(),
     }
-    // A client that has not read its answer within this time has stopped reading.
+    // A client that has not read its answer within this time no longer reads.
     drop(tokio::time::timeout(numbers.head_timeout, served).await);
 }
 
-/// Writes the answer to `agent-check` as one line, then closes the connection.
 async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &ProbeBoard) -> io::Result<()> {
     let line = format!("{}\n", board.agent_line());
     stream.write_all(line.as_bytes()).await?;
     stream.shutdown().await?;
-    // Read pending input before closing: otherwise a reset could discard the line.
+    // Read pending input first: closing with unread input sends a reset, which could discard the line.
     let mut rest = [0; 256];
     for _ in 0..16 {
         if stream.read(&mut rest).await? == 0 {
@@ -222,13 +219,13 @@ async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &ProbeBoard
     Ok(())
 }
 
-/// Open connections, the oldest first.
+/// Open connections, oldest first.
 struct ConnectionLimit {
     max_connections: usize,
     connections: Mutex<(u64, VecDeque<(u64, CancellationToken)>)>,
 }
 
-/// An open connection, removed from the list on drop.
+/// Removes the connection from the list on drop.
 struct ConnectionSlot {
     number: u64,
     gone: CancellationToken,
@@ -240,7 +237,7 @@ impl ConnectionLimit {
         Self { max_connections: most.max(1), connections: Mutex::default() }
     }
 
-    /// Adds a connection. Beyond the limit the oldest connection is closed.
+    /// Beyond the limit, closes the oldest connection.
     fn add_connection(self: &Arc<Self>) -> ConnectionSlot {
         let mut inside = lock(&self.connections);
         let (next, all) = &mut *inside;

@@ -1,6 +1,5 @@
-//! Measures how long answers to probes take, by the program's own clock. A wait for a CPU core before the
-//! connection is accepted or after the answer is not included. A wait in between is included, because a
-//! program cannot distinguish it from work.
+//! Measures how long answers to probes take, by the program's own clock. Waits for a CPU core count only
+//! between accept and answer, because a program cannot distinguish them from work.
 //!
 //! ```text
 //!   accept ── first poll ──> … the request arrives, however slowly … ── last byte ── the answer's first byte
@@ -20,12 +19,12 @@ use tokio::time::Instant;
 use crate::admin::families::FloatGauge;
 use crate::sync::lock;
 
-/// Counters of all answers. Atomics, so that the answering thread never waits for a reader.
+/// Atomics, so that the answering thread never waits for a reader of the counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProbePace {
     pub(crate) answers: Counter,
     pub(crate) late: Counter,
-    /// Longest time in seconds. Only the answering thread writes this value.
+    /// Longest time in seconds, which only the answering thread writes.
     pub(crate) longest: FloatGauge,
 }
 
@@ -41,22 +40,21 @@ impl ProbePace {
     }
 }
 
-/// Clock of one connection, shared by its stream and its handler.
+/// The stream and the handler of a connection share this clock.
 #[derive(Clone, Debug)]
 pub(super) struct AnswerClock(Arc<Mutex<ClockState>>);
 
 #[derive(Debug)]
 struct ClockState {
-    /// Time since which the client waits for the program; `None` if the client does not wait.
+    /// Start of the client's current wait for the program; `None` if the client does not wait.
     since: Option<Instant>,
     /// Time that the client waited before `since`.
     waited: Duration,
-    /// The client has sent something. From then on, polling the stream for input does not stop the clock.
+    /// After the client's first input, polling the stream for more input does not stop the clock.
     heard: bool,
 }
 
 impl AnswerClock {
-    /// Starts the clock when a connection is accepted.
     pub(super) fn start() -> Self {
         Self(Arc::new(Mutex::new(ClockState {
             since: Some(Instant::now()),
@@ -65,7 +63,7 @@ impl AnswerClock {
         })))
     }
 
-    /// Records that the stream is polled for input. Before any input this stops the clock.
+    /// Before the client's first input, polling for input stops the clock.
     fn polled(&self) {
         let mut state = lock(&self.0);
         if !state.heard
@@ -75,18 +73,18 @@ impl AnswerClock {
         }
     }
 
-    /// Records input, which starts the clock again.
+    /// Input starts the clock again.
     fn input_arrived(&self) {
         let mut state = lock(&self.0);
         (state.since, state.heard) = (Some(Instant::now()), true);
     }
 
-    /// Restarts the clock after a wait for another thread.
+    /// Restarts the clock after a wait for another thread, which does not count.
     pub(super) fn restart(&self) {
         *lock(&self.0) = ClockState { since: Some(Instant::now()), waited: Duration::ZERO, heard: true };
     }
 
-    /// Stops the clock at the first byte of the answer. `None` if the answer had already begun.
+    /// Stops the clock at the first byte of the answer. Returns `None` if the answer had already begun.
     fn stop(&self) -> Option<Duration> {
         let mut state = lock(&self.0);
         let took = state.since.take()?.elapsed() + state.waited;
@@ -95,12 +93,11 @@ impl AnswerClock {
     }
 }
 
-/// A stream that drives its clock and counts answers.
 pub(super) struct TimedStream<S> {
     pub(super) stream: S,
     pub(super) clock: AnswerClock,
     pub(super) pace: ProbePace,
-    /// Duration from which on an answer counts as late.
+    /// An answer that takes at least this long counts as late.
     pub(super) late: Duration,
 }
 
@@ -150,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    /// Pretends that the client has waited for us for this time.
+    /// Pretends that the client has waited for this long.
     fn waited(clock: &AnswerClock, time: Duration) {
         let mut state = lock(&clock.0);
         state.since = state.since.map(|since| since.checked_sub(time).unwrap());
@@ -164,7 +161,7 @@ mod tests {
             TimedStream { stream, clock: AnswerClock::start(), pace: pace.clone(), late: 3 * minute };
         let counted = || (pace.answers.get(), pace.late.get(), (pace.longest.get() / 60.0).floor());
         let mut bytes = [0; 16];
-        // The connection is not polled for a minute; then the request arrives slowly, which is not our fault.
+        // The connection is not polled for a minute; then the request arrives slowly, which does not count.
         waited(&own.clock, minute);
         assert!(tokio::time::timeout(Duration::from_millis(1), own.read(&mut bytes)).await.is_err());
         waited(&own.clock, 100 * minute);

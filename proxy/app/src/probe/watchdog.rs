@@ -1,24 +1,19 @@
-//! A watchdog that is fed only if every event loop has responded since the last feed.
+//! A watchdog that is fed only if every event loop has responded since it was last fed.
 //!
-//! ```text
-//!   round: acceptor, gateway threads, model tasks and admin listener are asked for an answer
-//!            all have answered       -> fed, and the next round after a pause
-//!            a loop has not answered -> not fed; logged before the manager ends the program
-//!            a loop has ended        -> not fed; asked again, because a model may just have been removed
-//! ```
-//!
-//! Only one round runs at a time, so a stuck loop has no more than one question in its queue.
+//! Each round asks the acceptor, the gateway threads, the model tasks and the admin listener for an answer.
+//! If all have answered, the round feeds the watchdog. The log names a silent loop before the manager ends
+//! the program. After the end of a loop the next round asks again: a model may just have been removed.
 
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// Names of the loops, each with a receiver that resolves when the loop answers.
+/// Each loop's name, with a receiver that resolves when the loop responds.
 pub(crate) type LoopAnswers = Vec<(String, oneshot::Receiver<()>)>;
 
-/// Runs rounds until `stop` is cancelled. `limit`: time after which an unfed watchdog has its consequence
-/// (the manager ends the program, or probes fail); `meanwhile`: this consequence in words, for the log.
+/// `limit`: time without feeding after which the manager ends the program, or probes fail. `meanwhile`: this
+/// consequence in words, for the log.
 pub(crate) async fn run_watchdog<Fed: Future<Output = ()>>(
     limit: Duration,
     meanwhile: &str,
@@ -39,13 +34,12 @@ async fn run_rounds<Fed: Future<Output = ()>>(
         if all_responsive(ask(), limit / 2, meanwhile).await {
             feed().await;
         }
-        // With this pause the watchdog is fed in time even after two late rounds.
+        // This pause leaves time to feed the watchdog even after two late rounds.
         tokio::time::sleep(limit / 4).await;
     }
 }
 
-/// Waits for the answers of all loops; returns false if a loop has ended. After `patience` the first loop
-/// without an answer is logged.
+/// Waits for all loops; returns false if a loop has ended. After `patience`, logs the first silent loop.
 async fn all_responsive(asked: LoopAnswers, patience: Duration, meanwhile: &str) -> bool {
     let told = tokio::time::sleep(patience);
     tokio::pin!(told);

@@ -1,4 +1,4 @@
-//! Result of a replay for programs: a JSON object, whose keys are documented in `docs/configuration.md`.
+//! Result of a replay as a JSON object. `docs/configuration.md` documents its keys.
 
 use serde_json::{Map, Value, json as value};
 use warden_patches::mitigation::LeakAdvice;
@@ -9,7 +9,6 @@ use warden_policies::{Reason, phrases};
 
 use super::{ReplayDecision, ReplayResult};
 
-/// Returns the whole object.
 pub(crate) fn replay_json(trace: &str, done: &ReplayResult, advice: &[LeakAdvice]) -> Value {
     let all =
         done.growth().map(|(facts, growth)| (growth.series.to_string(), series_json(done, facts, growth)));
@@ -95,7 +94,7 @@ fn act_json(act: &ReplayDecision) -> Value {
 
 fn forecast_json(forecast: &GrowthForecast) -> Value {
     let ends = |interval: &warden_policies::growth::IntervalEstimate| {
-        // An infinite end is null: JSON has no infinity.
+        // JSON has no infinity, so an infinite end becomes null.
         let end = |end: f64| (end < 1e300).then(|| rounded(end));
         value!({ "value": end(interval.value), "low": end(interval.low), "high": end(interval.high) })
     };
@@ -114,7 +113,7 @@ fn whole_mib(bytes: u64) -> f64 {
     mib(as_f64(bytes))
 }
 
-/// Rounds to four decimals, because further digits are noise.
+/// Further decimals are noise.
 fn rounded(number: f64) -> f64 {
     (number * 1e4).round() / 1e4
 }

@@ -1,13 +1,8 @@
-//! Replays a recording through the leak detector and a policy, as for a live backend: reading by reading,
-//! with the same functions in the same order. Returns verdicts and decisions; nothing is carried out.
+//! Replays a recording through the leak detector and a policy, reading by reading, with the functions that
+//! run for a live backend. Returns verdicts and decisions, and carries out none.
 //!
-//! ```text
-//!  BackendSample ──> GrowthMonitor ── changes ────────────────┐
-//!    └──────> SeriesFacts ──> decide ──> cooldown ─── actions ┴──> ReplayResult
-//! ```
-//!
-//! A recording covers one process, so a decided replacement does not restart the detector: later readings
-//! are still readings of the same process.
+//! A recording covers one process. So a decided replacement does not restart the detector: all later readings
+//! are of the same process.
 
 mod json;
 mod text;
@@ -30,43 +25,41 @@ pub(crate) use text::replay_text;
 
 #[derive(Clone, Debug)]
 pub(crate) struct ReplaySettings {
-    /// Budgets, modes and limits of recycling.
     pub(crate) policy: RecyclePolicy,
-    /// Settings of the detector.
     pub(crate) growth: GrowthPolicy,
-    /// Bytes of host memory of declared caches; 0: none are declared.
+    /// Bytes of host memory in declared caches.
     pub(crate) allowance: u64,
-    /// Host memory of the machine in bytes, as if no other process used any. `None` switches off budgets that
-    /// are a share of it, and forecasts of its exhaustion.
+    /// Host memory of the machine in bytes, as if no other process used any. Without it, budgets in percent
+    /// and forecasts of exhaustion are off.
     pub(crate) host_total: Option<u64>,
-    /// VRAM of each GPU in bytes, as if no other process used any; `None` has the same effect.
+    /// Like `host_total`, for the VRAM of each GPU.
     pub(crate) gpu_total: Option<u64>,
-    /// Minute of the day of the first reading; with `None` all replacement windows count as open.
+    /// Minute of the day of the first reading. With `None`, every replacement window counts as open.
     pub(crate) starts_at: Option<u16>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct ReplayDecision {
     pub(crate) request: u64,
-    /// Time since the spawn of the process.
+    /// Time since the process was spawned.
     pub(crate) at: Duration,
     pub(crate) decision: RecycleDecision,
     /// Reason why the cooldown held the decision back.
     pub(crate) held: Option<HoldReason>,
-    /// Bytes of the series that was the reason.
+    /// Bytes of the series that caused the decision.
     pub(crate) bytes: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct ReplayResult {
     pub(crate) readings: usize,
-    /// Work done by the process up to the last reading.
+    /// Work of the process up to the last reading.
     pub(crate) work: WorkDone,
     /// Time from the first reading to the last.
     pub(crate) lasted: Duration,
     pub(crate) changes: Vec<VerdictChange>,
     pub(crate) actions: Vec<ReplayDecision>,
-    /// Replacements that the policy would decide in another mode than `observe`.
+    /// Replacements that the policy would decide if its mode were not `observe`.
     pub(crate) observed: Vec<ReplayDecision>,
     pub(crate) series: Vec<SeriesFacts>,
 }
@@ -86,7 +79,7 @@ struct ReplayRun<'a> {
     idle_since: Option<Duration>,
     wanted_since: Option<Duration>,
     urgent_since: Option<Duration>,
-    /// Decisions already reported, because each is reported only once.
+    /// Used to report each decision only once.
     reported: Vec<(RecycleAction, Option<Reason>, Option<MemoryKind>, bool)>,
 }
 
@@ -138,8 +131,7 @@ pub(crate) fn replay_samples(told: &ReplaySettings, samples: &[BackendSample]) -
 }
 
 impl<'a> ReplayRun<'a> {
-    /// Records since when the process is idle: nothing is in flight, and no request ended since the last
-    /// reading.
+    /// A process is idle if nothing is in flight and no request has ended since the last reading.
     fn watch_idle(&mut self, sample: &BackendSample) {
         let still = self.previous.is_some_and(|before| before.work.requests == sample.work.requests);
         self.idle_since = match (sample.in_flight, self.idle_since) {
@@ -193,7 +185,7 @@ impl<'a> ReplayRun<'a> {
                 at_ready: of(self.first),
                 estimated,
                 total,
-                // A recording lacks other programs' memory, so assume that there is no other program.
+                // A recording lacks the memory of other programs, so assume that there are none.
                 free: total.zip(sample.charged(series)).map(|(total, held)| total.saturating_sub(held)),
                 allowance,
                 worst: None,
@@ -203,7 +195,7 @@ impl<'a> ReplayRun<'a> {
         all.collect()
     }
 
-    /// Asks the policy, and the cooldown if a replacement is due. Returns a decision that was not
+    /// Asks the policy, and for a due replacement also the cooldown. Returns only a decision that was not
     /// reported before.
     fn decide(&mut self, sample: &BackendSample, facts: &RecycleFacts) -> Option<ReplayDecision> {
         let held = |series: Option<MemoryKind>| series.and_then(|series| sample.charged(series));
@@ -218,7 +210,8 @@ impl<'a> ReplayRun<'a> {
         let asked = decision.due && decision.action > RecycleAction::Observe;
         let ask = CooldownQuery { now: sample.at, held: held(decision.series), ..CooldownQuery::default() };
         let held = asked.then(|| self.cooldown.check(&decision, &ask, &self.settings.policy).err()).flatten();
-        // A decision that was held back is reported again when it is no longer held back, but not vice versa.
+        // Report a decision again once nothing holds it back, but do not report a due decision again when it
+        // is held back.
         let key = |due| (decision.action, decision.reason, decision.series, due);
         let due = decision.due && held.is_none();
         if self.reported.contains(&key(due)) || (held.is_some() && self.reported.contains(&key(true))) {
@@ -226,7 +219,7 @@ impl<'a> ReplayRun<'a> {
         }
         self.reported.push(key(due));
         if asked && held.is_none() {
-            // If this switches the reason off, the next decision shows it.
+            // If this call switches the reason off, the next decision shows it.
             let _switched_off = self.cooldown.record_start(sample.at, reason, &self.settings.policy);
         }
         Some(ReplayDecision {

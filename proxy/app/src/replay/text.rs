@@ -1,4 +1,4 @@
-//! Result of a replay for people: each change with its request and time, then the state at the end.
+//! Result of a replay as text: each change with its request and time, then the state at the end.
 
 use warden_patches::mitigation::LeakAdvice;
 use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth, VerdictChange};
@@ -52,7 +52,7 @@ pub(crate) fn replay_text(
     lines.join("\n") + "\n"
 }
 
-/// Lists budgets that are off because they are a share of an unknown total.
+/// Lists budgets in percent of an unknown total, which are off.
 fn unknown_shares(told: &ReplaySettings) -> Vec<String> {
     let policy = &told.policy;
     let all = [
@@ -76,8 +76,8 @@ fn change_line(change: &VerdictChange, said: &mut Vec<String>) -> String {
     )
 }
 
-/// Describes slope, cause and fill level, as far as they are meaningful for this verdict. The reason why no
-/// cause is named is given only once.
+/// Describes slope, cause and fill level, where this verdict gives them a meaning. Explains only once why no
+/// cause is named.
 fn evidence_text(growth: &SeriesGrowth, said: &mut Vec<String>) -> String {
     let mut parts = Vec::new();
     if growth.verdict >= GrowthVerdict::Bounded {
@@ -122,7 +122,7 @@ fn observed_line(act: &ReplayDecision) -> String {
     format!("policy: {series}{reason}, and nothing is done: {why}")
 }
 
-/// Explains why a leak has no consequence: without a limit there is nothing to forecast.
+/// Without a limit there is nothing to forecast, so the leak has no consequence.
 fn missing_limit_note(done: &ReplayResult) -> &'static str {
     let leaks = done.growth().any(|(_, growth)| growth.verdict.leaks());
     let limits = done.series.iter().any(|facts| facts.to_soft.or(facts.to_hard).or(facts.to_end).is_some());

@@ -1,4 +1,4 @@
-//! The answer to `GET /series`. The page draws the same values, so programs and people see the same.
+//! The answer to `GET /series`, with the same values as the page's plot.
 
 use serde::{Deserialize, Serialize};
 use warden_policies::growth::{AllowanceFill, GrowthLine, GrowthVerdict};
@@ -14,7 +14,7 @@ use crate::growth_text;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesList {
     pub(crate) now: u64,
-    /// Text that says where the series are stored.
+    /// Sentence that says where the series are stored.
     pub(crate) place: String,
     pub(crate) series: Vec<SeriesSpan>,
 }
@@ -22,37 +22,35 @@ pub(crate) struct SeriesList {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MemoryData {
     pub(crate) model: String,
-    /// Current time in seconds since 1970, the unit of all times here except those of marks.
+    /// In seconds since 1970, like all times here except those of marks.
     pub(crate) now: u64,
     pub(crate) from: u64,
     pub(crate) to: u64,
-    /// Name of the range (`6h`), if the range always ends at the current time.
+    /// Name of a range that ends at the current time, such as `6h`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) range: Option<String>,
-    /// Text that says where the series are stored.
     pub(crate) place: String,
-    /// The model's series, replica by replica.
+    /// Ordered by replica.
     pub(crate) series: Vec<SeriesData>,
     pub(crate) marks: Vec<SeriesMark>,
 }
 
-/// Recorded series: one kind of memory of one replica.
+/// Recorded readings of one kind of memory of one replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesData {
     pub(crate) replica: u32,
     pub(crate) memory: MemoryKind,
-    /// Seconds from point to point.
+    /// Time between points, in seconds.
     pub(crate) seconds: u64,
     pub(crate) points: Vec<SeriesPoint>,
-    /// Current values; absent if no process runs.
+    /// Absent if no process runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) present: Option<SeriesStatus>,
 }
 
-/// The readings within a span of time.
+/// Summary of the readings within a span of time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesPoint {
-    /// Start of the span.
     pub(crate) at: u64,
     pub(crate) count: u64,
     pub(crate) min: u64,
@@ -61,12 +59,11 @@ pub(crate) struct SeriesPoint {
     pub(crate) last: u64,
     /// The readings cover the whole span.
     pub(crate) whole: bool,
-    /// Verdict, budgets and other lines at that time.
+    /// Verdict, budgets and other lines of the plot at that time.
     #[serde(flatten)]
     pub(crate) lines: RollupContext,
 }
 
-/// Current values of one kind of memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SeriesStatus {
     pub(crate) generation: u64,
@@ -75,18 +72,16 @@ pub(crate) struct SeriesStatus {
     pub(crate) means: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) law: Option<GrowthLine>,
-    /// Growth, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) slope: Option<String>,
-    /// Unit of work that the growth follows, in words.
+    /// Unit of work that causes the growth, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) blame: Option<String>,
-    /// Declared caches, and how full they are.
+    /// Size and fill level of declared caches.
     pub(crate) fill: AllowanceFill,
-    /// Fill level of declared caches, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kept: Option<String>,
-    /// Declared caches, pool by pool, in words.
+    /// Declared caches by pool, as text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) allowance: Vec<String>,
     /// Budgets in bytes.
@@ -102,10 +97,10 @@ pub(crate) struct SeriesStatus {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LimitForecast {
-    /// Reason of a replacement at this limit.
+    /// Reason for a replacement at this limit.
     pub(crate) reason: Reason,
     pub(crate) limit: u64,
-    /// Earliest, likely and latest moment; absent without a known rate of requests, or beyond a thousand
+    /// Earliest, likely and latest time. Absent if the rate of requests is unknown, or beyond a thousand
     /// years.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) early: Option<u64>,
@@ -118,7 +113,7 @@ pub(crate) struct LimitForecast {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoSeriesError {
-    /// The model is unknown, and nothing is recorded of it.
+    /// No such model is configured or recorded.
     #[error("no series are kept of a model `{0}`: `GET /series` lists what there is")]
     Unknown(String),
     #[error(transparent)]
@@ -130,7 +125,7 @@ pub(crate) async fn list_series(store: &SeriesStore) -> Result<SeriesList, Serie
     Ok(SeriesList { now: unix_seconds(), place: store.storage_place(), series })
 }
 
-/// Returns the recorded memory of a model, with its current values from `view`.
+/// Adds current values from `view` to the recorded memory.
 pub(crate) async fn memory_of_model(
     store: &SeriesStore,
     view: &FleetView,
@@ -172,7 +167,7 @@ pub(crate) async fn memory_of_model(
 fn series_data(found: FoundSeries, own: &[&BackendView], now: u64) -> SeriesData {
     let FoundSeries { key, width, buckets } = found;
     let last = buckets.last().map_or(0, |bucket| bucket.lines.generation);
-    // Use the process whose readings are the last in the plot, or else the newest process.
+    // Prefer the process of the last readings in the plot, else the newest process.
     let of_replica = || own.iter().filter(|backend| backend.replica == key.replica);
     let backend = of_replica()
         .find(|backend| backend.generation.is_some_and(|own| own.0 == last))
@@ -206,7 +201,7 @@ fn current_status(backend: &BackendView, memory: MemoryKind, now: u64) -> Option
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
     let forecasts = backend.memory.forecasts.iter().filter(|one| one.series == memory).map(|one| {
-        // A moment beyond a thousand years is left out.
+        // About a thousand years: omit later times.
         let at = |seconds: f64| {
             (seconds < 3.2e10).then(|| now.saturating_add(warden_policies::units::truncate_to_u64(seconds)))
         };

@@ -4,34 +4,32 @@ use warden_policies::rollup::{PointRange, SeriesPolicy};
 
 use crate::admin::query::QueryPairs;
 
-/// Ranges that are offered by name, with their length in seconds.
+/// Named ranges, with their length in seconds.
 pub(crate) const RANGES: [(&str, u64); 5] =
     [("1h", 3600), ("6h", 6 * 3600), ("1d", 86_400), ("7d", 7 * 86_400), ("30d", 30 * 86_400)];
 
-/// Length of the shortest range, in seconds.
+/// In seconds.
 const MIN_RANGE: u64 = 60;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeriesRange {
     /// A range of [`RANGES`]: its name, and its length in seconds. Always ends at the current time.
     Last(&'static str, u64),
-    /// A fixed range between two times in seconds since 1970.
+    /// Start and end in seconds since 1970.
     Between(u64, u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SeriesQuery {
-    /// Name of the model; `None` asks for the list of models.
+    /// `None` requests the list of models.
     pub(crate) model: Option<String>,
     pub(crate) when: SeriesRange,
     pub(crate) points: usize,
 }
 
 impl SeriesQuery {
-    /// Parses a query. Unknown parameters are ignored, because other programs may have added them.
-    ///
-    /// # Errors
-    /// The error is a sentence with the valid form.
+    /// Ignores unknown parameters, which other programs may have added. The error is a sentence with the
+    /// valid form.
     pub(crate) fn from_query(query: Option<&str>, policy: &SeriesPolicy) -> Result<Self, String> {
         let asked = QueryPairs::strict(query)?;
         let get = |name: &str| asked.get(name);
@@ -58,7 +56,7 @@ impl SeriesQuery {
         Ok(Self { model: get("model").map(str::to_owned), when, points })
     }
 
-    /// Returns the range in absolute times, given the current time.
+    /// Returns the range in absolute times.
     pub(crate) const fn range(&self, now: u64) -> PointRange {
         let (from, to) = match self.when {
             // Include readings of the current second.

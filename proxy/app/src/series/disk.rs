@@ -1,5 +1,5 @@
-//! The folder of series: one file per series, within a limit, written by one instance at a time. All calls
-//! block on the disk, so callers use threads that may wait.
+//! The folder of series: one file per series, up to a limit. Only one instance writes at a time. All calls
+//! block on the disk, so callers must run on threads that may wait.
 //!
 //! ```text
 //!  STATE/series/lock              held by the instance that writes
@@ -7,9 +7,8 @@
 //!  STATE/series/marks.jsonl       actions and their times: `marks_file`
 //! ```
 //!
-//! **Foreign files stay.** A file belongs to llama-warden if its head says so. A file of a later version,
-//! or another program's file under such a name, is logged once and left alone. The series with that file
-//! name is then kept in memory only.
+//! A file belongs to llama-warden only if its head says so. Another file with the name of a series is logged
+//! once and left alone; that series stays in memory only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -23,15 +22,13 @@ use warden_policies::rollup::{ReadingBucket, RollupTier, rebuild_missing};
 use super::key::{FILE_SUFFIX, SeriesKey};
 use super::ring::{self, RingError, RingFile};
 
-/// Name of the folder in a state directory.
 const SERIES_DIR: &str = "series";
 
-/// A series with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileRecord {
-    /// Start of the record, in seconds since 1970.
+    /// In seconds since 1970.
     pub(super) since: u64,
-    /// Time of the last write.
+    /// Time of the last write, in seconds since 1970.
     pub(super) written: u64,
 }
 
@@ -40,26 +37,25 @@ pub(super) struct SeriesFolder {
     pub(super) folder: PathBuf,
     tiers: Vec<RollupTier>,
     max_files: usize,
-    /// Lock file, locked while this value exists.
     _lock: File,
     known: BTreeMap<SeriesKey, FileRecord>,
-    /// Series whose incomplete wider buckets were completed since the folder was opened.
+    /// Series whose wider buckets were completed after the folder was opened.
     complete: BTreeSet<SeriesKey>,
-    /// Series whose file is foreign or unusable, which was logged.
+    /// Series with a foreign or unusable file, which was logged.
     refused: BTreeSet<SeriesKey>,
-    /// Reaching the limit of files was logged.
+    /// The log already says that the limit of files is reached.
     limit_logged: bool,
 }
 
 #[derive(Debug)]
 pub(super) enum WriteOutcome {
     Done,
-    /// The series is kept in memory only. Holds a sentence for the log; `None` if it was logged before.
+    /// The series stays in memory only. The text is for the log; `None` if it was logged before.
     Never(Option<String>),
 }
 
 impl SeriesFolder {
-    /// Opens and locks the folder, and reads the heads of its files. `Ok(None)`: another instance holds the
+    /// Locks the folder, and reads the heads of its files. Returns `Ok(None)` if another instance holds the
     /// lock.
     pub(super) fn open(state: &Path, tiers: &[RollupTier], bytes: u64, now: u64) -> io::Result<Option<Self>> {
         let folder = state.join(SERIES_DIR);
@@ -92,8 +88,7 @@ impl SeriesFolder {
         Ok(Some(disk))
     }
 
-    /// Reads the heads of all files. Removes files beyond the limit, but no file because of its age alone:
-    /// the clock may be wrong.
+    /// Removes files beyond the limit, but no file because of its age alone: the clock may be wrong.
     fn scan(&mut self, now: u64) -> io::Result<()> {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
@@ -101,7 +96,7 @@ impl SeriesFolder {
                 continue;
             }
             let Ok(head) = ring::read_head(&entry.path()) else { continue };
-            // A file under another name is a copy made by an operator.
+            // A file under another name is an operator's copy.
             if entry.file_name().to_string_lossy() != head.key.file_name() {
                 continue;
             }
@@ -116,11 +111,11 @@ impl SeriesFolder {
         &self.known
     }
 
-    /// Removes the file that was not written for the longest time, if that time is at least `rest` seconds.
-    /// Returns false if there is no such file.
+    /// Removes the file with the oldest write, unless that write is less than `rest` seconds ago. Returns
+    /// whether a file was removed.
     fn remove_oldest(&mut self, now: u64, rest: u64) -> bool {
-        // After the clock was set back, files written now look older than files no longer in use. So first
-        // filter by the distance to the current time.
+        // After the clock was set back, files in use look older than unused files. So first filter by the
+        // distance to the current time.
         let resting = self.known.iter().filter(|(_, known)| known.written.abs_diff(now) >= rest);
         let oldest = resting.min_by_key(|(_, known)| known.written);
         let Some(key) = oldest.map(|(key, _)| key.clone()) else { return false };
@@ -132,7 +127,7 @@ impl SeriesFolder {
         self.known.remove(key);
         self.complete.remove(key);
         let path = self.path(key);
-        // By now, the name may belong to a foreign file.
+        // Another program may have replaced the file.
         if ring::read_head(&path).is_ok_and(|head| head.key == *key) {
             drop(fs::remove_file(path));
         }
@@ -142,11 +137,8 @@ impl SeriesFolder {
         self.folder.join(key.file_name())
     }
 
-    /// Writes the added buckets of a series, each with the number of its tier. Buckets that could not be
-    /// written stay in `added`.
-    ///
-    /// # Errors
-    /// The disk fails or is full; a retry may succeed.
+    /// Writes added buckets, each with the number of its tier. After an error, `added` contains the buckets
+    /// that were not written; a retry may succeed.
     pub(super) fn write(
         &mut self,
         key: &SeriesKey,
@@ -162,12 +154,12 @@ impl SeriesFolder {
                 let told = std::mem::replace(&mut self.limit_logged, true);
                 return Ok(WriteOutcome::Never((!told).then(|| self.too_many(key))));
             }
-            // If a folder or a link has that name, leave it alone.
+            // Leave a folder or a link of that name alone.
             Err(RingError::Io(error)) if !is_wrong_file_kind(&error) => return Err(error),
             Err(problem) => return Ok(self.refuse_series(key, &problem)),
         };
-        // Write the finest tier first: if the process is killed in between, the wider tiers are completed
-        // from it.
+        // Write the finest tier first: if the process is killed in between, `complete_tiers` completes the
+        // wider tiers from it.
         added.sort_by_key(|(tier, bucket)| (*tier, bucket.start));
         while let Some((tier, bucket)) = added.first() {
             ring.merge(*tier, bucket)?;
@@ -177,7 +169,7 @@ impl SeriesFolder {
         Ok(WriteOutcome::Done)
     }
 
-    /// Opens the file of a series and completes its buckets; `None` if the limit of files is reached.
+    /// Returns `None` if the limit of files is reached.
     fn open_ring(&mut self, key: &SeriesKey, now: u64) -> Result<Option<RingFile>, RingError> {
         let path = self.path(key);
         let ring = match RingFile::open(&path, key, &self.tiers, true) {
@@ -185,7 +177,7 @@ impl SeriesFolder {
             Err(RingError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
                 self.known.remove(key);
                 self.complete.insert(key.clone());
-                // Do not remove a file that is still being written.
+                // Keep files that were written within the last hour.
                 while self.known.len() >= self.max_files {
                     if !self.remove_oldest(now, 3600) {
                         return Ok(None);
@@ -199,7 +191,7 @@ impl SeriesFolder {
         Ok(Some(ring))
     }
 
-    /// Completes the wider buckets that a killed process has left incomplete.
+    /// Completes wider buckets that were incomplete when an earlier process was killed.
     fn complete_tiers(&mut self, key: &SeriesKey, ring: &RingFile) -> io::Result<()> {
         if self.complete.contains(key) {
             return Ok(());
@@ -235,7 +227,7 @@ impl SeriesFolder {
         )
     }
 
-    /// Returns the buckets of one tier of a series; none if the series has no file.
+    /// Returns no buckets if the series has no file.
     pub(super) fn read(&mut self, key: &SeriesKey, tier: usize) -> io::Result<Vec<ReadingBucket>> {
         let opened = RingFile::open(&self.path(key), key, &self.tiers, true);
         match opened {
@@ -249,7 +241,7 @@ impl SeriesFolder {
     }
 }
 
-/// Returns whether opening failed because of the kind of file with that name, and not because of the disk.
+/// Returns whether a folder or a link has the file's name.
 fn is_wrong_file_kind(error: &io::Error) -> bool {
     let link = rustix::io::Errno::LOOP.raw_os_error();
     matches!(error.kind(), io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory)

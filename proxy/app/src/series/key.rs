@@ -13,18 +13,18 @@ pub(crate) struct SeriesKey {
 
 pub(super) const FILE_SUFFIX: &str = ".series";
 
-/// Most letters of a model's name that appear in its file name.
+/// Limits the letters of the model's name in the file name.
 const SHOWN_LETTERS: usize = 40;
 
 impl SeriesKey {
-    /// Returns the file name: the readable part of the model's name, and a hash of the whole name. So any
-    /// model name is valid, and no two models share a file.
+    /// Returns the readable part of the model's name, and a hash of the whole name: every name gives a valid
+    /// file name, and no two models share a file.
     pub(super) fn file_name(&self) -> String {
         let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '.' { letter } else { '-' };
         let shown: String = self.model.as_str().chars().map(plain).take(SHOWN_LETTERS).collect();
         let whole = format!("{}\0{}\0{}", self.model, self.replica, self.memory);
         let hash = Sha256::digest(whole.as_bytes());
-        // Begin with `m-`, so that the file is not hidden if the model's name begins with a dot.
+        // With `m-` the file is visible even if the model's name begins with a dot.
         format!("m-{shown}-{}-{}-{}{FILE_SUFFIX}", self.replica, self.memory, hex::encode(&hash[..8]))
     }
 }

@@ -1,6 +1,5 @@
-//! The buckets of each series that are not in its file: incomplete buckets, and complete buckets that wait
-//! for the disk. Bounded: if the disk is unavailable for long, the oldest buckets are dropped. Nothing here
-//! blocks.
+//! The buckets that are not in files yet: incomplete buckets, and complete buckets that wait for the disk. If
+//! the disk is unavailable for long, the oldest buckets are dropped. Nothing here blocks.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +7,17 @@ use warden_policies::rollup::{ReadingBucket, RollupReading, RollupTier, SeriesPo
 
 use super::key::SeriesKey;
 
-/// Number of waiting buckets that each series may always have, however many series there are.
+/// Each series may have this many waiting buckets, however many series there are.
 const MIN_WAITING: usize = 16;
-/// Most waiting buckets of one series, however few series there are: four hours of the finest tier.
+/// Limit per series, however few series there are: four hours of the finest tier.
 const MAX_WAITING: usize = 1440;
 
 #[derive(Debug)]
 struct LiveSeries {
     rollup: SeriesRollup,
-    /// Complete buckets that wait for the disk, by tier and start.
+    /// Complete buckets by tier and start.
     waiting: BTreeMap<(usize, u64), ReadingBucket>,
-    /// Time of the last reading, in milliseconds since 1970.
+    /// In milliseconds since 1970.
     read_at: u64,
 }
 
@@ -57,7 +56,7 @@ impl LiveBuckets {
         oldest.is_some_and(|key| self.series.remove(&key).is_some())
     }
 
-    /// Completes the open buckets when the program ends, so that they are written, too.
+    /// Completes the open buckets at the end of the program, so that they are written.
     pub(super) fn close(&mut self) {
         let most = self.waiting_limit();
         for one in self.series.values_mut() {
@@ -71,14 +70,12 @@ impl LiveBuckets {
         waits.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Takes the waiting buckets of a series out, so that the caller can write them.
     pub(super) fn take_waiting(&mut self, key: &SeriesKey) -> Vec<(usize, ReadingBucket)> {
         let Some(one) = self.series.get_mut(key) else { return Vec::new() };
         let waiting = std::mem::take(&mut one.waiting);
         waiting.into_iter().map(|((tier, _), bucket)| (tier, bucket)).collect()
     }
 
-    /// Puts buckets back that could not be written.
     pub(super) fn give_back(&mut self, key: &SeriesKey, buckets: Vec<(usize, ReadingBucket)>) {
         let most = self.waiting_limit();
         if let Some(one) = self.series.get_mut(key) {
@@ -86,13 +83,13 @@ impl LiveBuckets {
         }
     }
 
-    /// Drops series that get no readings any more, once all their buckets are written.
+    /// Drops series without new readings, once all their buckets are written.
     pub(super) fn forget_quiet(&mut self, now_ms: u64) {
         let fresh = u64::try_from(self.policy.fresh.as_millis()).unwrap_or(0);
         let most = self.waiting_limit();
         let quiet = |one: &LiveSeries| one.read_at.saturating_add(fresh) < now_ms;
         for one in self.series.values_mut().filter(|one| quiet(one)) {
-            // No further readings will complete the open buckets, so complete them now.
+            // No further readings will complete the open buckets.
             let open = one.rollup.close();
             one.add_waiting(open, most);
         }
@@ -104,12 +101,12 @@ impl LiveBuckets {
         own.cloned().collect()
     }
 
-    /// Returns the time of a series' last reading, in milliseconds since 1970.
+    /// Returns milliseconds since 1970.
     pub(super) fn read_at(&self, key: &SeriesKey) -> Option<u64> {
         self.series.get(key).map(|one| one.read_at)
     }
 
-    /// Returns the buckets of one tier of a series that are in memory, in no particular order.
+    /// Returns buckets in no particular order.
     pub(super) fn buckets(&self, key: &SeriesKey, tier: usize) -> Vec<ReadingBucket> {
         let Some(one) = self.series.get(key) else { return Vec::new() };
         let waiting = one.waiting.range((tier, 0)..=(tier, u64::MAX)).map(|(_, bucket)| bucket);

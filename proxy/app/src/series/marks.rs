@@ -1,4 +1,4 @@
-//! Marks: actions and events of a model with their times, drawn together with its memory. Pure.
+//! Marks: a model's actions and events with their times, drawn with its memory. Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -15,14 +15,13 @@ use crate::event_text::{describe_event, memory_change};
 pub(crate) enum SeriesMarkKind {
     Replaced,
     Failed,
-    /// The process was asked to give memory back.
+    /// llama-warden asked the process to release memory.
     Reclaimed,
-    /// The model was unloaded, because no requests came or another model needed its memory.
+    /// No requests came, or another model needed the memory.
     Unloaded,
     Crashed,
     Canary,
     Configured,
-    /// A warning for the operator.
     Warned,
 }
 
@@ -38,7 +37,7 @@ impl SeriesMarkKind {
         Self::Warned,
     ];
 
-    /// Returns the name in JSON, which is also shown to people.
+    /// Returns the name for JSON and for people.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Replaced => "replaced",
@@ -54,33 +53,31 @@ impl SeriesMarkKind {
 }
 
 impl From<String> for SeriesMarkKind {
-    /// Reads a name. An unknown name comes from a later version and counts as a warning.
+    /// An unknown name comes from a later version and counts as a warning.
     fn from(name: String) -> Self {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Warned)
     }
 }
 
-/// A mark: an action or event with its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SeriesMark {
-    /// Time in milliseconds since 1970.
+    /// In milliseconds since 1970.
     pub(crate) at: u64,
     pub(crate) model: ModelName,
-    /// Replica; absent if the mark concerns all replicas or no particular replica.
+    /// Absent if the mark concerns no particular replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) replica: Option<u32>,
-    /// Kind of memory; absent if the mark concerns all kinds or no kind.
+    /// Absent if the mark concerns no particular kind of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<MemoryKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<GenerationId>,
     pub(crate) kind: SeriesMarkKind,
-    /// Reason and outcome, in words.
     pub(crate) words: String,
 }
 
-/// Returns the marks of an event: usually a single mark, but a mark per model for a changed configuration.
-/// `at` is used if the event has no valid time.
+/// Returns one mark for most events, but a mark per model for a changed configuration. `at` replaces an
+/// invalid time of the event.
 pub(super) fn marks_from_event(event: &FleetEvent, at: u64, most: usize) -> Vec<SeriesMark> {
     let at = event
         .at
@@ -114,7 +111,7 @@ pub(super) fn marks_from_event(event: &FleetEvent, at: u64, most: usize) -> Vec<
     let Some(model) = &event.model else { return Vec::new() };
     let told = || describe_event(&event.kind);
     let one = match &event.kind {
-        // The process was not replaced; the event that ended the process has its own mark.
+        // The process was not replaced. The event that ended the process has its own mark.
         EventKind::RecycleDone { entry } if entry.given_up => return Vec::new(),
         EventKind::RecycleDone { entry } => SeriesMark {
             replica: Some(entry.replica),
@@ -174,7 +171,7 @@ fn replacement_text(entry: &LedgerEntry) -> String {
     text
 }
 
-/// Cuts a text to at most `most` bytes at a character boundary.
+/// Cuts a text to `most` bytes, at a character boundary.
 fn shorten(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
@@ -183,7 +180,6 @@ fn shorten(text: &str, most: usize) -> String {
     format!("{}…", &text[..end])
 }
 
-/// The latest marks of each model.
 #[derive(Debug, Default)]
 pub(super) struct MarkHistory {
     of_model: BTreeMap<ModelName, VecDeque<SeriesMark>>,
@@ -191,11 +187,11 @@ pub(super) struct MarkHistory {
 }
 
 impl MarkHistory {
-    /// Adds a mark; a duplicate is ignored. Beyond the limits the oldest mark is dropped: of the same model
-    /// if that has many marks, else of the model with the most marks.
+    /// Ignores a duplicate, and returns false. Beyond the limits, drops the oldest mark of this model or of
+    /// the model with the most marks.
     pub(super) fn add(&mut self, mark: SeriesMark, policy: &SeriesPolicy) -> bool {
         let own = self.of_model.entry(mark.model.clone()).or_default();
-        // Marks arrive in the order of time, except after the clock was set back.
+        // Marks arrive in order of time, unless the clock was set back.
         let place = own.iter().rposition(|known| known.at <= mark.at).map_or(0, |place| place + 1);
         if place.checked_sub(1).and_then(|before| own.get(before)).is_some_and(|known| *known == mark) {
             return false;
@@ -216,7 +212,7 @@ impl MarkHistory {
         true
     }
 
-    /// Returns the marks of a model between two times in milliseconds since 1970, in order.
+    /// `from` and `to` are milliseconds since 1970.
     pub(super) fn of_model(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
         let own = self.of_model.get(&ModelName::new(model)).into_iter().flatten();
         own.filter(|mark| (from..=to).contains(&mark.at)).cloned().collect()

@@ -1,8 +1,8 @@
-//! The file of marks: JSON lines, to which new marks are appended. When the file has twice as many lines as
-//! there are marks, it is rewritten.
+//! The file of marks: appended JSON lines. When the file has twice as many lines as there are marks, it is
+//! rewritten.
 //!
-//! A line that was only partly written, because the process was killed, is skipped. A file of that name
-//! without any mark is foreign and left alone.
+//! Skips a line that is incomplete because a process was killed. A file without any mark is foreign and stays
+//! unchanged.
 
 use std::fs;
 use std::io::{self, BufWriter, Write as _};
@@ -13,11 +13,11 @@ use warden_supervisor::open_lines;
 
 use super::marks::SeriesMark;
 
-/// File mode: not world-readable, because the file has names of models and output of llama-server.
+/// The file has names of models and output of llama-server, so other users must not read it.
 const FILE_MODE: u32 = 0o640;
-/// Number of lines below which the file is not rewritten.
+/// Shorter files are not rewritten.
 const MIN_REWRITE_LINES: usize = 1000;
-/// Size limit in bytes; a larger file cannot be a file of marks and is not read.
+/// In bytes. A larger file cannot be a file of marks, and is not read.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl MarksFile {
         (Self { path, lines, ours }, if ours { read } else { Vec::new() })
     }
 
-    /// Returns the reason why the file is not used; `None` if it is used.
+    /// Returns the reason why the file is not used.
     pub(super) fn refusal(&self) -> Option<String> {
         (!self.ours).then(|| {
             format!(
@@ -53,7 +53,7 @@ impl MarksFile {
         })
     }
 
-    /// Appends marks. `all`: the `kept` marks in memory, including the new ones.
+    /// `all` returns the `kept` marks in memory, including `new`.
     pub(super) fn write(
         &mut self,
         new: &[SeriesMark],
@@ -71,7 +71,7 @@ impl MarksFile {
             serde_json::to_writer(&mut text, mark)?;
             text.push(b'\n');
         }
-        // A full disk may have left part of a line: opening the file ends that line.
+        // A full disk may have left part of a line, which `open_lines` ends.
         open_lines(&self.path, FILE_MODE)?.write_all(&text)?;
         self.lines += new.len();
         Ok(())

@@ -6,18 +6,8 @@
 //!                            (a task)   (no blocking)  └─ query ─> answer <─ disk, for older buckets
 //! ```
 //!
-//! | module | job |
-//! |---|---|
-//! | [`recorder`] | the task: takes readings from the fleet, and starts writes |
-//! | [`store`] | owns the data and its locks |
-//! | [`live`] | buckets that are not in files yet |
-//! | [`marks`] | actions and events |
-//! | [`key`], [`mod@record`], [`ring`], [`disk`], [`marks_file`] | files: names, records, file format, folder, marks |
-//! | [`ask`] | queries; pure |
-//! | [`answer`] | answers |
-//!
-//! The fleet never waits for the recorder, which reads the published views. Files are written on a separate
-//! thread. If they cannot be written, the log says so, and only older data is missing.
+//! The recorder reads published views, so the fleet never waits for it. A separate thread writes the files.
+//! If a write fails, the log says so, and the data stays in memory as long as there is room.
 //! `warden_policies::rollup` combines readings into buckets.
 
 pub(crate) mod answer;

@@ -8,8 +8,7 @@
 //!  92 verdict u8 · 93 tier u8 · 94 nothing · 100 check u32
 //! ```
 //!
-//! A record with a wrong checksum was only partly written, or is foreign, and is ignored. A hole in the
-//! file is ignored as well.
+//! A record with a wrong checksum is incomplete or foreign, and is ignored, as is a hole in the file.
 
 use warden_policies::growth::{GrowthLine, GrowthVerdict};
 use warden_policies::rollup::{ReadingBucket, RollupContext, RollupTier};
@@ -18,11 +17,11 @@ pub(super) const RECORD_BYTES: usize = 104;
 
 const CHECKSUM_OFFSET: usize = RECORD_BYTES - 4;
 
-/// Unit of the recorded lines (growth law, caches, budgets). KiB are exact enough, because lines are only
-/// drawn, and operators set budgets in round numbers.
+/// Unit of the recorded growth law, caches and budgets. Plots need no more precision, and operators set
+/// budgets in round numbers.
 const KIB: u64 = 1024;
 
-/// Codes of the verdicts in a file: the index of a verdict must never change.
+/// The file contains indexes of this list, so a verdict must keep its index.
 const VERDICTS: [GrowthVerdict; 5] = [
     GrowthVerdict::Warming,
     GrowthVerdict::Steady,
@@ -56,7 +55,7 @@ pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
         hard,
     ];
     for (number, line) in lines.into_iter().enumerate() {
-        // A line is at least 1 KiB, because 0 means that there is no line.
+        // 0 means that there is no line, so a line is at least 1 KiB.
         let kib = line.map_or(0, |line| to_u32(line / KIB).max(1));
         put_bytes(&mut bytes, 64 + 4 * number, &kib.to_le_bytes());
     }
@@ -68,7 +67,7 @@ pub(super) fn encode(bucket: &ReadingBucket, tier: u8) -> [u8; RECORD_BYTES] {
     bytes
 }
 
-/// Decodes a bucket of a tier; `None` if the bytes are not a valid record.
+/// Returns `None` if the bytes are no valid record of this tier.
 pub(super) fn decode(bytes: &[u8], number: u8, tier: RollupTier) -> Option<ReadingBucket> {
     if u32::from_le_bytes(bytes_at(bytes, CHECKSUM_OFFSET)?) != crc32(bytes.get(..CHECKSUM_OFFSET)?)
         || bytes[93] != number
@@ -125,8 +124,7 @@ fn to_u32(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// CRC-32 as in Ethernet, gzip and PNG (the polynomial 0xEDB88320, reflected): detects every burst of up to
-/// 32 bits.
+/// CRC-32 of Ethernet, gzip and PNG, which detects every burst of up to 32 bits.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
     let mut crc = flate2::Crc::new();
     crc.update(bytes);

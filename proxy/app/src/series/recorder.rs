@@ -1,5 +1,5 @@
-//! The task that records the fleet: a reading whenever a process's memory was read, a mark for each action
-//! or event.
+//! The task that records the fleet: a reading whenever a process's memory was read, a mark for each action or
+//! event.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,8 +17,7 @@ use super::key::SeriesKey;
 use super::marks;
 use super::store::{SeriesStore, unix_millis};
 
-/// Records until `stop` is cancelled, then writes the rest. Only the end of the program waits for this last
-/// write, within a limit.
+/// Records until `stop` is cancelled, then writes the rest within a time limit.
 pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: CancellationToken) {
     let policy = *store.policy();
     let mut views = fleet.subscribe();
@@ -37,16 +36,16 @@ pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: Cancell
     let mut flush = tokio::time::interval(policy.flush);
     flush.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let state = fleet.state_writer().clone();
-    // Limit writes to one at a time, so that writes do not queue up while the disk hangs.
+    // Allow one write at a time, so that writes do not queue up while the disk hangs.
     let flushing = Arc::new(AtomicBool::new(false));
-    // `look`: time at which a changed view is read next.
+    // `look`: time of the next look at a changed view.
     let mut changed = true;
     let mut look = Instant::now();
     loop {
         tokio::select! {
             next = tail.receiver.recv() => match next {
                 Ok(event) => mark(&[event]),
-                // Get the missed events from the events that the fleet keeps.
+                // The fleet still has the missed events.
                 Err(RecvError::Lagged(_)) => {
                     tail = fleet.events();
                     mark(&tail.events);
@@ -79,7 +78,7 @@ pub(crate) async fn record_fleet(store: SeriesStore, fleet: Fleet, stop: Cancell
     }
 }
 
-/// Starts to write all waiting data, unless such a write is running.
+/// Does nothing while an earlier write is running.
 fn start_write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBool>) {
     if flushing.swap(true, Ordering::Relaxed) {
         return;
@@ -87,7 +86,7 @@ fn start_write(store: &SeriesStore, state: &StateWriter, flushing: &Arc<AtomicBo
     let store = store.clone();
     let done = Arc::clone(flushing);
     let given = state.write(StateKind::Series, 0, move || {
-        // `flush` logs its failures itself, and keeps unwritten data.
+        // `flush` logs its failures, and keeps unwritten data.
         store.flush();
         done.store(false, Ordering::Relaxed);
         Ok(())
@@ -119,9 +118,8 @@ impl RecordedReadings {
     }
 }
 
-/// Returns the process of each replica whose memory is recorded: the serving process. During a replacement
-/// this is the old process until the new process is ready, so that a replacement is a single step in the
-/// plot.
+/// Returns the serving process of each replica. During a replacement this is the old process until the new
+/// process is ready, so that the plot shows a single step.
 fn recorded_backends(model: &ModelView) -> Vec<&BackendView> {
     let mut shown: BTreeMap<u32, &BackendView> = BTreeMap::new();
     for backend in model.backends.iter().filter(|backend| backend.memory.reading > 0) {
@@ -145,12 +143,12 @@ fn backend_readings(model: &ModelView, backend: &BackendView, now: u64) -> Vec<(
     .collect()
 }
 
-/// Returns the verdict, budgets and other lines that are drawn with a reading.
+/// Returns what the plot shows together with a reading.
 fn reading_lines(backend: &BackendView, memory: MemoryKind) -> RollupContext {
     let growth = backend.memory.growth.iter().find(|growth| growth.series == memory);
     let budget =
         backend.memory.budgets.iter().find(|budget| budget.series == memory).map(|budget| budget.budget);
-    // Measured pools belong neither to the settled size nor to the allowance.
+    // The settled size and the allowance exclude measured pools.
     let measured = match memory {
         MemoryKind::Host => {
             backend.memory.declared.iter().filter_map(|declared| declared.now).fold(0, u64::saturating_add)

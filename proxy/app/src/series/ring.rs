@@ -1,5 +1,5 @@
 //! The file of one series: a head, then a ring of buckets for each tier. The file has its full length from
-//! the start, with holes where no bucket was written yet, and never grows.
+//! the start, with holes for missing buckets.
 //!
 //! ```text
 //!  head, 4 KiB: "LWSERIES" · version u32 · length of the text u32 · checksum u32 · text: key and tiers
@@ -7,8 +7,8 @@
 //!  tier 1: …
 //! ```
 //!
-//! Each bucket is a single write with a checksum: if the process is killed during a write, only that bucket
-//! is lost.
+//! Each bucket is a single write with a checksum: a process that is killed during a write loses only that
+//! bucket.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -26,20 +26,19 @@ const FILE_MAGIC: &[u8; 8] = b"LWSERIES";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 4096;
 const TEXT_OFFSET: usize = 20;
-/// File mode: not world-readable, because the file has names of models.
+/// The file has names of models, so other users must not read it.
 const FILE_MODE: u32 = 0o640;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RingHead {
     #[serde(flatten)]
     pub(super) key: SeriesKey,
-    /// Seconds and slots of each tier.
+    /// Seconds and number of slots, by tier.
     tiers: Vec<(u64, u64)>,
     pub(super) since: u64,
 }
 
-/// Reasons why a file is not used. Only [`RingError::Io`] may be temporary; a retry does not help against
-/// the others.
+/// Only [`RingError::Io`] may be temporary; a retry does not help against the others.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RingError {
     #[error("it is of a later version of llama-warden ({0})")]
@@ -71,7 +70,6 @@ pub(super) struct RingFile {
 }
 
 impl RingFile {
-    /// Opens the file of a series, for reading or also for writing.
     pub(super) fn open(
         path: &Path,
         key: &SeriesKey,
@@ -87,7 +85,7 @@ impl RingFile {
         Ok(Self { file, tiers: tiers.to_vec(), since: head.since })
     }
 
-    /// Creates the file of a series. The file appears with its head or not at all.
+    /// The file appears with its head or not at all.
     pub(super) fn create(
         path: &Path,
         key: &SeriesKey,
@@ -113,21 +111,21 @@ impl RingFile {
         new.as_file().set_len(file_length(tiers))?;
         let mode = std::os::unix::fs::PermissionsExt::from_mode(FILE_MODE);
         new.as_file().set_permissions(mode)?;
-        // Sync before the rename. Otherwise the name may survive a power failure without the content, and
-        // nothing would show that the file belongs to llama-warden.
+        // Sync before the rename. After a power failure, a name without content would not show that the file
+        // belongs to llama-warden.
         new.as_file().sync_all()?;
         let file = new.persist_noclobber(path).map_err(|failed| failed.error)?;
         Ok(Self { file, tiers: tiers.to_vec(), since: now })
     }
 
-    /// Returns all buckets of a tier, in the order of time.
+    /// Returns buckets in order of time.
     pub(super) fn read(&self, number: usize) -> io::Result<Vec<ReadingBucket>> {
         let Some(tier) = self.tiers.get(number).copied() else { return Ok(Vec::new()) };
         let slots = usize::try_from(tier.slots).unwrap_or(0);
         let mut bytes = vec![0; slots * RECORD_BYTES];
         let read = read_up_to(&self.file, &mut bytes, tier_offset(&self.tiers, number))?;
         let records = bytes[..read].as_chunks::<RECORD_BYTES>().0.iter().zip(0_u64..);
-        // Ignore a record whose time belongs to another slot.
+        // A record whose time belongs to another slot is invalid.
         let bucket = |(record, slot): (&[u8; RECORD_BYTES], u64)| {
             decode(record, to_u8(number), tier).filter(|bucket| tier.slot(bucket.start) == slot)
         };
@@ -136,10 +134,8 @@ impl RingFile {
         Ok(all)
     }
 
-    /// Merges an added bucket with the stored one of the same time.
-    ///
-    /// # Errors
-    /// The disk fails or is full. Then the caller has to call again.
+    /// Merges an added bucket with the stored bucket of the same time. After an error, the caller has to
+    /// retry.
     pub(super) fn merge(&self, number: usize, added: &ReadingBucket) -> io::Result<()> {
         let Some(tier) = self.tiers.get(number).copied() else { return Ok(()) };
         let place = tier_offset(&self.tiers, number) + tier.slot(added.start) * RECORD_BYTES as u64;
@@ -163,7 +159,7 @@ pub(super) fn read_head(path: &Path) -> Result<RingHead, RingError> {
 
 fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
-    // Do not follow a link, which would lead to a foreign file, and do not block on a pipe.
+    // A link would lead to a foreign file, and a pipe would block.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     options.read(true).custom_flags(i32::try_from(flags.bits()).unwrap_or(0));
     options
@@ -191,7 +187,6 @@ fn parse_head(file: &File) -> Result<RingHead, RingError> {
     text.and_then(|text| serde_json::from_slice(text).ok()).ok_or(RingError::Foreign)
 }
 
-/// Reads until `bytes` are full or the file ends.
 fn read_up_to(file: &File, bytes: &mut [u8], place: u64) -> io::Result<usize> {
     let mut read = 0;
     while read < bytes.len() {

@@ -1,6 +1,6 @@
-//! The owner of recorded series. Has two locks: one for the data in memory, under which no thread blocks,
-//! and one for the files, under which a thread may block. A thread that holds the lock of the files may
-//! take the lock of the memory, but not vice versa.
+//! The owner of recorded series. Threads never block while they hold the lock of the data in memory, but may
+//! block while they hold the lock of the files. A thread may take the lock of the memory after that of the
+//! files, but not vice versa.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,10 +24,10 @@ use super::marks_file::MarksFile;
 use crate::clock;
 use crate::sync::lock;
 
-/// Most queries that wait for the disk, so that a hanging disk does not block more and more threads.
+/// Limits the queries that wait for the disk, so that a hanging disk does not block more and more threads.
 const MAX_READERS: usize = 4;
 
-/// Recorded series and marks. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct SeriesStore(Arc<StoreInner>);
 
@@ -43,9 +43,9 @@ struct StoreInner {
 struct StoreMemory {
     live: LiveBuckets,
     marks: MarkHistory,
-    /// Marks that are not in the file yet.
+    /// Marks that the file lacks.
     unwritten: Vec<SeriesMark>,
-    /// Text that says where the series are stored.
+    /// Sentence that says where the series are stored.
     place: String,
 }
 
@@ -54,7 +54,7 @@ struct StoreFiles {
     /// Time of the next attempt to open the files.
     retry_at: Option<Instant>,
     failing: bool,
-    /// The successor owns the files.
+    /// The successor writes the files.
     handed_over: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct FoundSeries {
     pub(super) buckets: Vec<ReadingBucket>,
 }
 
-/// A recorded series, and the span of its record in seconds since 1970.
+/// Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SeriesSpan {
     #[serde(flatten)]
@@ -78,7 +78,7 @@ pub(crate) struct SeriesSpan {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SeriesStoreError {
-    /// The disk does not answer, or too many queries are waiting.
+    /// The disk does not answer, or too many queries wait.
     #[error("the files of series in {0} are slow: ask again in a moment")]
     Slow(PathBuf),
     #[error("cannot read the files of series in {0}: {1}")]
@@ -86,7 +86,7 @@ pub(crate) enum SeriesStoreError {
 }
 
 impl SeriesStore {
-    /// Creates the store. No file is opened before the first [`SeriesStore::flush`].
+    /// Opens no file before the first [`SeriesStore::flush`].
     pub(crate) fn new(policy: &SeriesPolicy, state: &Path) -> Self {
         Self(Arc::new(StoreInner {
             policy: *policy,
@@ -133,7 +133,7 @@ impl SeriesStore {
         }
     }
 
-    /// Completes the open buckets, so that the next [`SeriesStore::flush`] writes them, too.
+    /// Completes the open buckets, so that the next [`SeriesStore::flush`] writes them.
     pub(super) fn close(&self) {
         self.memory().live.close();
     }
@@ -142,12 +142,12 @@ impl SeriesStore {
         self.memory().place.clone()
     }
 
-    /// Returns the marks of a model between two times in milliseconds since 1970.
+    /// `from` and `to` are milliseconds since 1970.
     pub(super) fn marks(&self, model: &str, from: u64, to: u64) -> Vec<SeriesMark> {
         self.memory().marks.of_model(model, from, to)
     }
 
-    /// Writes all waiting data. Blocks, so it must be called on a thread that may wait.
+    /// Blocks, so callers must run on a thread that may wait.
     pub(super) fn flush(&self) {
         let files = &mut *self.files();
         let now = unix_seconds();
@@ -172,7 +172,7 @@ impl SeriesStore {
     }
 
     fn write(&self, disk: &mut SeriesFolder, marks: &mut MarksFile, now: u64) -> io::Result<()> {
-        // Write marks first: they are few, and the most useful data.
+        // Marks are few, and the most useful data.
         let unwritten = std::mem::take(&mut self.memory().unwritten);
         if !unwritten.is_empty() {
             let kept = self.memory().marks.len();
@@ -206,7 +206,7 @@ impl SeriesStore {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Opens the folder, if an attempt is due. Returns true on success.
+    /// Returns whether the folder is open. Tries only if the next attempt is due.
     fn open(&self, files: &mut StoreFiles, now: u64) -> bool {
         if files.retry_at.is_some_and(|again| Instant::now() < again) {
             return false;
@@ -261,7 +261,7 @@ impl SeriesStore {
                 let from = all.map(|bucket| bucket.first_at / 1000).min().unwrap_or(now);
                 spans.insert(key, (from, now));
             }
-            // Records older than the longest tier are never shown.
+            // No plot shows records older than the longest tier.
             let oldest = unix_seconds()
                 .saturating_sub(store.0.tiers.iter().map(|tier| tier.span()).max().unwrap_or(0));
             let shown = spans.into_iter().filter(|(_, (_, to))| *to >= oldest);
@@ -282,7 +282,7 @@ impl SeriesStore {
 
     fn find_now(&self, model: &str, range: PointRange, now: u64) -> io::Result<Vec<FoundSeries>> {
         let number = tier_for(&self.0.tiers, range, now);
-        // While this lock is held, no bucket is being moved from memory to a file.
+        // This lock keeps buckets from moving from memory to a file.
         let mut files = self.files();
         let mut keys = self.memory().live.keys(Some(model));
         if let Some((disk, _)) = &files.open {

@@ -107,7 +107,6 @@ async fn a_second_instance_keeps_its_own_in_memory_and_goes_on_in_files_when_the
     first.close();
     first.flush();
     drop(first);
-    // The retry is due.
     second.files().retry_at = None;
     second.flush();
     assert!(second.storage_place().starts_with("in /"), "{}", second.storage_place());
@@ -128,13 +127,11 @@ async fn without_a_folder_it_goes_on_in_memory_and_without_room_nothing_is_lost_
     store.flush();
     assert!(store.storage_place().contains("cannot be written"), "{}", store.storage_place());
     assert_eq!(count(&store, "a", HOUR).await, 30);
-    // The folder becomes usable again.
     fs::remove_file(state.path().join("series")).unwrap();
     store.files().retry_at = None;
     store.flush();
     assert_eq!(count(&store, "a", MONTH).await, 30);
     assert!(fs::read_to_string(state.path().join("series/marks.jsonl")).unwrap().contains("why"));
-    // The folder is removed.
     fs::remove_dir_all(state.path().join("series")).unwrap();
     read(&store, "a", start + 300, 5);
     read(&store, "a", start + 330, 5);

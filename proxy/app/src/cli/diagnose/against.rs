@@ -1,8 +1,4 @@
 //! `diagnose --against OLD`: proves whether one build may replace another.
-//!
-//! ```text
-//!   OLD, and the build of --build, --binary or the configuration ──> ComparedBuilds ──> table, JSON
-//! ```
 
 use std::path::Path;
 
@@ -57,7 +53,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     exit_for_verdict(&report)
 }
 
-/// Compares two builds for another command, with limits given by the caller.
+/// Compares two builds for `update`, with the caller's limits.
 pub(crate) async fn compare(
     args: &DiagnoseArgs,
     nursery: NurseryHandle,

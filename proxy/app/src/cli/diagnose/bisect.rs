@@ -1,11 +1,5 @@
 //! `diagnose --bisect`: finds the mitigations that stop the growth or the crashes of the experiment, and the
 //! lines for the configuration.
-//!
-//! ```text
-//!   Outcome of the experiment ── workloads that leak ──> candidates ──> SwitchTrials ──> CureReport
-//!                             └─ workloads that crash ─> candidates ──> SwitchTrials ──> SurvivalReport
-//!                                                                                --write ──> the file
-//! ```
 
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +24,7 @@ use crate::exit::CommandError;
 use crate::out;
 use crate::sync::lock;
 
-/// The server with the switches of a trial, or the reason why they cannot be applied.
+/// Returns the server with the switches of a trial, or the reason why the switches cannot be applied.
 type SwitchedServer<'a> = dyn Fn(&SwitchSet) -> Result<SoloSpec, String> + Sync + 'a;
 
 pub(super) async fn stop_growth(
@@ -59,7 +53,6 @@ pub(super) async fn stop_growth(
     Ok(CureReport { added, switches, not_tried, conclusion, mitigations })
 }
 
-/// Searches for mitigations against each crash of the experiment, one crash after the other.
 pub(super) async fn stop_crashes(
     run: &DiagnosisRun<'_>,
     outcome: &ExperimentOutcome,
@@ -103,7 +96,7 @@ async fn stop_crash(
     Ok(SurvivalReport { workload, switches, not_tried, conclusion, mitigations, added })
 }
 
-/// Returns whether the last log lines are about GPU code. If so, GPU mitigations are tried first.
+/// Returns whether the last log lines mention GPU code, so that GPU mitigations are tried first.
 fn mentions_gpu(lines: &[String]) -> bool {
     lines.iter().any(|line| {
         let line = line.to_ascii_lowercase();
@@ -207,7 +200,7 @@ impl<'a> MitigationTrials<'a> {
         }
     }
 
-    /// `mitigations` of the model with the cure, and the additions to its command. Empty without a cure.
+    /// Returns the model's new `mitigations` and the flags and variables that they add. Empty without a cure.
     fn cured_mitigations(&self, cure: &[usize]) -> Result<(Vec<String>, CommandChanges), CommandError> {
         if cure.is_empty() {
             return Ok((Vec::new(), CommandChanges::default()));
@@ -239,7 +232,7 @@ pub(super) fn survival_text(report: &SurvivalReport, name: Option<&str>) -> Stri
     text + &trials_text(&report.rows(), &report.left_out())
 }
 
-/// Describes the lines to write and the section for them; without a model's name, the command line.
+/// Formats the lines for the configuration; without a model's name, the command line.
 fn config_lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
     let Some(name) = name else { return format!("\nwithout llama-warden:\n{}\n", added.command_line()) };
     let list = mitigations.iter().collect::<toml_edit::Array>().to_string();

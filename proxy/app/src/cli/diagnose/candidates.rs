@@ -1,15 +1,5 @@
-//! Selects the mitigations to try on a server whose memory grows or that crashes, orders them, and says why
-//! others are skipped.
-//!
-//! ```text
-//!  findings ──> what grows, with which work ──> list of leaks, likeliest first ──┐
-//!  all mitigations ──> about growth? of this memory? takes which value? ─────────┴──> for this build?
-//!                                                                                     changes anything?
-//!                                                                                      │yes       │no
-//!                                                                                 TrialSwitch  UntriedSwitch, reason
-//! ```
-//!
-//! Uses the same code as the configuration to turn a list of mitigations into a command. Starts no process.
+//! Selects and orders the mitigations to try on a server whose memory grows or that crashes. Gives the reason
+//! for each skipped mitigation.
 
 use std::collections::BTreeMap;
 
@@ -31,17 +21,17 @@ use crate::config::resolve::mitigations::{MitigationChecker, ModelMitigations, c
 pub(super) enum SearchPurpose {
     Growth,
     Crash {
-        /// The last log lines of the server are about GPU code.
+        /// The last log lines of the server mention GPU code.
         on_gpu: bool,
     },
 }
 
 #[derive(Debug, Default)]
 pub(super) struct SwitchCandidates {
-    /// Switches, cheapest and likeliest first.
+    /// Cheapest and most promising first.
     pub(super) switches: Vec<TrialSwitch>,
     pub(super) not_tried: Vec<UntriedSwitch>,
-    /// Pairs that cannot be combined, or in which one makes the other useless.
+    /// Pairs that conflict, or in which one mitigation makes the other useless.
     pub(super) clashes: Vec<[usize; 2]>,
 }
 
@@ -94,7 +84,7 @@ pub(super) fn find_candidates(
     let mut commands: Vec<AlternativeCommand> = Vec::new();
     let mut all = order_by_advice(list, &advice);
     if purpose == (SearchPurpose::Crash { on_gpu: true }) {
-        // A stable sort: GPU entries first, each part in its own order.
+        // A stable sort keeps the order among the GPU entries and among the others.
         all.sort_by_key(|(entry, _)| entry.backends.is_empty() && !entry.memory.contains(&LeakMemory::Vram));
     }
     for (entry, against) in all {
@@ -141,8 +131,7 @@ pub(super) fn with_mitigations(
     resolved.alternative(model, &list, judge)
 }
 
-/// Orders advised mitigations first, in the order of the advice, then the others. Each carries its advice,
-/// if any.
+/// Orders the advised mitigations first, each with its advice, then the others.
 fn order_by_advice<'a>(
     list: &'a MitigationCatalogue,
     advice: &'a [LeakAdvice],
@@ -164,8 +153,7 @@ fn order_by_advice<'a>(
     all
 }
 
-/// Refuses a mitigation that is not tried in the model's build: upstream fixed the leak, or the mitigation does
-/// harm there.
+/// Fails for a mitigation that this build does not need or that does harm in this build.
 fn check_suits_build(resolved: &ResolvedConfig, model: usize, entry: &MitigationEntry) -> Result<(), String> {
     let build = resolved.models.get(model).and_then(|own| own.build.as_ref());
     match build.and_then(|build| build.mitigation_state(entry)) {
@@ -191,7 +179,7 @@ fn check_relevance(
         return Ok(());
     }
     let grows = |leak: &String| list.leak(leak).is_some_and(|leak| leak.kind.grows());
-    // For a fix of the user's own set, only the memory that the set declares is known.
+    // For a fix of the user's own patch set, only the kind of memory is known.
     let own = entry.own.is_some() && !entry.memory.is_empty();
     if !own && !entry.cures.iter().any(grows) {
         return Err("it is not about memory that grows".to_owned());
@@ -223,7 +211,7 @@ fn mitigation_item(entry: &MitigationEntry, values: &BTreeMap<String, String>) -
     }
 }
 
-/// Rejects an alternative whose command equals the present one, because trying it shows nothing.
+/// Fails for an alternative that leaves the command unchanged.
 fn check_changes_command(
     resolved: &ResolvedConfig,
     model: usize,

@@ -1,4 +1,4 @@
-//! Progress of an experiment: one changing line on a terminal, a line for each leg elsewhere.
+//! Progress of an experiment: one changing line on a terminal, a line for each workload elsewhere.
 
 use warden_diagnose::LegProgress;
 use warden_experiment::LegFinding;
@@ -41,7 +41,7 @@ impl ExperimentDisplay {
                 self.lines.change(&text, false);
             }
             LegProgress::Control(workload) => {
-                // A control run is not a leg of its own.
+                // A repetition without the prompt cache does not count as another workload.
                 self.begun = self.begun.saturating_sub(1);
                 self.lines
                     .line(&format!("{workload}: once more without the prompt cache, which may be what grew"));

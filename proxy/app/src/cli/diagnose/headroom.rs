@@ -1,6 +1,5 @@
-//! `diagnose --headroom`: evaluates the largest prompts and says whether they fit in memory. Stores the
-//! measurements for the next process that serves this model: the cost of a prompt for admission, the
-//! largest size for automatic budgets.
+//! `diagnose --headroom`: evaluates the largest prompts and reports whether they fit in memory. Stores the
+//! measurements for `serve`: admission uses the memory of a prompt, automatic budgets the largest size.
 
 use tokio_util::sync::CancellationToken;
 use warden_diagnose::headroom::{
@@ -44,7 +43,7 @@ pub(super) async fn run(
         match measure_smaller_context(lab, &target.spec, less, stop).await {
             Ok(less) => touched.less_context = Some(less),
             Err(DiagnoseError::Interrupted) => touched.interrupted = true,
-            // Continue: a failed start with a smaller context only leaves its savings unknown.
+            // A failed start with a smaller context only leaves its savings unknown.
             Err(error) => lines.line(&format!("headroom: {error}")),
         }
     }
@@ -58,7 +57,7 @@ pub(super) async fn run(
         // llama-server uses the last occurrence of the flag.
         spec.command.args.extend(["--ubatch-size".to_owned(), half.to_string()]);
         let upper = numbers.lengths.iter().copied().filter(|share| *share >= numbers.again_from).collect();
-        // Ignore a failed start: the savings of smaller micro-batches then stay unknown.
+        // A failed start only leaves the savings of smaller micro-batches unknown.
         smaller = touch_once(lab, &touch_for(&spec, upper), &mut lines, stop).await.ok();
         touched.interrupted |= stop.is_cancelled();
     }
@@ -112,7 +111,7 @@ pub(super) fn store_measurements(
     report: &HeadroomReport,
 ) -> Result<(), CommandError> {
     let mut learnt = report.learned_prices();
-    // Leave out a size that does not fit: budgets must not allow memory to grow to that size.
+    // Omit a size that does not fit: budgets must not allow memory to grow to that size.
     let fits = |series: MemoryKind| {
         report.verdicts.iter().any(|verdict| verdict.series == series && verdict.fits() != Some(false))
     };

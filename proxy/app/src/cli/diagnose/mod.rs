@@ -1,5 +1,5 @@
-//! `llama-warden diagnose`: experiments with fresh servers that show whether memory leaks, and with which
-//! work.
+//! `llama-warden diagnose`: runs experiments with fresh servers to find out whether memory leaks, and with
+//! which requests. An experiment has a leg for each workload.
 //!
 //! ```text
 //!   arguments ── target: command with mitigations ──> Experiment (warden_diagnose) ──> table, JSON, page
@@ -126,7 +126,6 @@ pub(crate) struct DiagnoseArgs {
     flags: Vec<String>,
 }
 
-/// Parser for the arguments of `diagnose` alone.
 #[derive(Debug, clap::Parser)]
 struct DiagnoseCommandLine {
     #[command(flatten)]
@@ -134,13 +133,13 @@ struct DiagnoseCommandLine {
 }
 
 impl DiagnoseArgs {
-    /// Parses a command line; the first word is the program.
+    /// The first word is the program.
     pub(crate) fn parse_words(words: &[String]) -> Result<Self, CommandError> {
         let parsed = <DiagnoseCommandLine as clap::Parser>::try_parse_from(words);
         parsed.map(|alone| alone.args).map_err(|error| CommandError::failed(error.to_string()))
     }
 
-    /// Ignores the configuration file, which may come from the environment.
+    /// The configuration file may come from `LLAMA_WARDEN_CONFIG`.
     pub(crate) fn ignore_config(&mut self) {
         self.config.config = None;
     }
@@ -168,7 +167,7 @@ impl DiagnoseArgs {
     }
 }
 
-/// Runs the command. Must be called on the main thread, which forks.
+/// Must be called on the main thread, because the nursery forks.
 pub(crate) fn run(args: DiagnoseArgs) -> Result<(), CommandError> {
     serve::with_nursery(|nursery| diagnose(args, nursery))
 }
@@ -183,7 +182,6 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
     Box::pin(run_experiment(&args, nursery)).await
 }
 
-/// An experiment, with the data that its follow-ups need.
 struct DiagnosisRun<'a> {
     args: &'a DiagnoseArgs,
     machine: HostMachine,
@@ -197,8 +195,8 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let workloads = args.workloads()?;
     let replay = read_replay(args)?;
     outputs::check_outputs(args)?;
-    // Install the handlers before any process starts, so that no signal has its default action halfway
-    // through.
+    // Install the handlers before any process starts: a signal must not end the program and leave servers
+    // running.
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
     let wrap = args.wrap.as_deref().map(ToolWrapper::prepare).transpose()?;
@@ -211,7 +209,7 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         out::error_line(&format!("warning: {warning}"));
     }
     out::error_line(&target.program_line());
-    // Describe the server as configured; a tool around it is named separately.
+    // Describe the server as configured; the report names a tool around the server separately.
     let mut about = target.about(crate::clock::now_text(), &machine);
     let mut spec = target.spec.clone();
     let mut numbers = target.resolved.settings.diagnose.clone();
@@ -272,8 +270,7 @@ fn read_replay(args: &DiagnoseArgs) -> Result<Option<Arc<RequestRecording>>, Com
     Ok(Some(Arc::new(recording)))
 }
 
-/// Opens the lab for a model. Also returns the private directory of the lab's sockets, which is removed on
-/// drop.
+/// Also returns the private directory of the sockets, which is removed on drop.
 fn open_lab(
     nursery: NurseryHandle,
     resolved: &ResolvedConfig,
@@ -359,8 +356,8 @@ impl DiagnosisRun<'_> {
         Ok(())
     }
 
-    /// Writes the files after the report, so that a failed write does not hide the findings. Returns the first
-    /// failure, also of the follow-ups.
+    /// Writes the files after the report, so that a failed write does not hide the findings. Returns the
+    /// first failure, which may be that of a follow-up.
     fn write_outputs(
         &self,
         outcome: &ExperimentOutcome,
@@ -391,7 +388,7 @@ struct FollowUpResults {
     failure: Option<CommandError>,
 }
 
-/// Waits for `running`. The first signal cancels `stop`, the second ends the program and the server with it.
+/// The first signal cancels `stop`; the second returns at once, which ends the program and its servers.
 async fn wait_or_interrupt<T>(
     signals: &mut SignalHandlers,
     stop: &CancellationToken,
@@ -430,8 +427,7 @@ fn findings_text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &Diag
     text
 }
 
-/// All mitigations that stop a symptom, as items of `mitigations`. Cures of different symptoms were tried
-/// separately.
+/// Returns the mitigations against all symptoms as items of `mitigations`.
 fn collect_cures(report: &DiagnoseReport) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let lists = report.cure.iter().map(|cure| &cure.mitigations);

@@ -1,6 +1,5 @@
 //! Additions to the report of `diagnose` (budgets, facts about the machine), and its files: the page and the
-//! shareable folder. All paths are checked before the experiment starts. A failed write does not prevent the
-//! others.
+//! shareable folder. Checks all paths before the experiment starts.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -59,7 +58,7 @@ pub(super) fn write_page(path: &Path, page: &str) -> Result<(), CommandError> {
     std::fs::write(path, page).map_err(CommandError::cannot("write", path))
 }
 
-/// Returns the first failure of all results. Reports each later one as a line through `tell`.
+/// Returns the first failure. Passes the lines of each later failure to `tell`.
 pub(super) fn first_failure(
     all: impl IntoIterator<Item = Result<(), CommandError>>,
     mut tell: impl FnMut(&str),
@@ -75,8 +74,8 @@ pub(super) fn first_failure(
     first
 }
 
-/// Writes the folder. `here` is the directory of the command; `visit` holds requests that show the symptom
-/// where no workload does.
+/// `here`: the directory in which the command runs. `visit`: requests that show a symptom which no workload
+/// shows.
 pub(super) fn write_report_folder(
     path: &Path,
     report: &DiagnoseReport,
@@ -152,7 +151,7 @@ pub(crate) fn describe_machine() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Budgets of the model, for plots. Computed as for a server that settled at the same memory.
+/// Returns the model's budgets, for plots, as for a server whose memory settled at the same size.
 pub(super) fn model_budgets(
     target: &DiagnoseTarget,
     machine: &HostMachine,

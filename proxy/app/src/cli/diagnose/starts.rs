@@ -28,7 +28,7 @@ pub(super) async fn search_start_switch(
     wait_or_interrupt(signals, &run.stop, running).await
 }
 
-/// Stores and prints the finding. A server that dies at each start counts as a crash.
+/// Never succeeds: if the server dies at each start, the exit code is that of crashes.
 pub(super) fn report_finding(
     run: &DiagnosisRun<'_>,
     finding: &StartFinding,
@@ -58,7 +58,7 @@ pub(super) fn report_finding(
     })
 }
 
-/// Stores the finding for `serve`, which then does not search again.
+/// With the stored finding, `serve` need not search again.
 fn store_finding(target: &DiagnoseTarget, finding: &StartFinding) {
     if !finding.is_lasting() {
         return;
@@ -72,7 +72,7 @@ fn store_finding(target: &DiagnoseTarget, finding: &StartFinding) {
     }
 }
 
-/// The mitigation that starts the server, for `--write`. Empty if words of `args` conflict with it.
+/// Returns the mitigation for `--write`; empty if flags in `args` conflict with the mitigation.
 fn writable_cures(finding: &StartFinding) -> Vec<String> {
     let item = finding.switch().filter(|switch| switch.line.starts_with("write `mitigations"));
     item.map(|switch| switch.item.clone()).into_iter().collect()

@@ -1,5 +1,5 @@
 //! The server of an experiment: a configured model with all its settings, or a command line. `--binary` and
-//! `--build` override the configured program, to try another program with the same model.
+//! `--build` run another program with the same model.
 
 use std::path::Path;
 
@@ -21,7 +21,6 @@ pub(crate) struct DiagnoseTarget {
     pub(crate) spec: SoloSpec,
     /// Build number and build id, if known.
     pub(crate) server: String,
-    /// Flag that selected the program, if any.
     chosen_by: Option<&'static str>,
     pub(crate) resolved: ResolvedConfig,
     /// Index of the model in `resolved`.
@@ -29,12 +28,11 @@ pub(crate) struct DiagnoseTarget {
 }
 
 impl DiagnoseTarget {
-    /// Reads the configuration and runs the binary once to check it.
+    /// Runs the binary once to check the configuration.
     pub(crate) async fn find(args: &DiagnoseArgs, machine: &HostMachine) -> Result<Self, CommandError> {
         Self::find_with_program(args, machine, program(args, machine), None).await
     }
 
-    /// Resolves the configuration of the model without running its program.
     pub(crate) fn configured(
         args: &DiagnoseArgs,
         machine: &HostMachine,
@@ -44,7 +42,8 @@ impl DiagnoseTarget {
         Ok((resolved, index))
     }
 
-    /// Like [`DiagnoseTarget::find`], with a program selected by a flag. Searches builds in `other_store`, too.
+    /// With `program`, runs that program instead of the configured one. Also searches `other_store` for
+    /// builds.
     pub(crate) async fn find_with_program(
         args: &DiagnoseArgs,
         machine: &HostMachine,
@@ -133,15 +132,14 @@ pub(super) fn solo_spec(model: &SharedSpec) -> SoloSpec {
     }
 }
 
-/// Resolves a typed path relative to the working directory, not to the configuration. Searches PATH for a
-/// bare word that is no file, like a shell.
+/// Resolves the path relative to the working directory. Searches PATH for a bare word that is no file, like a
+/// shell.
 pub(super) fn typed_program(binary: &Path, machine: &HostMachine) -> BinaryChoice {
     let path = machine.cwd.join(binary);
     let bare = binary.components().count() == 1 && !path.is_file();
     if bare { BinaryChoice::InPath(binary.to_owned()) } else { BinaryChoice::Path(path) }
 }
 
-/// Finds the model by name or alias; without a name, the only one.
 fn find_model(name: Option<&str>, resolved: &ResolvedConfig) -> Result<usize, CommandError> {
     let models = &resolved.fleet.models;
     let all = || models.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");

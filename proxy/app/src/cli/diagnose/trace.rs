@@ -1,14 +1,11 @@
 //! `diagnose --trace`: attributes the growth to call sites.
 //!
-//! ```text
-//!   library ─ LD_PRELOAD ─> the server ─ PID.trace ─┐
-//!   each reading of a leg ──────────────────────────┴─ snapshot ─┬─ counted against measured bytes
-//!                                                                └─ a third into the leg against its end
-//! ```
+//! A preloaded library writes the live allocations of the server to `PID.trace`. Each reading compares these
+//! counted bytes with the measured bytes. The call sites are those that grew between a third of the leg and
+//! its end.
 //!
-//! Tracing only observes. One exception: if the detector merely suspects a memory, handles or counted
-//! allocations that grow with every request and with the memory are evidence. The verdict then becomes a
-//! leak.
+//! Tracing only observes, with one exception. If the detector only suspects a leak, counted allocations or
+//! handles that grow with every request and with the memory turn the verdict into a leak.
 
 mod tell;
 
@@ -52,19 +49,18 @@ pub(super) struct LegTrace {
     workload: Workload,
     /// The leg repeats a workload without the prompt cache.
     control: bool,
-    /// Requests between the two compared snapshots.
+    /// Number of requests between the two compared snapshots.
     requests: u64,
-    /// All requests of the leg.
+    /// Number of all requests of the workload.
     answered: u64,
     memories: Vec<MemoryAttribution>,
     places: Vec<AllocationPlace>,
-    /// File name of the program, without its folder.
     program: String,
     /// Average bytes between samples of the heap.
     interval: u64,
     /// Allocations since the start whose release was not tracked. They are not counted as live.
     unfollowed: u64,
-    /// Allocations since the start that are not counted, because there are too many call sites.
+    /// Allocations since the start that are not counted, because the table of call sites was full.
     siteless: u64,
     /// The program has an allocator of its own, so heap blocks are not counted.
     own_heap: bool,
@@ -77,16 +73,15 @@ struct TraceMoment {
     snapshot: TraceSnapshot,
 }
 
-/// Readings and snapshots of the current leg.
 #[derive(Debug, Default)]
 struct LegReadings {
     host: Vec<TracedMoment>,
     device: Vec<TracedMoment>,
     kept: Vec<TraceMoment>,
-    /// Number of times that every second kept snapshot was dropped.
+    /// Number of times that the recorder dropped every second snapshot to save memory.
     halvings: u32,
     last: Option<TraceMoment>,
-    /// The leg has readings but no trace.
+    /// The recorder read the server's memory, but found no trace of allocations.
     silent: bool,
 }
 
@@ -98,10 +93,9 @@ pub(super) struct TraceRecorder {
     modules: ProcessModules,
     symbols: SymbolTables,
     legs: Vec<LegTrace>,
-    /// Started program, and the obstacle to tracing found in its file.
+    /// Path of the started program, and the reason why the loader may ignore the preloaded library.
     server: PathBuf,
     obstacle: Option<PreloadObstacle>,
-    /// Workloads of silent legs.
     untraced: Vec<Workload>,
 }
 
@@ -137,8 +131,7 @@ impl TraceRecorder {
         })
     }
 
-    /// Preloads the library into the server. Reports obstacles beforehand: a musl server would not even
-    /// start.
+    /// Preloads the library into the server. Refuses a musl server, which would not even start.
     pub(super) fn apply(&mut self, command: &mut ServerCommand) -> Result<(), CommandError> {
         const PRELOAD: &str = "LD_PRELOAD";
         self.server = std::fs::canonicalize(&command.binary).unwrap_or_else(|_| command.binary.clone());
@@ -179,7 +172,7 @@ impl TraceRecorder {
 
     fn begin(&mut self) {
         self.leg = LegReadings::default();
-        // Remove files of ended processes: they would be mistaken for those of the next server.
+        // Remove files of ended processes, which the recorder would mistake for files of the next server.
         for entry in std::fs::read_dir(self.folder.path()).into_iter().flatten().flatten() {
             if entry.path().extension().is_some_and(|end| end == "trace") {
                 drop(std::fs::remove_file(entry.path()));
@@ -218,8 +211,8 @@ impl TraceRecorder {
         }
     }
 
-    /// Finds the snapshot of the server among those of a shell or tool around it. A script may start the
-    /// server under another name.
+    /// Finds the server's snapshot among those of a shell or tool around the server. If no path matches,
+    /// takes the first snapshot: a script may start the server under another name.
     fn snapshot(&self) -> Option<TraceSnapshot> {
         let mut all = TraceSnapshot::all_in(self.folder.path()).ok()?;
         let server = all.iter().position(|snapshot| snapshot.exe == self.server);
@@ -243,7 +236,7 @@ impl TraceRecorder {
         let requests = last.requests.saturating_sub(base.map_or(0, |base| base.requests));
         let places =
             group_by_place(base.map(|base| &base.snapshot), &last.snapshot, &self.modules, &mut self.symbols);
-        // Consider a leg that was too short for a verdict, too.
+        // Include a workload that was too short for a verdict.
         let grows = |host: bool| {
             finding.series.iter().any(|found| {
                 let judged = !matches!(found.verdict, GrowthVerdict::Steady | GrowthVerdict::Warming);
@@ -272,7 +265,7 @@ impl TraceRecorder {
         });
     }
 
-    /// Adds the attributions to the verdicts of the legs. Leaves untraced legs unchanged.
+    /// Leaves the verdicts of untraced workloads unchanged.
     pub(super) fn apply_to_verdicts(&self, outcome: &mut ExperimentOutcome) {
         let mut traced: Vec<&LegTrace> = self.legs.iter().collect();
         for leg in &mut outcome.legs {

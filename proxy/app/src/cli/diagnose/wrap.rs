@@ -1,25 +1,18 @@
 //! `diagnose --wrap 'TOOL …'`: runs the experiment with a tool in front of the server's command
 //! (compute-sanitizer, nsys, valgrind, heaptrack).
 //!
-//! The server's arguments stay unchanged: a script replaces the binary and runs the tool with the binary.
-//! Tools write their report after the server has ended by itself. So the script ignores the signal that
-//! ends the server; tool and server inherit that setting. llama-server installs its own handler and ends;
-//! the tool survives and writes its report.
+//! A script replaces the server's binary and runs the tool with the binary; the arguments stay unchanged.
+//! Tools write their report only after the server has ended. So the script ignores SIGTERM, and tool and
+//! server inherit that setting. llama-server installs its own handler and ends; the tool survives and writes
+//! its report.
 //!
-//! The script also starts the keeper, which kills all processes that the tool leaves behind. The keeper is a
-//! process of its own, because the experiment may be killed.
-//! Tools fork: a shell script runs the server as its child, a profiler leaves an agent in another session.
-//! The kernel kills the tool's first process when llama-warden dies, and llama-warden kills the process
-//! group. Other processes would stay.
+//! The script also starts the keeper. This separate process kills all processes that the tool leaves behind,
+//! even if the experiment is killed. Without the keeper, only the tool's first process and its process group
+//! would end. But a tool's shell script may run the server as its child, and a profiler may leave an agent in
+//! another session.
 //!
-//! ```text
-//!   llama-warden ── spawns ──> script of the wrap ─ starts the keeper, waits for it ─ exec ─> the tool ─> …
-//!        │ ends                                       │                                         │ ends
-//!        └──────────────────────> keeper: waits <─────┴─────────────────────────────────────────┘
-//!                                   └─> kills every process that has the mark in its environment
-//! ```
-//!
-//! Every process that the tool starts inherits the mark. A process that clears its environment is missed.
+//! Every process that the tool starts inherits the mark in its environment. The keeper misses a process that
+//! clears its environment.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -76,7 +69,6 @@ impl ToolWrapper {
         Ok(Self { folder, words })
     }
 
-    /// Replaces the binary of `command` by a script that runs it under the tool.
     pub(super) fn apply(&self, command: &mut ServerCommand) -> Result<(), CommandError> {
         let fail = |what: String| CommandError::failed(format!("--wrap: {what}"));
         let own = std::env::current_exe().map_err(|error| fail(format!("where are we? {error}")))?;
@@ -110,7 +102,8 @@ impl ToolWrapper {
         format!("{} runs in {}: relative paths in its options lead there", self.words[0], folder.display())
     }
 
-    /// The tool's last lines of each leg: usually its findings, or the path of its report.
+    /// Returns the tool's last lines of each workload, which usually contain its findings or the path of its
+    /// report.
     pub(super) fn last_lines(&self, outcome: &ExperimentOutcome) -> Vec<String> {
         let shown = defaults().child.failure_lines;
         let mut told = Vec::new();
@@ -156,10 +149,10 @@ fn install_hint(name: &str) -> &'static str {
     }
 }
 
-/// Variable in the environment of every process of a tool. Its value identifies one run of the tool.
+/// Marks every process of one run of a tool.
 const WRAP_MARK_VARIABLE: &str = "LLAMA_WARDEN_WRAPPED";
 
-/// Arguments of the keeper. The script of a wrap runs this command, users do not.
+/// Arguments of the keeper, which the script starts; users do not run this command.
 #[derive(Debug, Args)]
 pub(crate) struct KeeperArgs {
     /// PID that becomes the tool.
@@ -177,7 +170,7 @@ pub(crate) fn keep_wrapped(args: &KeeperArgs) -> Result<(), CommandError> {
     if args.stay { keep_until_end(args, &mark) } else { start_keeper(args) }
 }
 
-/// Starts the keeper in a process group of its own, so that signals to other groups do not end it.
+/// A process group of its own protects the keeper from signals to the tool's and the experiment's groups.
 fn start_keeper(args: &KeeperArgs) -> Result<(), CommandError> {
     let failed =
         |what: &str, error: &std::io::Error| CommandError::failed(format!("--wrap: {what}: {error}"));
@@ -198,14 +191,13 @@ fn start_keeper(args: &KeeperArgs) -> Result<(), CommandError> {
     }
 }
 
-/// Waits until the tool or the experiment ends, then kills the remaining processes with the mark.
 fn keep_until_end(args: &KeeperArgs, mark: &str) -> Result<(), CommandError> {
     let open = |pid: i32| Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let tool = open(args.tool);
     let owner = open(args.owner);
     out::print_line("watching")?;
     let both: Vec<&OwnedFd> = tool.iter().chain(&owner).collect();
-    // A process that could not be opened has ended already.
+    // A process that cannot be opened has already ended.
     while both.len() == 2 && !wait_for_any_end(&both, TOOL_WAIT_LIMIT) {}
     let mark = format!("{WRAP_MARK_VARIABLE}={mark}");
     let deadline = Instant::now() + defaults().diagnose.wrap.rest;
@@ -220,12 +212,12 @@ fn keep_until_end(args: &KeeperArgs, mark: &str) -> Result<(), CommandError> {
                 kill_marked(pid, mark.as_bytes());
             }
         }
-        // Poll no process: this is only a pause.
+        // Without processes, this call only sleeps.
         wait_for_any_end(&[], SCAN_INTERVAL);
     }
 }
 
-/// Longest single wait for the end of the tool; repeated until it ends.
+/// Longest single wait for the end of the tool; the keeper repeats the wait.
 const TOOL_WAIT_LIMIT: Duration = Duration::from_secs(3600);
 const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -235,7 +227,6 @@ fn wait_for_any_end(processes: &[&OwnedFd], limit: Duration) -> bool {
     matches!(poll(&mut asked, limit.as_ref()), Ok(ended) if ended > 0)
 }
 
-/// Processes other than this one whose environment contains `mark`.
 fn marked_processes(proc: &Path, mark: &[u8]) -> Vec<Pid> {
     let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
@@ -248,20 +239,20 @@ fn has_mark(proc: &Path, pid: Pid, mark: &[u8]) -> bool {
         let all = std::fs::read(folder.join("environ")).ok().filter(|all| !all.is_empty())?;
         Some(all.split(|byte| *byte == 0).any(|line| line == mark))
     };
-    // The environment of a zombie is empty, and so is that of a process whose first thread has ended. Other
-    // threads still show the environment.
+    // A zombie, or a process whose first thread has ended, has an empty environment. Other threads still show
+    // it.
     has(&process).unwrap_or_else(|| {
         let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
         threads.filter_map(|thread| has(&thread.path())).any(|has| has)
     })
 }
 
-/// Kills a process if it still has the mark: the PID may have been reused.
+/// The PID may have been reused, so check the mark again.
 fn kill_marked(pid: Pid, mark: &[u8]) {
     if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
         && has_mark(Path::new("/proc"), pid, mark)
     {
-        // Ignore the error: the process may have ended.
+        // The process may have ended already.
         let _ = pidfd_send_signal(process, Signal::KILL);
     }
 }

@@ -1,6 +1,5 @@
-//! Writes the `mitigations` of one model into a configuration file, and changes nothing else. Keeps
-//! comments, order and layout, and the file's owner, mode and access list. Refuses to write an invalid
-//! configuration.
+//! Writes the `mitigations` of one model into a configuration file. Preserves everything else: comments,
+//! layout, owner, mode and access list. Refuses to write an invalid configuration.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Write as _};
@@ -24,7 +23,6 @@ fn with_mitigations(text: &str, model: &str, list: &[String]) -> Result<String, 
 }
 
 fn merge_mitigations(own: &mut dyn TableLike, list: &[String]) {
-    // Keep the layout of an existing array; append only new items.
     if let Some(array) = own.get_mut("mitigations").and_then(Item::as_array_mut) {
         for text in list {
             if !array.iter().any(|item| item.as_str() == Some(text)) {
@@ -36,10 +34,10 @@ fn merge_mitigations(own: &mut dyn TableLike, list: &[String]) {
     own.insert("mitigations", value(list.iter().collect::<Array>()));
 }
 
-/// Appends an item. A comment after the previous item stays there; a multi-line list gets another line.
+/// Leaves a comment after the previous item in place. Puts the new item of a multi-line list on its own line.
 fn append_item(array: &mut Array, text: &str) {
     let raw = |text: Option<&RawString>| text.and_then(RawString::as_str).unwrap_or_default().to_owned();
-    // Text between the last item and the end of the list, on both sides of its comma.
+    // Text between the last item and the end of the list, before and after its comma.
     let mut end = raw(Some(array.trailing()));
     let mut indent = None;
     let last = array.len().checked_sub(1).and_then(|last| array.get_mut(last));
@@ -64,7 +62,7 @@ fn append_item(array: &mut Array, text: &str) {
     }
 }
 
-/// Writes the list into the file. `validate` checks the new file, which is next to the old one.
+/// `validate` checks the new file, which is in the same folder as the old one.
 ///
 /// # Errors
 /// The file cannot be read or written, or would be invalid. The old file is then unchanged.
@@ -79,7 +77,7 @@ pub(super) fn write_mitigations(
     };
     let text = std::fs::read_to_string(path).map_err(|error| fail("cannot read", &error))?;
     let new = with_mitigations(&text, model, list).map_err(|error| fail("cannot change", &error))?;
-    // Resolve symbolic links: replace the target, not the link.
+    // Replace the target of a symbolic link, not the link.
     let real = std::fs::canonicalize(path).map_err(|error| fail("cannot find", &error))?;
     let directory = real.parent().unwrap_or_else(|| Path::new("."));
     let mut file = tempfile::Builder::new()
@@ -110,7 +108,7 @@ fn copy_ownership(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
     if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
         fchown(new, Some(old.uid()), Some(old.gid()))?;
     }
-    // With an access list, the group bits of the mode are its mask. Without the list they would give the
+    // With an access list, the group bits of the mode are its mask; without the list they would grant the
     // group access.
     match access_list(path)? {
         Some(list) => fsetxattr(new, access_list::ACL_ATTRIBUTE, &list, XattrFlags::empty())?,
@@ -120,7 +118,7 @@ fn copy_ownership(new: &File, path: &Path, old: &Metadata) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         },
     }
-    // Set the mode last, because a change of owner clears bits of the mode.
+    // Set the mode last, because a change of owner clears mode bits.
     new.set_permissions(old.permissions())
 }
 

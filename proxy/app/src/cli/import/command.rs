@@ -11,25 +11,25 @@ use super::{ImportedConfig, ImportedModel, container, is_listed, shell};
 pub(super) struct ParsedCommand {
     pub(super) model: ImportedModel,
     pub(super) listening: Vec<(&'static str, String, ListeningFlag)>,
-    /// Published address of a container: the host address, if given, and the port.
+    /// Host address, if given, and port at which a container is published.
     pub(super) published: Option<(Option<String>, u16)>,
-    /// Parts without an equivalent, each with the nearest alternative.
+    /// Unsupported parts, each with the nearest alternative.
     pub(super) unsupported: Vec<(String, String)>,
 }
 
-/// Programs that run the server given as their arguments.
+/// Programs that run the server named in their arguments.
 const WRAPPERS: &str = "taskset nice ionice chrt numactl setsid stdbuf time timeout prlimit setarch cgexec schedtool \
     systemd-run toolbox distrobox distrobox-enter flatpak-spawn gamemoderun caffeinate firejail";
 const CONTAINER_PROGRAMS: [&str; 2] = ["docker", "podman"];
-/// Prefixes of programs whose arguments never name a llama-server to start.
+/// Prefixes of programs that never start a llama-server named in their arguments.
 const INTERPRETERS: [&str; 3] = ["python", "node", "vllm"];
-/// Wrappers that run the server in a container, which has a file system of its own.
+/// Wrappers that run the server in a container with its own file system.
 const INTO_CONTAINERS: [&str; 4] = ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn"];
 const OTHER_USER: &str = "runs it as another user, who cannot use the socket that llama-warden gives it: \
                           run llama-warden as that user";
 const OTHER_MACHINE: &str =
     "runs it on another machine: run llama-warden there, and name it here in `[remotes]`";
-/// Programs before a server that cannot be kept, and the reason.
+/// Programs that must not precede the server, each with the reason.
 const REFUSED_WRAPPERS: [(&str, &str); 9] = [
     ("sudo", OTHER_USER),
     ("doas", OTHER_USER),
@@ -95,7 +95,7 @@ pub(super) fn import_listening(
         }
     }
     if let Some((host, port)) = taken.published.clone() {
-        // Docker publishes on all addresses if none is given.
+        // Without an address, Docker publishes on all addresses.
         imported.listener.host = Some(host.unwrap_or_else(|| "0.0.0.0".to_owned()));
         imported.listener.port = Some(port);
     }
@@ -111,7 +111,7 @@ fn default_model_name(model: &ImportedModel) -> String {
 pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
     let mut taken = ParsedCommand::default();
     let mut rest = words;
-    // Consume leading variables, shells and `exec`-like programs, and wrappers.
+    // Consume leading variables, shells, wrappers, and programs like `exec`.
     loop {
         match rest {
             [word, more @ ..] if word == "exec" || is_program(word, &["nohup"]) => rest = more,
@@ -128,7 +128,7 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
                 match wrapper_end(rest)? {
                     Some(end) => {
                         if is_program(program, &INTO_CONTAINERS) && starts_server(&rest[end..]) {
-                            // Use the container's binary, not the one of this system.
+                            // Run the container's binary, not this system's.
                             taken.model.command.binary = Some(rest[end].clone());
                         }
                         taken.model.command.wrapper.extend(rest[..end].iter().cloned());
@@ -162,7 +162,7 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
     if is_listed(WRAPPERS, file_name(program)) {
         return Err(format!("`{program}` is not followed by a llama-server"));
     }
-    // `llama serve`, llama.cpp's unified program.
+    // `llama serve` is llama.cpp's unified program.
     let unified = unified_server_args(rest);
     if unified.is_none() && !is_server(program, args) {
         return Err(format!("`{program}` is no llama-server, and llama-warden starts nothing else"));
@@ -174,7 +174,7 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
     Ok(taken)
 }
 
-/// Keeps options of `env` as a wrapper. The calling loop reads the variables.
+/// Keeps the options of `env` as a wrapper; the caller's loop reads the variables.
 fn parse_env<'a>(
     program: &str,
     mut rest: &'a [String],
@@ -203,7 +203,7 @@ fn parse_env<'a>(
                 kept.push(word.clone());
                 rest = more;
             }
-            // A variable before `env -i` would be cleared, so keep the variable after `env -i`.
+            // `env -i` would clear a variable before it, so keep the variable after it.
             variable if clears && is_assignment(variable) => {
                 kept.push(word.clone());
                 rest = more;
@@ -239,15 +239,11 @@ fn starts_server(words: &[String]) -> bool {
     unified_server_args(words).is_some() || words.first().is_some_and(named)
 }
 
-/// Number of leading words that wrap a server.
-///
-/// # Errors
-/// The reason why these words cannot be kept.
+/// Returns the number of leading words that wrap a server, or the reason why they cannot be kept.
 fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
     if INTERPRETERS.iter().any(|name| file_name(&words[0]).starts_with(name)) {
         return Ok(None);
     }
-    // Positions that look like the start of a command.
     let begins = |at: &usize| {
         let rest = &words[*at..];
         let shell = matches!(rest, [program, flag, _] if is_shell(program, flag));
@@ -257,7 +253,7 @@ fn wrapper_end(words: &[String]) -> Result<Option<usize>, String> {
         let pair = [word.clone(), String::new()];
         arguments::model_path(&pair).or_else(|| arguments::remote_model(&pair)).is_some()
     };
-    // An argument may look like a server's name (`--unit llama-server`): use the last candidate before the
+    // An argument may look like a server's name (`--unit llama-server`), so use the last candidate before the
     // flags.
     let flags = words.iter().position(is_flag).unwrap_or(words.len());
     let is_server = |at: &usize| starts_server(&words[*at..]);
@@ -283,7 +279,7 @@ fn is_assignment(word: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The last component of a Unix or Windows path.
+/// Accepts Unix and Windows paths.
 fn file_name(word: &str) -> &str {
     word.rsplit(['/', '\\']).next().unwrap_or_default()
 }
@@ -292,7 +288,8 @@ pub(super) fn is_program(word: &str, names: &[&str]) -> bool {
     names.contains(&file_name(word))
 }
 
-/// Recognises a server by its name, or by a model flag: the program may be a script around llama-server.
+/// Recognises a server by its name, or by a model flag, because the program may be a script around
+/// llama-server.
 fn is_server(program: &str, args: &[String]) -> bool {
     const OTHERS: &str = "python vllm uv sd-server whisper-server node ollama flatpak mlx conda npx sglang tabby \
         koboldcpp ds4-server";
@@ -303,7 +300,7 @@ fn is_server(program: &str, args: &[String]) -> bool {
     name.contains("llama-server") || (!other && model)
 }
 
-/// Splits `--flag=value` into two words, because llama-server takes no `--flag=value`.
+/// llama-server does not accept `--flag=value`, so split it into two words.
 pub(super) fn split_flag_values(args: &[String]) -> Vec<String> {
     let both = |word: &String| {
         let (flag, value) = word.split_once('=').filter(|(flag, _)| flag.starts_with("--"))?;
@@ -321,7 +318,7 @@ fn parse_flags(args: &[String], taken: &mut ParsedCommand) {
     let mut args = split.args;
     let file = arguments::model_path(&args).filter(|file| file.starts_with('/')).map(str::to_owned);
     if let Some(file) = file {
-        // llama-server uses the last model flag; drop the others.
+        // llama-server uses the last model flag, so drop the others.
         while let Some(at) = args.iter().position(|word| word == "-m" || word == "--model") {
             args.drain(at..(at + 2).min(args.len()));
         }

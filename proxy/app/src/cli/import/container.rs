@@ -4,16 +4,15 @@ use super::command::{ParsedCommand, is_program, split_flag_values};
 use super::yaml::{inherited_note, is_inherited};
 use crate::config::arguments;
 
-/// Options without a value that have no meaning outside a container, such as removal and terminal.
+/// Options without a value that mean nothing outside a container.
 const IGNORED_SWITCHES: [&str; 9] =
     ["--rm", "-d", "--detach", "-i", "--interactive", "-t", "--tty", "--init", "--replace"];
-/// Options with a value that have no meaning outside a container, such as name and host.
+/// Options with a value that mean nothing outside a container.
 const IGNORED_OPTIONS: [&str; 8] =
     ["--name", "--ipc", "--shm-size", "--pull", "--platform", "--hostname", "-h", "--restart"];
-/// Other options without a value.
 const OTHER_SWITCHES: [&str; 5] = ["--privileged", "--read-only", "-P", "--publish-all", "--no-healthcheck"];
 
-/// Returns the flags for llama-server, with container paths replaced by paths of the host.
+/// Returns the flags for llama-server, with the host's paths in place of container paths.
 pub(super) fn parse_container_run(
     program: &str,
     words: &[String],
@@ -70,7 +69,7 @@ pub(super) fn parse_container_run(
         .model
         .notes
         .push(format!("ran in a container of {image}; now a llama-server of this machine is started"));
-    // Match the longest mount first, because one may be within another.
+    // Match the longest mount first, because a mount may lie within another.
     mounts.sort_by_key(|(inside, _)| std::cmp::Reverse(inside.len()));
     let there = |word: &String| host_path(word, &mounts);
     taken.model.command.directory = taken.model.command.directory.as_ref().map(there);
@@ -111,7 +110,6 @@ fn import_option(
     }
 }
 
-/// Maps a path in the container to the path on the host.
 fn host_path(word: &str, mounts: &[(String, String)]) -> String {
     let found = mounts.iter().find_map(|(inside, host)| {
         let rest = word.strip_prefix(inside.as_str())?;
@@ -160,7 +158,7 @@ fn parse_published_port(value: &str) -> Option<(Option<String>, u16)> {
     }
 }
 
-/// Imports `--gpus`: a process sees `all` anyway; `device=0,1` becomes a variable of the driver.
+/// A process sees all GPUs anyway; `device=0,1` becomes the driver's variable for visible devices.
 fn import_gpus(value: &str, taken: &mut ParsedCommand) {
     let value = value.trim_matches('"');
     if let Some(devices) = value.strip_prefix("device=") {

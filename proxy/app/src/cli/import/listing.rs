@@ -1,12 +1,11 @@
-//! Imports the listing of a model in llama-swap's `/v1/models`: display name, description, capabilities and
-//! metadata.
+//! Imports a model's entry in llama-swap's `/v1/models`: name, description, capabilities and metadata.
 
 use serde_json::{Map, Value, json};
 
 use super::{ImportedConfig, ImportedModel};
 
 const MODALITIES: [&str; 3] = ["text", "image", "audio"];
-/// Maximum bytes of metadata, with room left for the rest of `listing`.
+/// Leaves room for the rest of `listing`.
 const MAX_METADATA_BYTES: usize = 12 << 10;
 
 pub(super) fn import_listing(
@@ -80,7 +79,7 @@ fn import_capabilities(
     all
 }
 
-/// Removes nulls, because TOML has none.
+/// TOML has no null.
 fn without_nulls(value: &Value) -> Value {
     match value {
         Value::Array(list) => list.iter().filter(|one| !one.is_null()).map(without_nulls).collect(),

@@ -1,4 +1,4 @@
-//! Imports llama-swap's YAML: the keys of models. [`super::routing`] imports the rules about models loaded
+//! Imports the models of llama-swap's YAML. [`super::routing`] imports the rules about models loaded
 //! together.
 
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use super::{
 };
 use crate::exit::CommandError;
 
-/// llama-swap's first port for `${PORT}`. A model of llama-warden gets a socket instead.
+/// llama-swap's first port for `${PORT}`. llama-warden gives the model a socket instead.
 const FIRST_PORT: u64 = 5800;
 
-/// Global keys without an equivalent, with the nearest alternative.
+/// Global keys without an equivalent, each with the nearest alternative.
 const UNSUPPORTED_KEYS: [(&str, &str); 13] = [
     ("apiKeys", "`llama-warden keys new NAME --file keys.toml` for each, and `server.keys = \"keys.toml\"`"),
     ("profiles", "`aliases` of a model say which names it answers to; they are changed by a reload"),
@@ -58,7 +58,7 @@ const UNSUPPORTED_ENDPOINT_KEYS: [(&str, &str); 9] = [
     ("ttl", "nothing is loaded for a model in `[remotes]`, and nothing unloaded"),
 ];
 
-/// Global keys that are imported elsewhere, or are irrelevant here, such as ports.
+/// Global keys that other functions import, or that do not matter here, such as ports.
 const GLOBAL_KEYS: &str = "peers selectors sendLoadingState models macros groups matrix routing hooks \
     healthCheckTimeout unloadTimeout globalTTL logLevel startPort";
 const MODEL_KEYS: &str = "name description metadata capabilities unlisted sendLoadingState cmd proxy aliases env ttl \
@@ -66,7 +66,6 @@ const MODEL_KEYS: &str = "name description metadata capabilities unlisted sendLo
 
 /// Note on a key that llama-swap ignores, too, or that is newer than this program.
 pub(super) const UNKNOWN_KEY_NOTE: &str = "no key of llama-swap that is known here";
-/// Note on a model that is not imported.
 const OMITTED_MODEL_NOTE: &str = "left out";
 
 pub(super) fn import_llama_swap(
@@ -84,7 +83,7 @@ pub(super) fn import_llama_swap(
     let none = Map::new();
     let models = match raw.get("models") {
         Some(Value::Object(models)) => models,
-        // A file with peers alone is a valid configuration, too.
+        // A file that only has peers is valid.
         None | Some(Value::Null) if raw.keys().any(|key| is_known(key)) => &none,
         _ => {
             return Err(CommandError::usage(
@@ -110,7 +109,7 @@ pub(super) fn import_llama_swap(
     let file = LlamaSwapFile { text, from, macros: &macros, top: &top };
     let mut first = None;
     for (port, (name, value)) in ports.zip(models) {
-        // Report a faulty model and import the others.
+        // Report a faulty model, and still import the others.
         if let Err(failure) = file.import_model(name, value, port, &mut imported) {
             let lines = failure.lines();
             let told = lines.iter().map(|line| line.split_once(": ").map_or(line.as_str(), |(_, rest)| rest));
@@ -131,7 +130,6 @@ struct LlamaSwapFile<'a> {
     text: &'a str,
     from: &'a str,
     macros: &'a MacroScope<'a>,
-    /// Keys next to models and macros.
     top: &'a Map<String, Value>,
 }
 
@@ -159,10 +157,10 @@ impl LlamaSwapFile<'_> {
         own.set("PORT", Value::from(port));
         let mut expanded = Map::new();
         for (key, value) in table.iter().filter(|(key, _)| *key != "macros") {
-            // Strip comments first: macros in them may be invalid.
+            // Strip comments first, because macros in them may be invalid.
             let value = match value {
                 Value::String(text) if key.starts_with("cmd") => Value::from(without_comments(text)),
-                // Do not write down variables that are inherited anyway: their values may be secret.
+                // Do not write down variables that the process inherits anyway: their values may be secret.
                 Value::Array(list) if key == "env" => {
                     let inherits = |one: &Value| {
                         one.as_str()
@@ -195,7 +193,7 @@ impl LlamaSwapFile<'_> {
                 "set it for the import",
             ));
         }
-        // 0 means never, whatever the global TTL is; -1 means the global TTL.
+        // 0 means never, even with a global TTL; -1 means the global TTL.
         let ttl = expanded.get("ttl").and_then(Value::as_i64).filter(|ttl| *ttl >= 0);
         let ttl = ttl.map_or_else(|| number_of(self.top, "globalTTL"), |ttl| u64::try_from(ttl).ok());
         model.loading.ttl = ttl.filter(|seconds| *seconds > 0);
@@ -206,7 +204,7 @@ impl LlamaSwapFile<'_> {
     }
 }
 
-/// The endpoint of a model that is not started: it has no command, and its `proxy` is on another machine.
+/// Returns the endpoint of a model without a command, whose `proxy` is on another machine.
 fn remote_endpoint(table: &Map<String, Value>) -> Option<String> {
     let started = text_of(table, "cmd").is_some_and(|cmd| !cmd.trim().is_empty());
     text_of(table, "proxy").filter(|proxy| !started && !is_local(proxy))
@@ -237,7 +235,7 @@ fn without_comments(text: &str) -> String {
     text.lines().filter(|line| !line.trim_start().starts_with('#')).collect::<Vec<_>>().join("\n")
 }
 
-/// The text of a key that is set and not empty.
+/// Returns the key's value as text; `None` if it is missing or empty.
 pub(super) fn text_of(table: &Map<String, Value>, key: &str) -> Option<String> {
     table.get(key).map(plain_text).filter(|text| !text.is_empty())
 }
@@ -255,7 +253,7 @@ pub(super) fn text_list(value: Option<&Value>) -> Vec<String> {
     }
 }
 
-/// Reports the keys of a table that have no equivalent. Skips those that are empty or off.
+/// Skips keys that are empty or off.
 pub(super) fn report_unsupported(
     table: &Map<String, Value>,
     read: &str,
@@ -284,7 +282,7 @@ pub(super) fn report_unsupported(
     }
 }
 
-/// Imports a model; `None` if its command starts another program.
+/// Returns `None` if the command starts another program than llama-server.
 fn model(
     name: &str,
     table: &Map<String, Value>,
@@ -387,7 +385,7 @@ pub(super) fn import_filters(
         imported.add_unsupported_of(model, format!("`filters.{key}`"), nearest);
     }
     aliases.retain(|alias| requests.names.iter().all(|variant| variant.name != *alias));
-    // A model whose only name is its own needs no variant: set the parameters on the model.
+    // A model without other names needs no variant, so set the parameters on the model.
     if aliases.is_empty() && matches!(requests.names.as_slice(), [only] if only.name == model) {
         for (key, value) in requests.names.drain(..).flat_map(|only| only.set) {
             requests.set.retain(|(known, _)| *known != key);
@@ -406,7 +404,7 @@ fn import_parameters(
     let mut all = Vec::new();
     for (name, value) in value.and_then(Value::as_object).into_iter().flatten() {
         match name.as_str() {
-            // Skip the name of the model, which llama-swap never sets.
+            // llama-swap never sets the name of the model.
             "model" => {}
             "stream" => {
                 imported.add_unsupported_of(model, format!("`{key}` of `stream`"), "that stays the client's");

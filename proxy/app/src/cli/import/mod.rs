@@ -1,8 +1,8 @@
 //! `llama-warden import`: converts the configuration of another program to a `warden.toml`.
 //!
 //! The module of each source turns text into an [`ImportedConfig`]; `write` turns that into TOML. Only this
-//! module reads and writes files. Settings without an equivalent are listed at the end of the file and on
-//! standard error.
+//! module reads and writes files. The end of the file and standard error list the settings without an
+//! equivalent.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ enum ImportFormat {
 #[derive(Debug, Default)]
 struct ImportedModel {
     name: String,
-    /// Notes for the operator, written as comments.
+    /// Written into the file as comments for the operator.
     notes: Vec<String>,
     command: ImportedCommand,
     model: Option<String>,
@@ -75,7 +75,6 @@ struct ImportedModel {
 
 #[derive(Debug, Default)]
 struct ImportedCommand {
-    /// Words before the binary.
     wrapper: Vec<String>,
     binary: Option<String>,
     directory: Option<String>,
@@ -88,11 +87,11 @@ struct ImportedCommand {
 struct ImportedLoading {
     preload: bool,
     pin: bool,
-    /// At most one model of each group is loaded.
+    /// Groups in which at most one model is loaded.
     groups: Vec<String>,
-    /// Idle seconds after which the model is unloaded.
+    /// Idle time in seconds after which the model is unloaded.
     ttl: Option<u64>,
-    /// Chats show the progress of loading.
+    /// Chats show the loading progress.
     is_shown: bool,
 }
 
@@ -102,7 +101,6 @@ struct ImportedRequests {
     set: Vec<(String, Value)>,
     default: Vec<(String, Value)>,
     system_prompt: Option<String>,
-    /// Names under which requests get other parameters.
     names: Vec<NameVariant>,
 }
 
@@ -133,8 +131,7 @@ impl ImportedModel {
         std::iter::once(&self.name).chain(&self.aliases).chain(variants)
     }
 
-    /// Sets whether the model's file is mapped. Written as a mitigation, because the flag differs between
-    /// builds.
+    /// Sets a mitigation instead of a flag, because the flag differs between builds.
     fn set_mmap(&mut self, on: bool) {
         self.command.mitigations.retain(|item| item != NO_MMAP);
         if !on {
@@ -143,17 +140,15 @@ impl ImportedModel {
     }
 }
 
-/// The mitigation that reads a model's file instead of mapping it. Builds map by default.
+/// Builds map the model's file by default; this mitigation reads the file instead.
 const NO_MMAP: &str = "no-mmap";
 
 #[derive(Debug)]
 struct ImportedRemote {
     name: String,
     url: String,
-    /// Name of the model at the endpoint, if it differs.
     model: Option<String>,
     aliases: Vec<String>,
-    /// File with the endpoint's key, if there is one.
     key_file: Option<String>,
     requests: ImportedRequests,
 }
@@ -174,7 +169,7 @@ struct ImportedSelector {
 struct UnsupportedSetting {
     setting: String,
     nearest: String,
-    /// Models with this setting; empty for a global one.
+    /// Empty for a global setting.
     models: Vec<String>,
 }
 
@@ -191,14 +186,14 @@ struct ImportedListener {
 struct ImportedConfig {
     listener: ImportedListener,
     log_level: Option<String>,
-    /// The models without a file come from a folder.
+    /// A folder provides the models that name no file.
     has_folder: bool,
     folders: Vec<String>,
     defaults: Option<ImportedModel>,
     max_loaded: Option<u32>,
-    /// Start timeout of all models, in seconds.
+    /// In seconds, for all models.
     start_timeout: Option<u64>,
-    /// Grace period of all models for stopping, in seconds.
+    /// In seconds, for all models.
     stop_grace: Option<u64>,
     models: Vec<ImportedModel>,
     remotes: Vec<ImportedRemote>,
@@ -215,8 +210,7 @@ impl ImportedConfig {
         });
     }
 
-    /// Records a setting of a model without an equivalent. Settings that models share are merged into one
-    /// entry.
+    /// Merges equal settings of several models into one entry.
     fn add_unsupported_of(&mut self, model: &str, what: impl Into<String>, nearest: impl Into<String>) {
         let what = what.into();
         let nearest = nearest.into();
@@ -234,7 +228,7 @@ impl ImportedConfig {
         }
     }
 
-    /// Refuses two models, or a model and an alias, of one name: clients could not distinguish them.
+    /// Fails if two models, or a model and an alias, have one name: clients could not distinguish them.
     fn check_names(&self, from: &str) -> Result<(), CommandError> {
         let mut seen = std::collections::BTreeMap::<&str, &str>::new();
         for model in &self.models {
@@ -287,7 +281,7 @@ fn print_summary(imported: &ImportedConfig) {
     }
 }
 
-/// Maximum number of models named on standard error for one setting; the file names all.
+/// Limits the models that standard error names for one setting; the file names all.
 const MAX_SHOWN_MODELS: usize = 3;
 
 impl UnsupportedSetting {
@@ -305,7 +299,7 @@ impl UnsupportedSetting {
     }
 }
 
-/// Creates the output. Never overwrites an existing file.
+/// Never overwrites an existing file.
 fn create_output(path: &Path, text: &str) -> Result<(), CommandError> {
     let failed = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => CommandError::usage(
@@ -324,7 +318,7 @@ fn create_output(path: &Path, text: &str) -> Result<(), CommandError> {
     file.write_all(text.as_bytes()).map_err(failed)
 }
 
-/// Maximum size of an imported file, in bytes. The largest known has some hundred KiB.
+/// In bytes. The largest known file has some hundred KiB.
 const MAX_IMPORT_BYTES: u64 = 16 << 20;
 
 type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -356,7 +350,7 @@ fn read_source(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, Importe
     Ok((from, imported))
 }
 
-/// Reads a file, or a pipe that the user names: `import <(docker inspect …)`.
+/// Accepts pipes, too: `import <(docker inspect …)`.
 fn read_file(path: &Path, hint: &str) -> Result<String, CommandError> {
     let read = std::fs::File::open(path).and_then(|file| regular_file::read_bounded(file, MAX_IMPORT_BYTES));
     let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
@@ -392,7 +386,6 @@ fn guess_format(path: &Path, text: &str) -> ImportFormat {
     }
 }
 
-/// Imports a text in each format and renders the result, for fuzzing.
 #[cfg(fuzzing)]
 pub(crate) fn import_each_format(text: &str) -> [Result<String, CommandError>; 3] {
     let written = |imported: Result<ImportedConfig, CommandError>| {

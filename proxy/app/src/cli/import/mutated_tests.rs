@@ -22,7 +22,6 @@ selectors: {s: {strategy: warm, targets: [a, b]}}
 peers: {p: {proxy: "http://h", models: [a, e]}}
 "#;
 
-/// Converts a text to TOML; on failure returns the message.
 fn sound(imported: Result<ImportedConfig, CommandError>) -> Result<(), TestCaseError> {
     match imported {
         Ok(imported) => {

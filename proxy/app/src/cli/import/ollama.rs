@@ -8,14 +8,13 @@ use warden_supervisor::regular_file;
 use super::{EnvLookup, ImportedConfig, ImportedModel, is_listed};
 use crate::exit::CommandError;
 
-/// Maximum bytes of a manifest, a system prompt or a list of parameters. Ollama's own files are smaller than
-/// a hundredth of this.
+/// Maximum bytes of a manifest, a system prompt or a list of parameters: more than a hundred times the
+/// largest of Ollama's own files.
 const MAX_TEXT_BYTES: u64 = 4 << 20;
-/// Maximum nesting of folders: manifests are in HOST/OWNER/MODEL/TAG.
+/// Manifests are in HOST/OWNER/MODEL/TAG, four levels deep.
 const MAX_FOLDER_DEPTH: usize = 8;
 const MAX_MANIFESTS: usize = 10_000;
 
-/// Parameters of Ollama with the equivalent flag of llama-server.
 const PARAMETER_FLAGS: [(&str, &str); 6] = [
     ("num_ctx", "-c"),
     ("num_gpu", "-ngl"),
@@ -24,11 +23,11 @@ const PARAMETER_FLAGS: [(&str, &str); 6] = [
     ("main_gpu", "-mg"),
     ("num_keep", "--keep"),
 ];
-/// Parameters of Ollama that requests to llama-server have, too.
+/// Parameters of Ollama that llama-server accepts in requests.
 const REQUEST_PARAMETERS: &str = "temperature top_k top_p min_p typical_p repeat_penalty repeat_last_n \
                                   presence_penalty frequency_penalty seed stop mirostat mirostat_eta mirostat_tau";
 
-/// Finds the folder of Ollama's models: the given one, else that of `OLLAMA_MODELS`, else Ollama's default.
+/// Returns `given`, else the folder of `OLLAMA_MODELS`, else Ollama's default.
 pub(super) fn models_folder(given: Option<&Path>, env: EnvLookup<'_>) -> Result<PathBuf, CommandError> {
     let home = env("HOME").map(|home| PathBuf::from(home).join(".ollama/models"));
     let usual =
@@ -107,7 +106,7 @@ fn collect_manifests(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Resu
     Ok(())
 }
 
-/// The name that Ollama lists; for the tag `:latest` also the name without the tag.
+/// Returns the name that Ollama lists, and for the tag `:latest` also the name without the tag.
 fn model_names(parts: &[&str]) -> Option<(String, Option<String>)> {
     let [host, owner, model, tag] = parts else { return None };
     let short = match (host.starts_with("registry."), *owner) {

@@ -21,8 +21,7 @@ const HEADERS_NOTE: &str =
 const KEY_FILE_ADVICE: &str =
     "write it into a file of its own that nobody else can read, and name that in `key_file`";
 
-/// Imports each model of each peer. The model is named `PEER/MODEL`, or only `MODEL` if no other model has
-/// that name.
+/// Names each model `PEER/MODEL`, or only `MODEL` if no other model has that name.
 pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     let models = imported.models.iter().flat_map(ImportedModel::all_names);
     let remotes = imported.remotes.iter().flat_map(ImportedRemote::all_names);
@@ -78,7 +77,7 @@ pub(super) fn import_peers(top: &Map<String, Value>, imported: &mut ImportedConf
     import_selectors(top, imported);
 }
 
-/// Imports selectors: names for the first of several models that is loaded, or always for the first one.
+/// A selector is a name for the first loaded one of several models, or always for the first model.
 fn import_selectors(top: &Map<String, Value>, imported: &mut ImportedConfig) {
     for (name, selector) in top.get("selectors").and_then(Value::as_object).into_iter().flatten() {
         let targets = text_list(selector.get("targets"));

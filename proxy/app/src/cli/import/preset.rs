@@ -7,7 +7,7 @@ use super::{ImportedConfig, ImportedModel, is_listed};
 use crate::config::arguments;
 use crate::exit::CommandError;
 
-/// Flags without a value that a flag with the prefix `no-` switches off.
+/// Flags without a value; the prefix `no-` switches them off.
 const SWITCHES: &str = "agent cache-idle-slots cache-prompt cont-batching context-shift cors-credentials direct-io \
     escape jinja kv-offload kv-unified log-jsonl log-prefix log-timestamps mmap mmproj-auto mmproj-offload \
     models-autoload op-offload perf prefill-assistant reasoning-preserve repack skip-chat-parsing slots \
@@ -16,7 +16,7 @@ const SWITCHES: &str = "agent cache-idle-slots cache-prompt cont-batching contex
 const PLAIN_FLAGS: &str = "backend-sampling bs check-tensors cmoe cmoed cpu-moe cpu-moe-draft embedding embeddings \
     ignore-eos log-disable log-verbose lora-init-without-apply metrics mlock no-host no-mmproj offline props rerank \
     reranking reuse-port sp spec-default spec-draft-cpu-moe special spm-infill swa-full v verbose";
-/// Flags of several letters with a single dash.
+/// Flags of several letters that begin with a single dash.
 const SINGLE_DASH_FLAGS: [&str; 72] = [
     "Cb", "Cbd", "Cd", "Cr", "Crb", "Crd", "ag", "bf", "bs", "cb", "cl", "cmoe", "cmoed", "cms", "cram",
     "ctk", "ctkd", "ctv", "ctvd", "ctxcp", "dev", "devd", "dio", "dr", "dt", "fa", "fit", "fitc", "fitt",
@@ -24,7 +24,7 @@ const SINGLE_DASH_FLAGS: [&str; 72] = [
     "mg", "mm", "mmdev", "mmu", "mu", "ncffn", "ncmoe", "ncmoed", "ngl", "ngld", "nkvo", "no-ag", "no-kvu",
     "nocb", "np", "nr", "ot", "otd", "rea", "sm", "sp", "sps", "tb", "tbd", "td", "to", "ts", "ub",
 ];
-/// Variables of llama-server whose names differ from their flags.
+/// Variables of llama-server whose names differ from the flags' names.
 const VARIABLE_FLAGS: [(&str, &str); 16] = [
     ("BATCH", "batch-size"),
     ("UBATCH", "ubatch-size"),
@@ -62,7 +62,7 @@ pub(super) fn import_preset(text: &str, from: &str) -> Result<ImportedConfig, Co
             "models are those of this file alone",
         );
     }
-    // Keys before the first section form a model, too.
+    // Keys before the first section also form a model.
     let before = sections.remove("").unwrap_or_default();
     if MODEL_KEYS.iter().any(|key| before.contains_key(*key))
         && !order.iter().any(|name| name == DEFAULT_MODEL)
@@ -84,7 +84,7 @@ pub(super) fn import_preset(text: &str, from: &str) -> Result<ImportedConfig, Co
         keys.sort_by_key(line);
         let mut own: Vec<_> = own.into_iter().collect();
         own.sort_by_key(line);
-        // The model's own keys come last: llama-server uses the last of two spellings of a flag.
+        // The model's own keys come last, because llama-server uses the last spelling of a flag.
         keys.extend(own);
         let mut model = import_section(name, keys, from, &mut imported)?;
         model.aliases.extend(router_name(name).filter(|other| !order.contains(other)));
@@ -99,7 +99,7 @@ pub(super) fn import_preset(text: &str, from: &str) -> Result<ImportedConfig, Co
     Ok(imported)
 }
 
-/// Keys whose value contains a comment sign and is cut there: `samplers = top_k;top_p`.
+/// Returns the keys whose value is cut at a comment sign, as in `samplers = top_k;top_p`.
 fn truncated_values(text: &str) -> impl Iterator<Item = (&str, usize)> {
     (1..).zip(text.lines()).filter_map(|(at, line)| {
         let (key, _) = line.split_once('=')?;
@@ -112,11 +112,9 @@ fn truncated_values(text: &str) -> impl Iterator<Item = (&str, usize)> {
 
 pub(super) const NO_FILE_NOTE: &str = "its file";
 
-/// Name of the model formed by keys before the first section.
 const DEFAULT_MODEL: &str = "default";
 
-/// Note on a key of the router itself. The router reads such a key only from its command line: in a file it has
-/// no effect.
+/// The router reads these keys only from its command line; in a file they have no effect.
 fn router_key_note(key: &str) -> Option<&'static str> {
     Some(match key {
         "api-key" | "api-key-file" => {
@@ -137,8 +135,8 @@ fn router_key_note(key: &str) -> Option<&'static str> {
     })
 }
 
-/// The name that a router lists for a section whose name ends in a quantisation: the quantisation in
-/// capitals, without the rest of the tag.
+/// Returns the router's name for a section whose tag ends in a quantisation: only the quantisation, in
+/// capitals.
 fn router_name(name: &str) -> Option<String> {
     let (repository, tag) = name.rsplit_once(':')?;
     let last = tag.rsplit(['-', '.']).next().filter(|last| !last.is_empty()).unwrap_or(tag);
@@ -147,7 +145,7 @@ fn router_name(name: &str) -> Option<String> {
     Some(format!("{repository}:{}", whole.to_ascii_uppercase())).filter(|other| other != name)
 }
 
-/// The flag of a key, which may be written as a variable of llama-server.
+/// Accepts the name of a llama-server variable as a key.
 fn flag_name(key: &str) -> String {
     let Some(variable) = key.strip_prefix("LLAMA_ARG_") else {
         return if key == "LLAMA_API_KEY" { "api-key".to_owned() } else { key.to_owned() };
@@ -192,7 +190,7 @@ fn parse_sections(
     Ok((order, sections))
 }
 
-/// Strips a comment, which begins at `;` or `#`, also after a value.
+/// A comment begins at `;` or `#`, even after a value.
 fn strip_comment(line: &str) -> &str {
     line.find([';', '#']).map_or(line, |at| &line[..at]).trim()
 }
@@ -249,7 +247,7 @@ fn import_section(
         .or_else(|| arguments::remote_model(&model.command.args))
         .is_some();
     if model.model.is_none() && !given && name.contains('/') {
-        // The router looks up a model of this name among the downloaded ones.
+        // The router looks up such a section's name among the downloaded models.
         model.command.args.splice(0..0, ["-hf".to_owned(), name.to_owned()]);
         model.notes.push(
             "its section names no file; a router takes the model that was downloaded under this name"
@@ -291,7 +289,7 @@ fn apply_flag(
         let is_set = parse_switch(key, &value, from, line)?;
         model.command.args.push(dashed(if is_set { key } else { &opposite }));
     } else if is_plain(key) {
-        // Remove the flag first: the section `[*]` may have switched it on.
+        // The section `[*]` may have switched the flag on, so remove it first.
         model.command.args.retain(|word| *word != dashed(key));
         if parse_switch(key, &value, from, line)? {
             model.command.args.push(dashed(key));
@@ -302,7 +300,7 @@ fn apply_flag(
     Ok(())
 }
 
-/// The switch that a key sets, and whether the key means that it is on.
+/// Returns the switch that the key sets, and whether a true value switches it on.
 fn switch_of(key: &str) -> Option<(&str, bool)> {
     let (name, means_on) = match key {
         "ag" => ("agent", true),
@@ -322,7 +320,7 @@ fn switch_of(key: &str) -> Option<(&str, bool)> {
 }
 
 fn is_plain(key: &str) -> bool {
-    // Flags of these forms select a model that llama-server knows.
+    // Flags of these forms select a model that llama-server can download.
     is_listed(PLAIN_FLAGS, key) || key.ends_with("-default") || key.starts_with("fim-")
 }
 

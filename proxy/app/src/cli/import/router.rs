@@ -1,5 +1,5 @@
-//! Imports a command that starts llama-server's router: the models of its presets and of its folder, with
-//! the flags that it passes to all.
+//! Imports a command that starts llama-server's router: the models of its presets and of its folder, with the
+//! flags that the router passes to all of them.
 
 use crate::config::arguments;
 use crate::exit::CommandError;
@@ -9,12 +9,10 @@ use super::{ImportedCommand, ImportedConfig, ImportedModel, preset};
 
 pub(super) type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, CommandError>;
 
-/// Flags of the router itself that take a value.
 const ROUTER_OPTIONS: [&str; 3] = ["--models-preset", "--models-dir", "--models-max"];
-/// Flags of the router itself without a value.
 const ROUTER_SWITCHES: [&str; 2] = ["--models-autoload", "--no-models-autoload"];
 
-/// Imports the router that this command starts; `None` if it starts something else.
+/// Returns `None` if the command starts something else than a router.
 pub(super) fn import_router(
     words: &[String],
     from: &str,
@@ -49,7 +47,7 @@ pub(super) fn import_router(
     let command = ImportedCommand { args: without_router_flags(&command.args), ..command };
     for model in &mut imported.models {
         let own = &mut model.command;
-        // Flags on the router's command line override those of a section.
+        // Command-line flags of the router override those of a section.
         own.args.extend(command.args.iter().cloned());
         own.wrapper.clone_from(&command.wrapper);
         own.binary.clone_from(&command.binary);

@@ -1,8 +1,7 @@
-//! Imports llama-swap's rules about models loaded together: groups, sets of a matrix, and models loaded at
-//! the start.
+//! Imports llama-swap's rules about models that are loaded together or at the start.
 //!
-//! A matrix has expressions that say which models may be loaded together. Two models that share no set exclude
-//! each other, which becomes a group of `groups`.
+//! The expressions of a matrix name sets of models that may be loaded together. Models of which no two share
+//! a set become a group in `groups`, of which at most one is loaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,9 +11,9 @@ use super::ImportedConfig;
 use super::llama_swap::{UNKNOWN_KEY_NOTE, text_list};
 use crate::exit::CommandError;
 
-/// Group of the models that are in no other.
+/// Group of all models without a group.
 const DEFAULT_GROUP: &str = "(default)";
-/// Maximum number of pairwise groups that replace two groups.
+/// Limit for the pairs of groups that replace two groups which evict each other.
 const MAX_PAIR_GROUPS: usize = 64;
 
 const NEAREST_RULE: &str = "`groups` of a model name those of which at most one is loaded, `with` those that are \
@@ -56,7 +55,6 @@ pub(super) fn import_routing(
         .iter()
         .map(|(name, group)| SwapGroup::parse(name, group, imported, &mut owners, from))
         .collect::<Result<Vec<_>, _>>()?;
-    // Models without a group form a group of their own.
     let in_none = imported.models.iter().map(|model| &model.name).filter(|name| !owners.contains_key(*name));
     let in_none: Vec<String> = in_none.cloned().collect();
     groups.push(SwapGroup {
@@ -75,7 +73,7 @@ pub(super) fn import_routing(
     Ok(())
 }
 
-/// Makes models exclude each other if no set of the matrix has both.
+/// Models that share no set of the matrix exclude each other.
 fn import_matrix(matrix: &Value, imported: &mut ImportedConfig) {
     let names: Vec<&str> = imported.models.iter().map(|model| model.name.as_str()).collect();
     let Some(ExclusionGroups { groups, is_looser }) = exclusion_groups(matrix, &names) else {
@@ -106,9 +104,9 @@ struct SwapGroup {
     members: Vec<String>,
     /// At most one member is loaded at a time.
     swap: bool,
-    /// Loading a member evicts members of other groups, except of persistent groups.
+    /// Loading a member evicts the members of all other groups that are not persistent.
     exclusive: bool,
-    /// Loading a member of another group evicts no members of this group.
+    /// Loading a member of another group evicts no member of this group.
     persistent: bool,
 }
 
@@ -163,9 +161,8 @@ impl SwapGroup {
         }
     }
 
-    /// Converts two groups that evict each other: no model of one is loaded together with one of the other.
-    /// If only one group evicts the other, both may be loaded, as in llama-swap if the evicting group was
-    /// loaded first.
+    /// Converts two groups that evict each other into groups of `groups`. If only one group evicts the other,
+    /// only reports this.
     fn exclude_group(&self, other: &Self, imported: &mut ImportedConfig) {
         let drives = |one: &Self, other: &Self| one.exclusive && !other.persistent;
         let there = drives(self, other);
@@ -234,14 +231,14 @@ fn import_preload(hooks: Option<&Value>, imported: &mut ImportedConfig) {
     }
 }
 
-/// Maximum number of models, because the state grows with its third power.
+/// The triples of models grow with the third power of this number.
 const MAX_MODELS: usize = 64;
 const MAX_NESTING: usize = 32;
 
-/// Indexes of two models in the file, in ascending order.
+/// Indexes of two models, in ascending order.
 type ModelPair = (usize, usize);
 
-/// Models of an expression, and those that occur together in one of its sets.
+/// Models of an expression, with the pairs and triples that occur in one of its sets.
 #[derive(Clone, Debug, Default)]
 struct CoLoadedModels {
     members: BTreeSet<usize>,
@@ -250,7 +247,7 @@ struct CoLoadedModels {
 }
 
 impl CoLoadedModels {
-    /// Sets of either expression (`|`).
+    /// The operator `|`: the sets of both expressions.
     fn either(mut self, other: Self) -> Self {
         self.members.extend(other.members);
         self.pairs.extend(other.pairs);
@@ -258,7 +255,7 @@ impl CoLoadedModels {
         self
     }
 
-    /// Each set of one expression joined with each of the other (`&`).
+    /// The operator `&`: each set of one expression joined with each set of the other.
     fn join(&self, other: &Self) -> Self {
         let mut all = self.clone().either(other.clone());
         for (one, another) in [(self, other), (other, self)] {
@@ -291,13 +288,13 @@ fn ordered_triple(one: usize, another: usize, third: usize) -> [usize; 3] {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ExclusionGroups {
-    /// Groups of models of which at most one is loaded at a time.
+    /// At most one model of each group is loaded at a time.
     groups: Vec<Vec<usize>>,
-    /// Some three models share sets pairwise but never all three, which `groups` cannot express.
+    /// Three models share sets in pairs but have no common set, which `groups` cannot express.
     is_looser: bool,
 }
 
-/// Converts the sets of a matrix over the models with these names. `None` if the matrix cannot be read.
+/// Returns `None` if the matrix cannot be read or has too many models.
 fn exclusion_groups(matrix: &Value, models: &[&str]) -> Option<ExclusionGroups> {
     if models.len() > MAX_MODELS {
         return None;
@@ -342,7 +339,7 @@ fn exclusion_groups(matrix: &Value, models: &[&str]) -> Option<ExclusionGroups> 
     Some(ExclusionGroups { groups, is_looser })
 }
 
-/// Parser of expressions such as `a & (b | c)` or `+another-set & d`.
+/// Parses expressions such as `a & (b | c)` or `+another-set & d`.
 struct MatrixParser<'a> {
     sets: &'a Map<String, Value>,
     find: &'a dyn Fn(&str) -> Option<usize>,
@@ -392,7 +389,7 @@ impl<'a> MatrixParser<'a> {
             MatrixParser { sets: self.sets, find: self.find, rest: set, depth: self.depth }
                 .parse_expression()?
         } else {
-            // Skip a model that is not imported: it is never loaded with others.
+            // Skip a model that was not imported.
             let model = (self.find)(self.parse_word()?);
             CoLoadedModels { members: model.into_iter().collect(), ..CoLoadedModels::default() }
         };

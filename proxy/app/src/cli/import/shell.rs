@@ -1,11 +1,10 @@
 //! Imports `bash -c "source FILE && exec llama-server FLAGS"`: the commands before the server become a
-//! wrapper script that runs the server at its end. Also splits a command line into words, like a shell.
+//! wrapper script that ends by running the server. Also splits a command line into words, like a shell.
 
 use super::command::{ParsedCommand, parse_command};
 use crate::exit::CommandError;
 
-/// Splits a command into words. The text may span several lines, with or without `\` at their ends, and with
-/// comment lines.
+/// Accepts several lines, with or without `\` at their ends, and comment lines.
 pub(super) fn split_words(text: &str, from: &str) -> Result<Vec<String>, CommandError> {
     let told = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let joined: Vec<&str> = told.map(|line| line.trim_end().strip_suffix('\\').unwrap_or(line)).collect();
@@ -23,7 +22,7 @@ pub(super) fn split_words(text: &str, from: &str) -> Result<Vec<String>, Command
     })
 }
 
-/// Returns whether a word contains a Windows path; in such a path, `\` is an ordinary character.
+/// In a Windows path, `\` is an ordinary character.
 pub(super) fn is_windows_path(word: &str) -> bool {
     let bytes = word.as_bytes();
     let drive = |at: usize| {
@@ -34,7 +33,7 @@ pub(super) fn is_windows_path(word: &str) -> bool {
     (0..bytes.len()).any(drive) || (word.contains(".exe") && word.contains('\\'))
 }
 
-/// Splits like Windows: only `"` quotes, and `\` is an ordinary character, except before a `"`.
+/// Splits like Windows: only `"` quotes words, and `\` only escapes a `"`.
 fn windows_words(text: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word = None::<String>;
@@ -82,7 +81,7 @@ pub(super) fn is_operator(word: &str) -> bool {
     matches!(word, "|" | "||" | "&&" | ";" | "&") || redirects.starts_with('>') && !word.contains('=')
 }
 
-/// Parses the command of a shell. `shell` is the program and its flag, `before` the words before it.
+/// `shell`: the program and its flag. `before`: the settings of the words before the shell.
 pub(super) fn parse_shell_command(
     shell: &[&String; 2],
     script: &str,
@@ -106,8 +105,7 @@ pub(super) fn parse_shell_command(
     match (preamble, cd_target(preamble)) {
         ("", _) => {}
         (_, Some(folder)) => taken.model.command.directory = Some(folder),
-        // Wrap the preamble in a function, so that it does not see the server's words as its positional
-        // parameters.
+        // Wrap the preamble in a function, so that its positional parameters are not the server's words.
         (preamble, None) => {
             let (lines, then) = match preamble.strip_suffix("&&") {
                 Some(lines) => (lines, " &&"),
@@ -123,7 +121,7 @@ pub(super) fn parse_shell_command(
     Ok(taken)
 }
 
-/// Splits redirections of output (`>> FILE 2>&1`) off the end of a command.
+/// Splits output redirections (`>> FILE 2>&1`) off the end of a command.
 fn split_redirections(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
     let sign = |word: &str| {
         let word = word.trim_start_matches(|c: char| c.is_ascii_digit() || c == '&');
@@ -132,7 +130,7 @@ fn split_redirections(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
     let mut end = words.len();
     while end > 1 {
         match (sign(&words[end - 1]), sign(&words[end - 2])) {
-            // Drop the redirection with its file, written as one word or as two.
+            // The redirection and its file may be one word or two.
             (Some(file), _) if !file.is_empty() => end -= 1,
             (None, Some(file)) if file.is_empty() => end -= 2,
             _ => break,
@@ -142,7 +140,7 @@ fn split_redirections(mut words: Vec<String>) -> (Vec<String>, Option<String>) {
     (words, (!rest.is_empty()).then(|| rest.join(" ")))
 }
 
-/// The folder of a preamble that only changes directory.
+/// Returns the folder if the preamble only changes the directory.
 fn cd_target(preamble: &str) -> Option<String> {
     let words = shlex::split(preamble.trim_end_matches(['&', ';', '\n', ' ']))?;
     match words.as_slice() {
@@ -153,8 +151,7 @@ fn cd_target(preamble: &str) -> Option<String> {
     }
 }
 
-/// Splits a script into the part before its last command, with the separator, and that command. `None` if a
-/// quote is never closed.
+/// Splits a script at its last command. `None` if a quote is not closed.
 fn split_last_command(script: &str) -> Option<(&str, &str)> {
     let script = script.trim().trim_end_matches(';').trim_end();
     let mut quote = None;
@@ -183,7 +180,7 @@ fn split_last_command(script: &str) -> Option<(&str, &str)> {
     quote.is_none().then(|| (script[..end].trim(), script[end..].trim()))
 }
 
-/// The first word that a shell would expand (a variable or a command).
+/// Returns the first word that a shell would expand, such as a variable.
 fn expanded_word(command: &str) -> Option<&str> {
     let mut quote = None;
     let mut escaped = false;

@@ -25,7 +25,6 @@ fn docker() -> ImportedConfig {
     command::import_command(&shell::split_words(DOCKER, "run.sh").unwrap(), "run.sh").unwrap()
 }
 
-/// Message and hint of a usage failure.
 fn told<T: std::fmt::Debug>(result: Result<T, CommandError>) -> String {
     let failure = result.unwrap_err();
     assert_eq!(failure.code(), 2, "{failure}");
@@ -202,7 +201,6 @@ fn models_that_drive_each_other_out_do_so_here() {
     insta::assert_snapshot!(all.map(|groups| format!("{groups}{}", of(groups))).join("\n---\n"));
 }
 
-/// Words before a server are kept, or refused with a reason.
 #[test]
 fn what_is_put_before_a_server_stays_before_it() {
     let taken = |line: &str| {

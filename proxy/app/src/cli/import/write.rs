@@ -1,5 +1,4 @@
-//! Writes the imported configuration as a `warden.toml`: a section per model, and unsupported settings at
-//! the end.
+//! Writes the imported configuration as a `warden.toml`.
 
 use serde_json::Value;
 use toml_edit::{Array, InlineTable, Key, Value as Toml};
@@ -136,7 +135,7 @@ fn toml_integer(count: u64) -> Option<i64> {
     i64::try_from(count).ok()
 }
 
-/// Converts a value to TOML; `None` if it contains a null.
+/// Returns `None` for a value that contains a null.
 fn toml_value(value: &Value) -> Option<Toml> {
     Some(match value {
         Value::Null => return None,
@@ -160,7 +159,7 @@ struct ImportWriter {
 }
 
 impl ImportWriter {
-    /// Writes a section. Omits an empty one, unless it is a model's.
+    /// Omits an empty section, unless it is a model's.
     fn section(&mut self, name: &str, fill: impl FnOnce(&mut Self)) {
         let mut inside = Self::default();
         fill(&mut inside);
@@ -185,7 +184,7 @@ impl ImportWriter {
         }
     }
 
-    /// Writes a list; a long one over several lines, with a flag and its value on one.
+    /// Splits a long list over several lines, but keeps a flag and its value on one line.
     fn list(&mut self, key: &str, words: &[String]) {
         let quoted: Vec<String> = words.iter().map(|word| Toml::from(word.as_str()).to_string()).collect();
         match quoted.join(", ") {
@@ -209,7 +208,7 @@ impl ImportWriter {
     }
 
     fn comment(&mut self, text: &str) {
-        // Replace control characters, which TOML forbids in comments.
+        // TOML forbids control characters in comments.
         let is_odd = |letter: char| letter.is_control() && letter != '\t';
         for line in text.lines() {
             self.text.extend(["# ", &line.trim_end().replace(is_odd, "?"), "\n"]);

@@ -9,11 +9,10 @@ use serde_norway::Value as Yaml;
 use super::EnvLookup;
 use crate::exit::CommandError;
 
-/// Maximum nesting of lists and tables. The parser's time grows with its square; real files nest less than
-/// ten levels.
+/// The parser's time grows with the square of the nesting. Real files nest less than ten levels.
 const MAX_YAML_DEPTH: usize = 1000;
 
-/// Returns whether brackets nest too deeply. Counts quoted brackets, too.
+/// Also counts quoted brackets.
 fn is_too_deep(text: &str) -> bool {
     let mut open = 0_usize;
     text.bytes().any(|byte| {
@@ -70,8 +69,7 @@ pub(super) fn line_of(text: &str, what: &str) -> String {
     line_after(text, "", what)
 }
 
-/// Formats `:LINE` for a message: the line with `what` from the first line with `first` on, else the first
-/// line with `what`.
+/// Returns `:LINE` for a message. Prefers a line with `what` at or after the first line with `first`.
 pub(super) fn line_after(text: &str, first: &str, what: &str) -> String {
     let has = |line: &str, what: &str| !line.trim_start().starts_with('#') && line.contains(what);
     let from = text.lines().position(|line| has(line, first)).unwrap_or_default();
@@ -80,11 +78,10 @@ pub(super) fn line_after(text: &str, first: &str, what: &str) -> String {
     at.map_or_else(String::new, |at| format!(":{}", at + 1))
 }
 
-/// Maximum nesting of macros. Real files nest at most three.
+/// Real files nest macros at most three deep.
 const MAX_MACRO_DEPTH: usize = 32;
 
-/// Maximum bytes that one value may expand to, including intermediate values. Macros that double each other
-/// would exhaust the memory.
+/// In bytes, including intermediate values: macros that double each other would exhaust the memory.
 const MAX_EXPANDED_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Default)]
@@ -107,15 +104,13 @@ impl MacroError {
 }
 
 struct ExpansionState {
-    /// Macros under expansion, outermost first.
+    /// Macros being expanded, outermost first.
     within: Vec<String>,
-    /// Bytes that may still be added.
     left: usize,
 }
 
 impl ExpansionState {
-    /// Counts `bytes` against the limit. An empty macro counts as one byte, because its expansion takes
-    /// time, too.
+    /// An empty macro counts as one byte, because its expansion takes time, too.
     fn count_bytes(&mut self, bytes: usize) -> Result<(), MacroError> {
         let Some(name) = self.within.last() else { return Ok(()) };
         let left = self.left.checked_sub(bytes.max(1));
@@ -129,7 +124,7 @@ impl<'a> MacroScope<'a> {
         Self { known: BTreeMap::new(), env: Some(env) }
     }
 
-    /// Adds the macros of `table`, which override known ones.
+    /// Macros of `table` override known ones.
     pub(super) fn with(&self, table: Option<&Value>) -> Self {
         let mut all = self.clone();
         let more = table.and_then(Value::as_object).into_iter().flatten();
@@ -141,8 +136,7 @@ impl<'a> MacroScope<'a> {
         self.known.insert(name.to_owned(), value);
     }
 
-    /// Expands all texts of a value, including keys of tables. A text that is a single macro becomes its
-    /// value, with its type.
+    /// Also expands keys of tables. A text that is a single macro becomes the macro's value, with its type.
     pub(super) fn expand(&self, value: &Value) -> Result<Value, MacroError> {
         self.value(value, &mut ExpansionState { within: Vec::new(), left: MAX_EXPANDED_BYTES })
     }
@@ -177,8 +171,7 @@ impl<'a> MacroScope<'a> {
             let plain_name =
                 !named.is_empty() && named.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
             if !plain_name || name == "PID" {
-                // Keep the text: it is a variable of the shell, or its value is known only when a process
-                // runs.
+                // Keep the text: the shell expands it, or its value is unknown before a process runs.
                 done.push_str("${");
                 rest = after;
                 continue;
@@ -198,7 +191,7 @@ impl<'a> MacroScope<'a> {
     fn named(&self, name: &str, way: &mut ExpansionState) -> Result<Value, MacroError> {
         let wrong = |why: String, hint| MacroError { written: format!("${{{name}}}"), why, hint };
         if let Some(variable) = name.strip_prefix("env.") {
-            // Keep an unset variable as written, because the text around it may not be needed.
+            // Keep an unset variable, because the text around it may not be needed.
             let value = self.env.and_then(|env| env(variable));
             return Ok(Value::String(value.unwrap_or_else(|| format!("${{{name}}}"))));
         }
@@ -230,8 +223,7 @@ pub(super) fn unset_variable(text: &str) -> Option<&str> {
     rest.split_once('}').map(|(name, _)| name)
 }
 
-/// Returns whether the variable is inherited from the environment of llama-warden, or would be if it were
-/// set.
+/// Returns whether a process would inherit the variable from llama-warden anyway.
 pub(super) fn is_inherited(name: &str, value: &str) -> bool {
     value.strip_prefix("${env.").and_then(|rest| rest.strip_suffix('}')) == Some(name)
 }

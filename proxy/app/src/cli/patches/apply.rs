@@ -1,5 +1,5 @@
-//! `patches apply`: applies patch sets to a folder, all or none, and reverses them. `patches export`: writes an
-//! ordinary series of patches for one revision.
+//! `patches apply`: applies patch sets to a folder, all or none, and reverses them. `patches export`: writes
+//! ordinary patches for one revision.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -128,7 +128,7 @@ fn result_text(root: &str, outcome: &str, series: &PatchSeries) -> String {
     let mut lines = Vec::new();
     for judgement in &series.judgements {
         lines.push(format!("{}: {}", judgement.set, check::status_text(judgement.status)));
-        // Skip the reasons of a refusal: the error contains them.
+        // The error contains the reasons of a refusal.
         if matches!(judgement.status, PatchStatus::NotApplicable | PatchStatus::Superseded)
             || outcome != "refused"
         {
@@ -241,7 +241,7 @@ async fn export_series(args: &PatchExportArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Writes all files, each patch with its page. Writes nothing if an existing file has other content.
+/// Writes nothing if an existing file has other content.
 fn write_patches(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, CommandError> {
     let trouble = |path: &Path, error: &dyn std::fmt::Display| {
         CommandError::hinted(
@@ -266,7 +266,7 @@ fn write_patches(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, Com
         let mut new = tempfile::NamedTempFile::new_in(folder).map_err(|error| trouble(path, &error))?;
         let written = new.write_all(content).and_then(|()| new.as_file().sync_all());
         written.map_err(|error| trouble(path, &error))?;
-        // Make the file readable for all, because a patch is shared.
+        // Readable for all users, because patches are meant to be shared.
         let readable = new.as_file().set_permissions(std::fs::Permissions::from_mode(0o644));
         readable.map_err(|error| trouble(path, &error))?;
         new.persist(path).map_err(|error| trouble(path, &error.error))?;

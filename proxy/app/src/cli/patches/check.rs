@@ -1,6 +1,7 @@
-//! `patches check`: judges patches in a source, or at each commit of a range. `patches bisect`: finds the commit
-//! since which a patch is no longer verified; judges every commit, because a patch can become verified again.
-//! `patches fingerprint`: records a reviewed version of the code that a set depends on. For maintainers.
+//! `patches check`: judges patches in a source, or at each commit of a range. `patches bisect`: finds the
+//! first commit at which a patch is no longer verified. Judges every commit, because a patch can become
+//! verified again. `patches fingerprint`: records a reviewed version of the code that a set depends on; for
+//! maintainers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -104,7 +105,7 @@ async fn judge_rows(
     .await
 }
 
-/// Formats the rows; equal consecutive rows of a range are merged.
+/// Merges equal consecutive rows of a range.
 fn table(rows: &[HistoryRow], is_range: bool) -> String {
     let lines: Vec<Vec<String>> = if is_range {
         let runs = history::merge_runs(rows).into_iter().map(|run| {
@@ -317,7 +318,7 @@ async fn collect_seams(
                 let files = set.seams.iter().flat_map(|seam| &seam.files);
                 let ids =
                     files.map(|file| tree.content_id(file)).collect::<warden_patches::Result<Vec<_>>>()?;
-                // Skip this commit if it touches none of the set's files, as most commits do.
+                // Most commits leave the set's files unchanged, so skip them.
                 if last.as_ref() == Some(&ids) {
                     continue;
                 }

@@ -132,7 +132,7 @@ fn check_admitted(series: &PatchSeries, allow_unverified: bool, what: &str) -> R
     Err(CommandError::Refused { message, hint })
 }
 
-/// Finds the set of `SET`, `FIX` or `SET/FIX`, with the fix if one is named.
+/// Accepts `SET`, `FIX` or `SET/FIX`; also returns the fix if `patch` names one.
 fn find_patch(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), CommandError> {
     let (id, fix) = match patch.split_once('/') {
         Some((set, fix)) => (Some(set), Some(fix)),
@@ -177,7 +177,7 @@ pub(crate) struct RangeArgs {
 
 struct OpenedTree {
     tree: Box<dyn SourceTree>,
-    /// Label, such as `b8827`, `a0c91e8f9` or the name of a folder.
+    /// Short name, such as `b8827`, `a0c91e8f9` or the name of a folder.
     label: String,
     /// Source as the user gave it.
     shown: String,
@@ -188,7 +188,7 @@ impl SourceArgs {
         Ok(self.open_with(None, builder, numbers).await?.0)
     }
 
-    /// Opens the source, or `other` in its place. Returns the tree, and the source for builds.
+    /// Opens `other`, else the source of the arguments. Returns the tree, and the source for builds.
     async fn open_with(
         &self,
         other: Option<BuildSource>,
@@ -218,7 +218,7 @@ impl SourceArgs {
         Ok((OpenedTree { tree, label, shown }, whole))
     }
 
-    /// Fetches the commits of a range with their repository, oldest first.
+    /// Returns the repository with the commits of the range, oldest first.
     async fn fetch_range(
         &self,
         range: &str,
@@ -228,8 +228,8 @@ impl SourceArgs {
     ) -> Result<(Arc<GitRepository>, Vec<RevisionInfo>), CommandError> {
         let (from, to) = split_range(range)?;
         let mut request = self.git.repository_request(numbers, true)?;
-        // A remote has no name for a build without a tag: fetch all commits, and find the build by its
-        // number, which counts commits.
+        // A remote knows no name for a build without a tag. So fetch all commits: the build number is a count
+        // of commits.
         let by_count = to.strip_prefix('b').is_some_and(|digits| digits.parse::<u32>().is_ok());
         let on_server = matches!(request.location, GitLocation::Url(_));
         request.reference = (!(on_server && by_count)).then(|| to.to_owned());
@@ -256,7 +256,7 @@ fn split_range(range: &str) -> Result<(&str, &str), CommandError> {
     }
 }
 
-/// Runs blocking work off the thread that shows progress and handles signals.
+/// Keeps blocking work off the thread that shows progress and handles signals.
 #[expect(clippy::disallowed_methods, reason = "in a command, which serves nobody")]
 async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> warden_builder::Result<T> + Send + 'static,

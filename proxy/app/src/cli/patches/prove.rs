@@ -1,6 +1,5 @@
-//! `patches prove`: proves sets in a tree that nobody has reviewed, as far as this machine can, and records
-//! the proof next to the configuration. A record is valid only for exactly this code. Only this command
-//! creates records.
+//! `patches prove`: proves sets in an unreviewed tree, as far as this machine can, and records the proof next
+//! to the configuration. A record is valid only for exactly this code. Only this command creates records.
 
 use std::path::{Path, PathBuf};
 
@@ -65,7 +64,7 @@ pub(super) fn run(args: &ProveArgs) -> Result<(), CommandError> {
 struct EndedProof {
     proof: SetProof,
     failed: bool,
-    /// The set is shown to be good.
+    /// The proof shows that the set is good.
     good: bool,
 }
 
@@ -76,7 +75,7 @@ async fn prove_sets(args: &ProveArgs) -> Result<(), CommandError> {
         catalogue.require(id)?;
     }
     let file = proofs::proofs_path(&loaded, &machine)?;
-    // Read the records first: an unreadable file is an error before any work, and stays unchanged.
+    // Read the records first: an unreadable file must stop the command before any work.
     let mut known = proofs::read_proofs(&file)?;
     let numbers = &loaded.settings.build;
     let (found, source, subjects) = with_builder(&loaded, &machine, async |builder| {
@@ -278,7 +277,7 @@ impl ProofRun<'_> {
             proof.steps.push(not_shown(SAME_ANSWERS, "--no-servers"));
             return Ok(proof);
         }
-        // Build for the machine's GPU if it has a toolkit, else for the CPU.
+        // Build for the GPU if the machine has a toolkit, else for the CPU.
         match self.builder.plan(&self.request(SelectedSets::None)).await {
             Ok(plan) => self.compare_servers(&mut proof, &plan).await?,
             Err(error) => proof.steps.push(not_shown(SAME_ANSWERS, &build_failure_reason(error)?)),
@@ -301,7 +300,7 @@ impl ProofRun<'_> {
         self.builder.build(&BuildRequest { backend: backend.into(), options, ..self.request(sets) }).await
     }
 
-    /// Compares servers of the tree, plain and patched, on the backend of `auto` or on the CPU.
+    /// Compares servers of the tree with and without patches, on the backend of `auto` or on the CPU.
     async fn compare_servers(&self, proof: &mut SetProof, auto: &BuildPlan) -> Result<(), CommandError> {
         let set = &self.subject.set;
         let here = auto.recipe.backend;
@@ -373,7 +372,7 @@ fn not_shown(what: &str, text: &str) -> ProofStep {
     ProofStep { what: what.to_owned(), how: StepResult::NotShown, text: text.to_owned() }
 }
 
-/// The reason why a server cannot be built. A cancelled build is an error that ends the command.
+/// Returns the reason; a cancelled build is an error, which ends the command.
 fn build_failure_reason(error: BuilderError) -> Result<String, CommandError> {
     match error {
         BuilderError::Cancelled => Err(error.into()),

@@ -1,5 +1,5 @@
 //! `llama-warden policy check`: explains a configuration's policies, model by model: the action at each
-//! level, disabled parts, and reasons. Starts no process; asks the drivers for GPUs.
+//! level, disabled parts, and reasons. Starts no process, but queries the drivers for GPUs.
 
 use clap::Args;
 use warden_policies::admission::AdmissionMode;
@@ -190,7 +190,7 @@ fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_
     sheet
 }
 
-/// Formats the sheets of several models. Lines that are equal in all sheets are printed once, at the top.
+/// Prints lines that all sheets share only once, at the top.
 fn join_sheets(sheets: &[PolicySheet]) -> String {
     let (Some(first), true) = (sheets.first(), sheets.len() > 1) else {
         return paragraphs(sheets.iter());
@@ -420,7 +420,6 @@ fn duration_text(time: std::time::Duration) -> String {
     phrases::time_phrase(time.as_secs_f64())
 }
 
-/// A heading with lines `  name  text`.
 struct PolicySheet {
     head: String,
     lines: Vec<String>,

@@ -64,7 +64,7 @@ fn read_trace(
         let ms = |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default();
         let ended: jiff::Timestamp =
             line.timestamp.parse().map_err(|error| wrong(format!("line {}: {error}", number + 1)))?;
-        // Use milliseconds since the first line: these numbers are small enough for f64.
+        // Times since the first line, in milliseconds, are small enough for f64.
         let since = ended.duration_since(*first.get_or_insert(ended)).as_millis_f64();
         requests.push((since - line.total_ms, model, ms(line.total_ms - line.queue_ms)));
     }

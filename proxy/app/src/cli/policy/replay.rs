@@ -1,6 +1,4 @@
 //! `llama-warden policy replay`: runs the policy over recordings and prints the result.
-//!
-//! Reads all recordings before it prints, so that a bad line does not cut the output in half.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -129,7 +127,7 @@ impl ReplayArgs {
         };
         let server =
             model.map(|(name, model)| PlannedServer::resolve(&loaded, &machine, name, model)).transpose()?;
-        // Use this machine's memory only for a model of its configuration.
+        // This machine's memory only matters for a model of its configuration.
         let host_total = self.host_memory.or_else(|| model.map(|_| machine.memory));
         let told = ReplaySettings {
             policy: policy.to_recycle_policy(host_total),
@@ -142,8 +140,7 @@ impl ReplayArgs {
         Ok((told, server.map(PlannedServer::into_advised)))
     }
 
-    /// Declared memory. Flags of this command override those of the model's command; without either,
-    /// nothing is declared.
+    /// Returns the size of the declared caches. Flags of this command override those of the model's command.
     fn declared_bytes(
         &self,
         started: Option<&PlannedServer>,
@@ -156,7 +153,7 @@ impl ReplayArgs {
         let cache = match (self.cache_ram, memory) {
             (None, _) => ByteSize(0),
             (Some(CacheRamLimit::Bound(size)), _) => size,
-            // Count half of the memory for an unlimited cache, as for a running server.
+            // Count half of the memory for an unlimited cache, as `serve` does.
             (Some(CacheRamLimit::None), Some(memory)) => ByteSize(memory.0 / 2),
             (Some(CacheRamLimit::None), None) => {
                 return Err(CommandError::usage(
@@ -171,7 +168,7 @@ impl ReplayArgs {
     }
 }
 
-/// Settings of a model's server as it would start on this machine. Missing model files are ignored, because
+/// Settings with which this machine would start a model's server. Ignores missing model files, because
 /// nothing is started.
 pub(super) struct PlannedServer {
     launch: LaunchSettings,
@@ -241,7 +238,7 @@ fn parse_cache_ram(text: &str) -> Result<CacheRamLimit, String> {
     read.ok_or_else(|| "a number of MiB from 0 is needed, or -1 for no bound".to_owned())
 }
 
-/// Parses a time of day as minutes after midnight.
+/// Returns minutes after midnight.
 fn parse_minute(text: &str) -> Result<u16, String> {
     let parts = text.split_once(':').and_then(|(hours, minutes)| {
         let (hours, minutes): (u16, u16) = (hours.parse().ok()?, minutes.parse().ok()?);

@@ -1,6 +1,5 @@
-//! `llama-warden policy simulate`: simulates a leaking backend under a policy, without one, and with a
-//! restart after a number of requests. [`warden_policies::simulate`] computes the numbers; this module
-//! reads arguments and prints.
+//! `llama-warden policy simulate`: simulates a leaking backend under a policy, without a policy, and with a
+//! restart after a number of requests. [`warden_policies::simulate`] computes the numbers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +25,7 @@ use crate::out;
 use super::models;
 use super::replay::find_model;
 
-/// Maximum number of requests. More take minutes and add no information.
+/// More requests take minutes and add no information.
 const MAX_REQUESTS: f64 = 2_000_000.0;
 
 #[derive(Debug, Args)]
@@ -241,7 +240,7 @@ impl SimulateArgs {
 
     fn policy(&self) -> Result<(SimulatedPolicy, String), CommandError> {
         let (_, loaded) = self.config.read()?;
-        // Percentages refer to the memory of the simulated machine, not of this one.
+        // Percentages refer to the simulated machine's memory.
         let growth = loaded.settings.growth.clone();
         let of = |policy: &crate::config::policy::PolicyConfig| SimulatedPolicy {
             recycle: policy.to_recycle_policy(None),
@@ -345,7 +344,6 @@ fn text(args: &SimulateArgs, policy: &str, report: &SimulationReport) -> String 
     text
 }
 
-/// Formats restarts with their reasons: `12 (growth 10, host_soft 2)`.
 fn restarts_text(outcome: &StrategyOutcome) -> String {
     if outcome.reasons.is_empty() {
         return outcome.restarts.to_string();

@@ -1,4 +1,4 @@
-//! Clients of the demonstration: they request tokens, half of them streamed, and count failures.
+//! Clients of the demonstration, which send requests (half of them streamed) and count failures.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::CommandError;
 
-/// Number of concurrent clients: more than the two slots of the sample server, so that some always wait.
+/// More clients than the two slots of the demonstration's server, so that some requests always wait.
 const CLIENTS: u64 = 4;
-/// Words per prompt: enough for some MiB of KV cache.
+/// Enough words for some MiB of KV cache.
 const PROMPT_WORDS: u64 = 150;
 
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ impl DemoClients {
         Self { stop, clients }
     }
 
-    /// Stops sending, and waits for running requests.
+    /// Stops sending, and waits for the running requests.
     pub(super) async fn stop(mut self) -> ClientTally {
         self.stop.cancel();
         let mut all = ClientTally::default();
@@ -69,13 +69,13 @@ async fn run_client(url: String, model: &'static str, client: u64, stop: Cancell
     tally
 }
 
-/// Generates words that no other request has, so that each prompt is new to the server's prompt cache.
+/// Each prompt is new to the server's prompt cache.
 fn unique_prompt(number: u64) -> String {
     let syllables = ["ba", "do", "ki", "lu", "me", "no", "pi", "ra"];
     let mut state = number + 1;
     let mut text = format!("request {number}");
     for _ in 0..PROMPT_WORDS {
-        // Knuth's multiplicative generator; any generator without repetitions would do.
+        // Knuth's multiplicative generator; any generator that does not repeat itself would do.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         for shift in [33, 43] {
             let pick = usize::try_from((state >> shift) % 8).unwrap_or_default();
@@ -104,7 +104,8 @@ fn request_body(model: &str, question: &str, tokens: u64, stream: bool) -> Value
 }
 
 async fn send_request(url: &str, body: &Value) -> Result<String, String> {
-    // Use a new client for each request: on a kept connection reqwest retries by itself and hides failures.
+    // Use a new client for each request: on a kept-alive connection, reqwest retries by itself and hides
+    // failures.
     let client = reqwest::Client::builder().no_proxy().build().map_err(|error| error.to_string())?;
     let answer = client
         .post(format!("{url}/v1/chat/completions"))

@@ -1,11 +1,11 @@
-//! `llama-warden quickstart`: leads from source code to a replacement under load, in one command.
+//! `llama-warden quickstart`: builds llama-server and shows a replacement under load, in one command.
 //!
 //! ```text
 //!   source -> build -> model -> serve -> a request -> lower the budget -> load -> a replacement, 0 failed
 //! ```
 //!
-//! Every step prints its purpose and the equivalent command. Uses the same parts as the other commands: a
-//! configuration file that the user can keep, the builder, the server, the reload.
+//! Every step prints its purpose and the equivalent command. Uses the same parts as the other commands, and a
+//! configuration file that the user can keep.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ pub(crate) struct QuickstartArgs {
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(180);
 const STEP_COUNT: u32 = 6;
 
-/// Runs the command. Must be called on the main thread, which forks.
+/// Must be called on the main thread, because the nursery forks.
 pub(crate) fn run(args: QuickstartArgs) -> Result<(), CommandError> {
     serve::with_nursery(|nursery| quickstart(args, nursery))
 }
@@ -93,7 +93,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let store = build::dirs(&loaded, &machine)?;
     let model = DemoModel::obtain(args.sample_model, &loaded, &machine, &store).await?;
 
-    // Handle signals from here on: running processes must be ended in order.
+    // From here on a signal must end the running processes in order.
     let mut signals = SignalHandlers::new()?;
 
     print_step(3, "Serve: one OpenAI-compatible endpoint in front of a supervised llama-server")?;
@@ -158,7 +158,6 @@ async fn build_server(
     .await
 }
 
-/// Steps 4 to 6, with a running server.
 async fn demonstrate_replacement(
     plan: &ConfigSource,
     machine: &HostMachine,
@@ -219,7 +218,7 @@ async fn demonstrate_replacement(
             "requests failed during the replacement: this must not happen, please report it",
         ));
     }
-    // Remove the demonstration's budget, which would replace the backend repeatedly while the user works
+    // With the demonstration's budget, the supervisor would keep replacing the backend while the user works
     // with it.
     file.hard = None;
     file.write()?;
@@ -264,7 +263,7 @@ async fn load_until_replaced(
     }
 }
 
-/// Starts the server; on any port if the default 8080 is taken.
+/// With `any_port`, lets the system choose a port if the default port is taken.
 async fn start_server(
     plan: &ConfigSource,
     machine: &HostMachine,
@@ -282,7 +281,7 @@ async fn start_server(
     Box::pin(RunningInstance::start(resolved, machine, nursery, ActivatedSockets::default())).await
 }
 
-/// The memory of the backend, after its first reading.
+/// Waits for the first reading of the backend's memory.
 async fn host_bytes(fleet: &Fleet) -> Result<u64, CommandError> {
     let mut views = fleet.subscribe();
     let read = views.wait_for(|view| {

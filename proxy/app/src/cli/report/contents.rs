@@ -1,9 +1,8 @@
 //! Contents of a report: names, texts, and notes about missing parts; and the archive of them. Equal contents
-//! give equal bytes; an existing file is never overwritten.
+//! give equal bytes. Never overwrites an existing file.
 //!
-//! All contents are cleaned of secrets. The common redactor finds secrets by name, position and form; all
-//! secrets of this machine's configuration and environment are hidden wherever they occur. Names of API keys,
-//! which are people's names, become numbers.
+//! The cleaner hides all known secrets of the configuration and environment. The common redactor finds other
+//! secrets by name, position and form. Names of API keys, which are often people's names, become numbers.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -22,14 +21,14 @@ use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 
-/// Maximum bytes of all contents: below the limit of a bug tracker after packing, with reserve.
+/// Stays below the attachment limit of a bug tracker after packing.
 const MAX_CONTENT_BYTES: usize = 64 << 20;
 
 const MAX_EQUAL_NAMES: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReportEntry {
-    /// Plain letters, with slashes for folders.
+    /// ASCII letters, digits, `.`, `_` and `-`, with slashes for folders.
     pub(super) name: String,
     pub(super) what: String,
     pub(super) text: String,
@@ -70,7 +69,7 @@ impl ReportContents {
             return;
         }
         let tamed = safe_name(name);
-        // Distinct names may have become equal by the substitution of characters.
+        // The replacement of characters may have made distinct names equal.
         let is_free = |name: &String| !self.entries.iter().any(|entry| entry.name == *name);
         let names = std::iter::once(tamed.clone()).chain((2..).map(|number| format!("{tamed}-{number}")));
         let Some(name) = names.take(MAX_EQUAL_NAMES).find(is_free) else { return };
@@ -86,12 +85,11 @@ impl ReportContents {
     }
 
     pub(super) fn add_note(&mut self, text: &str) {
-        // The note is shown on a terminal: keep it on one line, without control characters.
+        // A terminal shows the note, so keep it on one line, without control characters.
         let text = self.cleaner.clean_text(text).replace(char::is_control, " ");
         self.notes.push(text.trim().to_owned());
     }
 
-    /// Completes the contents with the notes and the list of entries.
     pub(super) fn finish(&mut self) {
         if !self.notes.is_empty() {
             let text = self.notes.join("\n") + "\n";
@@ -107,12 +105,11 @@ impl ReportContents {
             .insert(0, ReportEntry { name: CONTENTS_FILE.to_owned(), what: "this list".to_owned(), text });
     }
 
-    /// Entries ordered by name, after the list.
+    /// Returns the list of contents first, then the other entries ordered by name.
     pub(super) fn entries(&self) -> &[ReportEntry] {
         &self.entries
     }
 
-    /// Formats the table for the operator: a line per file, and the missing parts.
     pub(super) fn table(&self) -> String {
         let mut text = rows(&self.entries);
         if !self.notes.is_empty() {
@@ -130,7 +127,7 @@ fn rows(entries: &[ReportEntry]) -> String {
     out::table(["FILE", "SIZE", "WHAT"], entries.iter().map(row))
 }
 
-/// Makes a name valid on every machine. The result cannot lead out of the folder in which the archive is
+/// Makes a name valid on every machine. The name cannot lead out of the folder in which the archive is
 /// unpacked.
 pub(super) fn safe_name(name: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() || "._-/".contains(c) { c } else { '-' };
@@ -140,10 +137,10 @@ pub(super) fn safe_name(name: &str) -> String {
 }
 
 const ARCHIVE_FOLDER: &str = "llama-warden-report";
-/// Private mode, because a report is its author's until it is sent.
+/// A report is private until its author sends it.
 const FILE_MODE: u32 = 0o600;
 
-/// Packs the contents, without times and owners.
+/// Leaves out times and owners, so that equal contents give equal bytes.
 pub(super) fn pack_archive(contents: &ReportContents) -> Result<Vec<u8>, CommandError> {
     let packed = || -> io::Result<Vec<u8>> {
         let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
@@ -176,7 +173,7 @@ fn exists_failure(path: &Path) -> CommandError {
     )
 }
 
-/// Writes the archive to a new file. Removes an incomplete file.
+/// Removes the file again if a write fails.
 pub(super) fn write_archive(path: &Path, archive: &[u8]) -> Result<(), CommandError> {
     let cannot = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => exists_failure(path),
@@ -189,25 +186,23 @@ pub(super) fn write_archive(path: &Path, archive: &[u8]) -> Result<(), CommandEr
         OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path).map_err(cannot)?;
     let written = file.write_all(archive).and_then(|()| file.sync_all());
     written.map_err(|error| {
-        // Safe to remove: this call created the file.
+        // Safe, because this call created the file.
         drop(std::fs::remove_file(path));
         cannot(error)
     })
 }
 
-/// Texts before the name of an API key, in metrics and where a text names an operator. Each comes with the
-/// character after the name.
+/// Texts before the name of an API key, each with the character after the name.
 const KEY_NAMES: [(&str, char); 2] = [("key=\"", '"'), ("page, key ", ',')];
 
 #[derive(Debug, Default)]
 pub(super) struct ReportCleaner {
     known: KnownSecrets,
-    /// Names of API keys; the index gives the number.
+    /// Names of API keys; each key's index determines its number.
     keys: RefCell<Vec<String>>,
 }
 
 impl ReportCleaner {
-    /// Creates a cleaner for the secrets of the configuration, if any, and of the environment.
     pub(super) fn for_machine(loaded: Option<&LoadedConfig>, machine: &HostMachine) -> Self {
         let models = loaded.into_iter().flat_map(|loaded| {
             std::iter::once(&loaded.defaults).chain(loaded.models.iter().map(|(_, model)| model))
@@ -222,13 +217,12 @@ impl ReportCleaner {
         Self { known: KnownSecrets::from_command(&args, variables), keys: RefCell::default() }
     }
 
-    /// Cleans a text. Known secrets are hidden first: the redactor might cut one, and not recognise the rest.
+    /// Hides known secrets first: the redactor might cut a known secret, and then not recognise the rest.
     pub(super) fn clean_text(&self, text: &str) -> String {
         secrets::redact_text(&self.known.redact(self.number_keys(text)))
     }
 
-    /// Replaces names of API keys by `key-1` and so on, with the same number for a name throughout the
-    /// report.
+    /// Replaces each name of an API key by the same `key-N` throughout the report.
     fn number_keys(&self, text: &str) -> String {
         let mut keys = self.keys.borrow_mut();
         KEY_NAMES.iter().fold(text.to_owned(), |text, (before, end)| {
@@ -255,7 +249,7 @@ impl ReportCleaner {
         secrets::redact_json(self.hide_known(value))
     }
 
-    /// Hides known secrets before the value becomes JSON text, in which quotation marks would be escaped.
+    /// Hides known secrets before the value becomes JSON text, which would escape quotation marks in them.
     fn hide_known(&self, value: Value) -> Value {
         match value {
             Value::String(text) => self.known.redact(self.number_keys(&text)).into(),

@@ -1,6 +1,5 @@
-//! Facts about this machine: program version, effective configuration, kernel, memory, GPUs, provenance of
-//! builds; and the state directory: ledger, events, learnt values, recordings. Reads only the ends of regular
-//! files, so that neither large files nor pipes and links in their place do harm.
+//! Facts about this machine (versions, effective configuration, memory, GPUs, builds) and its state directory
+//! (ledger, events, learnt values, recordings). Reads only the ends of regular files.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -51,7 +50,7 @@ pub(super) fn gather_machine(
 fn machine_text(machine: &HostMachine) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &dyn std::fmt::Display| {
-        // Writing to a String cannot fail.
+        // A write to a String cannot fail.
         let _ = writeln!(text, "{name}: {value}");
     };
     row("llama-warden", &env!("CARGO_PKG_VERSION"));
@@ -81,8 +80,8 @@ fn json_line(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// Adds the provenance of the builds in use and of the chosen one; without an instance, of the chosen and
-/// the newest one.
+/// Adds the provenance of the builds in use and of the default build; without an instance, also of the newest
+/// build.
 pub(super) fn add_builds(contents: &mut ReportContents, data: &Path, status: Option<&AdminStatus>) {
     let store = BuildStore::new(data);
     let used = status.and_then(|status| status.binaries.as_ref());
@@ -112,7 +111,7 @@ pub(super) fn add_builds(contents: &mut ReportContents, data: &Path, status: Opt
     }
 }
 
-/// Bytes read from the end of a file: some thousand replacements or events.
+/// Enough for some thousand replacements or events.
 const TAIL_BYTES: u64 = 2 << 20;
 const MAX_RECORDINGS: usize = 4;
 
@@ -124,13 +123,13 @@ pub(super) fn gather_files(contents: &mut ReportContents, state: &Path) {
     add_recordings(contents, &state.join("traces"));
 }
 
-/// Adds the ends of a line file and of the full file before it.
+/// Adds the ends of a JSON-lines file and of its rotated predecessor.
 fn add_line_files(contents: &mut ReportContents, state: &Path, name: &str, what: &str) {
     let tails = line_files(&state.join(name)).map(|path| tail_or_note(contents, &path).unwrap_or_default());
     contents.add_lines(name, what, last_bytes(&tails.concat(), TAIL_BYTES).lines());
 }
 
-/// Adds the memory of earlier processes: one JSON value, or the end of its text if it is none.
+/// Adds what llama-warden learned from earlier processes: a JSON value, or the end of an invalid file.
 fn add_history(contents: &mut ReportContents, state: &Path) {
     let (name, what) = ("growth.json", "what is remembered of earlier processes: what leaked, what was held");
     let Some(text) = tail_or_note(contents, &state.join(name)) else { return };
@@ -140,7 +139,7 @@ fn add_history(contents: &mut ReportContents, state: &Path) {
     }
 }
 
-/// End of a file, if it exists. An unreadable file becomes a note.
+/// Returns the end of a file, if it exists. Adds a note if the file cannot be read.
 fn tail_or_note(contents: &mut ReportContents, path: &Path) -> Option<String> {
     read_tail(path, TAIL_BYTES).unwrap_or_else(|error| {
         contents.add_note(&format!("{}: {error}", path.display()));
@@ -148,7 +147,6 @@ fn tail_or_note(contents: &mut ReportContents, path: &Path) -> Option<String> {
     })
 }
 
-/// Adds the latest recordings of memory.
 fn add_recordings(contents: &mut ReportContents, folder: &Path) {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
@@ -172,7 +170,7 @@ fn add_recordings(contents: &mut ReportContents, folder: &Path) {
     }
 }
 
-/// The whole lines at the end of a regular file; `None` if it does not exist.
+/// Returns whole lines; `None` if the file does not exist.
 fn read_tail(path: &Path, most: u64) -> io::Result<Option<String>> {
     // Root reports on services of other users, who may replace the file by a link or a pipe at any time.
     let mut file = match regular_file::open_unlinked(path) {
@@ -187,7 +185,7 @@ fn read_tail(path: &Path, most: u64) -> io::Result<Option<String>> {
     Ok(Some(if length > most { drop_partial_line(&text).to_owned() } else { text }))
 }
 
-/// The last `most` bytes of a text, from the beginning of a line.
+/// Returns at most the last `most` bytes, from the beginning of a line.
 fn last_bytes(text: &str, most: u64) -> &str {
     let from = text.len().saturating_sub(usize::try_from(most).unwrap_or(usize::MAX));
     if from == 0 {

@@ -1,5 +1,5 @@
-//! Data of a running instance: status, metrics, last output of its processes, and their memory. An instance
-//! that does not answer in time is noted, because the report may be about that.
+//! Data of a running instance: status, metrics, last output of its processes, and their memory. A note names
+//! an instance that does not answer in time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,25 +16,20 @@ use crate::cli::control::InstanceArgs;
 use crate::cli::status::status_table;
 use crate::exit::CommandError;
 
-/// Time limit of an answer: a healthy instance needs milliseconds.
+/// A healthy instance needs milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const NO_ANSWER_PREFIX: &str = "no answer";
 const LOG_TAIL_BYTES: usize = 256 << 10;
-/// Maximum number of models with output and memory, failing ones first.
+/// Limits the models whose output and memory are collected; failing models come first.
 const MAX_LOGGED_MODELS: usize = 40;
 
-/// Queries the selected instance, if one runs.
-///
-/// # Errors
-///
-/// Several instances run, and none is selected.
+/// Returns an error if several instances run and the user selected none.
 pub(super) fn gather_instance(
     contents: &mut ReportContents,
     which: &InstanceArgs,
 ) -> Result<Option<AdminStatus>, CommandError> {
     let client = match which.client() {
         Ok(client) => client,
-        // Several instances run: the user must choose one.
         Err(several @ CommandError::Usage { .. }) => return Err(several),
         Err(none) => {
             contents.add_note(&format!("status, logs: {none}"));
@@ -87,8 +82,7 @@ async fn with_timeout<T>(asking: impl Future<Output = Result<T, CommandError>>) 
     }
 }
 
-/// Orders the models by relevance: failing ones, then those with most crashes or replacements, then running
-/// ones.
+/// Orders failing models first, then those with most crashes or replacements, then running ones.
 fn models_by_relevance(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
     let mut all: Vec<&ModelView> = models.iter().map(|model| &**model).collect();
     all.sort_by_key(|model| {
@@ -104,7 +98,7 @@ fn models_by_relevance(models: &[Arc<ModelView>]) -> Vec<&ModelView> {
 async fn add_series(contents: &mut ReportContents, client: &AdminClient, models: &[&ModelView]) {
     for (number, model) in (1..).zip(models) {
         let name = model.name.as_str();
-        // A day, in points of five minutes each.
+        // A day of points, each of five minutes.
         let query = [("model", name), ("range", "1d"), ("points", "288")];
         let query = query.map(|(key, value)| (key, value.to_owned()));
         let asked: Result<serde_json::Value, _> =
@@ -117,7 +111,7 @@ async fn add_series(contents: &mut ReportContents, client: &AdminClient, models:
                     data,
                 );
             }
-            // Skip the model: it has no series, or the instance's version has none.
+            // The model has no series, or the instance's version has none.
             Err(why) if !why.starts_with(NO_ANSWER_PREFIX) => {}
             Err(why) => {
                 return contents.add_note(&format!("series of {name}, and what comes after it: {why}"));
@@ -126,7 +120,7 @@ async fn add_series(contents: &mut ReportContents, client: &AdminClient, models:
     }
 }
 
-/// File name for a model. Contains a number, because two names may map to the same file name.
+/// The number keeps file names distinct.
 fn model_file_name(folder: &str, number: usize, name: &str, end: &str) -> String {
     format!("{folder}/{number:02}-{}.{end}", name.replace('/', "-"))
 }
@@ -142,7 +136,6 @@ async fn add_logs(contents: &mut ReportContents, client: &AdminClient, models: &
             Ok(())
         };
         let asked = with_timeout(client.lines(&["models", name, "logs"], &[], each)).await;
-        // Drop lines from the beginning until the rest fits.
         let mut skip = 0;
         while size > LOG_TAIL_BYTES && skip < lines.len() {
             size -= lines[skip].len();
@@ -155,16 +148,15 @@ async fn add_logs(contents: &mut ReportContents, client: &AdminClient, models: &
             lines[skip..].iter().map(String::as_str),
         );
         if let Err(why) = asked {
-            // Stop here: the other models would time out, too.
+            // Stop here, because the other models would time out, too.
             contents.add_note(&format!("{file}, and what comes after it: {why}"));
             return;
         }
     }
 }
 
-/// Adds the command line of the instance, if this user may read it.
 fn add_command_line(contents: &mut ReportContents, pid: u32) {
-    // In another namespace, the PID may be that of another process.
+    // In another PID namespace, this PID may be another process.
     let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let is_ours = program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("llama-warden"));
     let Some(bytes) = is_ours.then(|| std::fs::read(format!("/proc/{pid}/cmdline")).ok()).flatten() else {
@@ -176,7 +168,7 @@ fn add_command_line(contents: &mut ReportContents, pid: u32) {
     contents.add_text("command.txt", "how the running instance was started", &(line + "\n"));
 }
 
-/// Hides the values of `--set`, which may be secret.
+/// Values of `--set` may be secret.
 fn hide_set_values(words: &[String]) -> Vec<String> {
     let mut after = false;
     let word = |word: &String| {

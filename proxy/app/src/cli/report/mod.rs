@@ -1,14 +1,7 @@
-//! `llama-warden report`: packs all data for a bug report into one archive.
+//! `llama-warden report`: packs the data for a bug report into one archive.
 //!
-//! ```text
-//!  instance ─┐
-//!  files ────┼─> ReportContents ─ cleaned ─> shown: names, sizes ─ yes? ─> a new file
-//!  machine ──┘
-//! ```
-//!
-//! Works with or without a running or responding instance, and with an unreadable configuration, because
-//! reports are needed then. Missing parts are noted in the archive and are no error. All data passes the
-//! redactor before the size is shown. Changes nothing else and never overwrites a file.
+//! Bug reports are needed most when something is broken, so the command also works without a responding
+//! instance or a readable configuration. Notes in the archive name the missing parts.
 
 mod contents;
 mod here;
@@ -52,7 +45,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CommandError> {
     }
     let machine = HostMachine::read();
     let path = archive_path(args.out.as_deref(), &machine.cwd);
-    // Check the path first, because gathering takes a moment.
+    // Check the path first: gathering takes a moment.
     if !args.list {
         contents::check_free(&path)?;
     }
@@ -81,7 +74,7 @@ fn gather_contents(args: &ReportArgs, machine: &HostMachine) -> Result<ReportCon
     here::gather_machine(&mut contents, loaded.as_ref(), machine);
     let status = live::gather_instance(&mut contents, &args.instance)?;
     let ledger = status.as_ref().map(|status| PathBuf::from(&status.instance.ledger));
-    // The instance may use another state directory than the configuration of this command line.
+    // The instance may use another state directory than this command's configuration.
     let state = ledger.as_deref().and_then(Path::parent).map(Path::to_owned).or(state);
     match state {
         Some(state) => here::gather_files(&mut contents, &state),

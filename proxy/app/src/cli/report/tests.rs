@@ -102,7 +102,6 @@ fn no_secret_of_any_place_is_in_the_archive_or_in_the_list_of_it() {
     for (name, text) in &all {
         assert!(!text.contains("alice") && !text.contains("bob,"), "the name of a key in {name}:\n{text}");
     }
-    // The useful rest remains.
     let of = |name: &str| &all[&format!("llama-warden-report/{name}")];
     assert!(of("config.toml").contains("args = [\"--api-key\", \"***\", \"-mu\", \"https://h/m?***\"]"));
     assert!(

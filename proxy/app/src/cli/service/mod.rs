@@ -1,5 +1,5 @@
-//! `llama-warden service install|uninstall|show`: the systemd unit of llama-warden. Writes files and prints
-//! the next commands; runs no such command itself.
+//! `llama-warden service install|uninstall|show`: the systemd unit of llama-warden. Prints the commands to
+//! run next, but does not run them.
 
 mod reach;
 mod unit;
@@ -151,11 +151,11 @@ impl ServiceUnits {
     }
 }
 
-/// Files that the service's user cannot use, each with the command that fixes it.
+/// Returns the files that the service's user cannot use, each with the command that fixes the access.
 fn obstacles(user: &ServiceUser, scope: &ScopeArgs, needed: &[NeededFile]) -> Vec<(String, String)> {
     let all =
         needed.iter().filter_map(|one| reach::find_obstacle(user, one, |path| scope.path_below_root(path)));
-    // List each command once: one closed folder may hide many files.
+    // A closed folder may hide many files, so list each command once.
     let mut mends = BTreeSet::new();
     all.filter(|(_, command)| mends.insert(command.clone())).collect()
 }
@@ -166,7 +166,7 @@ impl ScopeArgs {
         if is_system { ServiceScope::System } else { ServiceScope::User }
     }
 
-    /// Maps a path of the service to its present path, below `--root`.
+    /// Returns where a path of the service is now, below `--root`.
     fn path_below_root(&self, path: &Path) -> PathBuf {
         match &self.root {
             Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
@@ -198,16 +198,16 @@ fn no_home() -> CommandError {
     CommandError::hinted("it is not known where your home is", "set HOME")
 }
 
-/// Loads the configuration as the service will, without the variables of this shell. A missing file means
-/// the defaults.
+/// Loads the configuration as the service will: without the variables of this shell, and with defaults if the
+/// file is missing.
 fn load(config: &Path, machine: &HostMachine) -> Result<LoadedConfig, CommandError> {
     let is_ours = |name: &std::ffi::OsString| name.to_string_lossy().starts_with(ENV_PREFIX);
     let mut machine = machine.clone();
     machine.env.retain(|(name, _)| !is_ours(name) && name != "CREDENTIALS_DIRECTORY");
-    // Set the credentials directory as systemd will; nothing reads it now.
+    // systemd will set this directory; nothing reads it now.
     machine.env.push(("CREDENTIALS_DIRECTORY".into(), "/run/credentials/llama-warden.service".into()));
     let config = config.exists().then(|| config.to_owned());
-    // Do not search models: their folders may not exist yet.
+    // Do not search folders of models, which may not exist yet.
     let no_folders = FlagSetting {
         flag: "service".to_owned(),
         path: ["paths", "models"].map(str::to_owned).to_vec(),
@@ -320,7 +320,7 @@ fn uninstall(args: &ServiceUninstallArgs, machine: &HostMachine) -> Result<(), C
     if gone.is_empty() {
         return out::print_line(&format!("there is no unit of ours in {}", folder.display()));
     }
-    // Advise to stop the service: without its unit, systemd would end a running service by default rules, in
-    // the middle of requests.
+    // The operator should stop the service first: without its unit, systemd would end a running service by
+    // default rules, in the middle of requests.
     out::print_line(&format!("next:\n  {control} stop {}\n  {control} daemon-reload", gone.join(" ")))
 }

@@ -1,8 +1,7 @@
-//! Checks that a service's user can run and read the files that the service needs, and proposes commands
-//! that fix it.
+//! Checks that a service's user can run and read the files that the service needs, and proposes commands that
+//! fix the access.
 //!
-//! Checks owner, group and mode of each folder on the path. Assumes that a folder with an access list is
-//! accessible; only a start can tell.
+//! A folder with an access list counts as accessible, because only a start can tell.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -15,9 +14,8 @@ use crate::access_list::access_list;
 use crate::config::settings::ModelConfig;
 use crate::config::source::layers::LoadedConfig;
 
-/// Folders that a service with `PrivateTmp=yes` sees empty.
+/// With `PrivateTmp=yes`, a service sees these folders empty.
 const PRIVATE_TMP_DIRS: [&str; 2] = ["/tmp", "/var/tmp"];
-/// UID for an unknown user, who owns nothing and is in no group.
 const UNKNOWN_UID: u32 = 65_534;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +28,7 @@ pub(super) struct ServiceUser {
 }
 
 impl ServiceUser {
-    /// Parses `/etc/passwd` and `/etc/group`. A missing user is in no group and owns nothing.
+    /// A missing user is in no group and owns nothing.
     pub(super) fn read(name: &str, passwd: &str, group: &str) -> Self {
         let mut own = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
         let own = own.find(|fields| fields.first() == Some(&name));
@@ -44,7 +42,7 @@ impl ServiceUser {
         Self { name: name.to_owned(), uid: number(2), groups, is_there }
     }
 
-    /// Returns whether the mode grants this user all bits (4 read, 1 execute or enter).
+    /// `bits`: 4 to read, 1 to execute or enter.
     fn has_access(&self, facts: &Metadata, bits: u32) -> bool {
         let is_in_group = self.groups.contains(&facts.gid());
         let shift = if facts.uid() == self.uid { 6 } else { 3 * u32::from(is_in_group) };
@@ -54,14 +52,13 @@ impl ServiceUser {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NeededFile {
-    /// Configuration key, or the program.
+    /// Key in the configuration, or a description of the file.
     what: String,
     path: PathBuf,
     runs: bool,
 }
 
-/// Files of the configuration that the service `program` needs. Includes files in llama-server's `args`, if
-/// they are words of their own.
+/// Includes files that are separate words of llama-server's `args`.
 pub(super) fn needed_files(program: &Path, config: &Path, loaded: &LoadedConfig) -> Vec<NeededFile> {
     let beside = config.parent().unwrap_or_else(|| Path::new("/"));
     let one = |what: String, path: &Path, runs: bool| NeededFile { what, path: beside.join(path), runs };
@@ -90,8 +87,8 @@ pub(super) fn needed_files(program: &Path, config: &Path, loaded: &LoadedConfig)
     all
 }
 
-/// Says why the service cannot use a file, with the command that fixes it. `None` if the service can use the
-/// file, or if the file does not exist yet. `within` maps a path of the service to its present path.
+/// Returns the reason why the service cannot use a file, and the command that fixes this. `None` if the file
+/// is usable or does not exist yet. `within` returns where a path of the service is now.
 pub(super) fn find_obstacle(
     user: &ServiceUser,
     needed: &NeededFile,

@@ -1,5 +1,4 @@
-//! Renders units from one template per kind, writes and removes them. Files written or changed by an operator are
-//! touched only with `--force`, which keeps a copy.
+//! Renders, writes and removes units. Changes an operator's file only with `--force`, and then keeps a copy.
 
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,9 +14,9 @@ pub(super) const UNIT_NAME: &str = "llama-warden";
 const NOTIFY_RELOAD_VERSION: u32 = 253;
 /// First systemd version with growing delays between failed starts.
 const RESTART_STEPS_VERSION: u32 = 254;
-/// Extra stop time after requests and processes have ended, for the last log lines.
+/// Extra stop time for the last log lines, after requests and processes have ended.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
-/// Beginning of a unit's first line. The last word of that line is the checksum of the text after it.
+/// Beginning of a unit's first line, which ends in the checksum of the following text.
 const CHECKSUM_LINE_PREFIX: &str = "# Written by `llama-warden service install`. To change it: `systemctl \
      edit llama-warden`, which outlives it. sha256:";
 
@@ -79,8 +78,7 @@ pub(super) fn service_unit(facts: &UnitValues<'_>) -> String {
     ))
 }
 
-/// Renders the socket unit for comma-separated hosts. `None` if a host is a name, which systemd does not
-/// resolve.
+/// `hosts` is a comma-separated list. Returns `None` if a host is a name, which systemd does not resolve.
 pub(super) fn socket_unit(hosts: &str, port: u16) -> Option<String> {
     let line = |host: &str| {
         let host = host.trim().trim_start_matches('[').trim_end_matches(']');
@@ -95,7 +93,7 @@ pub(super) fn socket_unit(hosts: &str, port: u16) -> Option<String> {
 pub(super) enum UnitFileState {
     Nothing,
     Same,
-    /// Written by llama-warden, for another version or configuration.
+    /// llama-warden wrote the file, for another version or configuration.
     Ours,
     Theirs,
 }
@@ -123,7 +121,7 @@ fn fill_template(template: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
-/// Formats a word of a unit's command line: escapes `%` and `$`, and quotes spaces.
+/// Escapes `%` and `$`, and quotes a path with spaces.
 fn command_word(path: &Path) -> String {
     let text = path.to_string_lossy().replace('%', "%%").replace('$', "$$");
     let is_plain = |char: char| char.is_ascii_alphanumeric() || "/._-+,:%$@".contains(char);
@@ -138,10 +136,10 @@ const MAX_COPIES: u32 = 1000;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum UnitFileChange {
     Written,
-    /// Replaced an older unit written by llama-warden.
+    /// Replaced an older unit of llama-warden.
     Renewed,
     Unchanged,
-    /// Replaced an operator's file, which is kept at this path.
+    /// Replaced an operator's file; this path has the copy.
     Kept(PathBuf),
 }
 
@@ -157,10 +155,7 @@ pub(super) fn write_unit(path: &Path, text: &str, force: bool) -> Result<UnitFil
     Ok(done)
 }
 
-/// Removes a unit written by llama-warden; `force` also an operator's. `None` if there was none.
-///
-/// # Errors
-/// The file is an operator's, or cannot be removed.
+/// Returns `None` if there is no unit. Refuses to remove an operator's file without `force`.
 pub(super) fn remove_unit(path: &Path, force: bool) -> Result<Option<UnitFileChange>, CommandError> {
     match inspect_file(path, "")? {
         UnitFileState::Nothing => return Ok(None),
@@ -187,7 +182,7 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> CommandError {
 }
 
 fn inspect_file(path: &Path, wanted: &str) -> Result<UnitFileState, CommandError> {
-    // A symbolic link is an operator's, whatever its target: linking to /dev/null masks a unit.
+    // A symbolic link is an operator's: a link to /dev/null, for example, masks a unit.
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(UnitFileState::Nothing),
         Err(error) => Err(cannot("look at", path, &error)),
@@ -199,7 +194,7 @@ fn inspect_file(path: &Path, wanted: &str) -> Result<UnitFileState, CommandError
     }
 }
 
-/// Renames the file to a name that is not a unit's.
+/// systemd ignores the new name.
 fn keep_copy(path: &Path) -> Result<PathBuf, CommandError> {
     let named = |number: u32| {
         let mut name = path.as_os_str().to_owned();

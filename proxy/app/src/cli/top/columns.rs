@@ -1,5 +1,4 @@
-//! The table of models: its columns, the order of its rows, and the columns that are dropped on a narrow
-//! screen.
+//! The table of models: its columns, the order of its rows, and the columns that a narrow screen drops.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -22,7 +21,7 @@ use super::state::ScreenState;
 const WIDEST_NAME: u16 = 40;
 const WIDEST_PLAN: u16 = 90;
 const MAX_GPU_COLUMNS: usize = 16;
-/// The column that is repeated for each GPU.
+/// Column repeated for each GPU.
 const PER_GPU: &str = "GPU";
 
 type ShownCell = (String, Color);
@@ -36,8 +35,8 @@ struct TableColumn {
     is_number: bool,
 }
 
-/// All columns from left to right: head, width, and rank for dropping on a narrow screen. The highest rank
-/// is dropped first, 0 never.
+/// All columns from left to right: head, width, and rank. A narrow screen drops the highest rank first, and
+/// rank 0 never.
 const COLUMNS: [(&str, u16, u8); 15] = [
     ("MODEL", 12, 0),
     ("STATE", 9, 0),
@@ -58,11 +57,11 @@ const COLUMNS: [(&str, u16, u8); 15] = [
 
 const LEFT_ALIGNED: [&str; 4] = ["MODEL", "STATE", "VERDICT", "NEXT"];
 
-/// Columns by which rows can be sorted; the first means the order of the configuration.
+/// Columns by which rows can be sorted; `""` is the order of the configuration.
 pub(super) const SORT_ORDERS: [&str; 12] =
     ["", "MODEL", "STATE", "QUEUE", "REQ/S", "TOK/S", "HOST", "USED", PER_GPU, "VERDICT", "+/REQ", "LEFT"];
 
-/// Compares rows for one of [`SORT_ORDERS`]: names ascending, numbers descending.
+/// Sorts names ascending, numbers descending.
 pub(super) fn compare_rows(order: &str, a: &ModelRow, b: &ModelRow) -> Ordering {
     let falling =
         |of: fn(&ModelRow) -> Option<f64>| of(b).unwrap_or(f64::MIN).total_cmp(&of(a).unwrap_or(f64::MIN));
@@ -130,7 +129,7 @@ fn verdict(row: &ModelRow) -> ShownCell {
     (row.growth.verdict.as_str().to_owned(), tone)
 }
 
-/// Formats the time until a limit, in one unit: the operator only needs its magnitude.
+/// Uses one unit, because the operator only needs the magnitude.
 fn time_left(seconds: f64) -> ShownCell {
     let seconds = truncate_to_u64(seconds.max(0.0));
     let text = match seconds {
@@ -175,7 +174,7 @@ fn fit_columns(gpus: &BTreeSet<u32>, longest_name: u16, width: u16) -> Vec<Table
 pub(super) fn draw_table(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     let rows = state.rows();
     let devices = state.data.picture.gauges.iter().filter_map(|gauge| gauge.gpu);
-    // Add GPUs from processes' readings: a driver that lists no device may still report the memory of
+    // Include GPUs of processes' readings: a driver that lists no device may still report the memory of
     // processes.
     let gpus = devices.chain(rows.iter().flat_map(|row| row.vram.keys().copied())).collect();
     let longest = rows.iter().map(|row| look::text_width(&row.shown)).max().unwrap_or_default();

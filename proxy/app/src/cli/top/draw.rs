@@ -26,7 +26,7 @@ use super::state::{MODEL_ACTIONS, ScreenOverlay, ScreenState, ScreenView};
 use crate::cli::status::short_age;
 
 pub(super) const MIN_SCREEN_SIZE: (u16, u16) = (60, 10);
-/// Minimum height for events below the models.
+/// Lower screens show no events below the models.
 const MIN_EVENT_HEIGHT: u16 = 20;
 const MIN_GAUGE_COLUMNS: u16 = 44;
 const PLOT_ROWS: (u16, u16) = (6, 20);
@@ -57,7 +57,7 @@ VERDICT                 warming, steady, bounded, suspected, leaking
 R X c u                 marks: replaced, failed, reclaimed, unloaded
 v                       mark: it began to look like a leak";
 
-/// Draws the screen. Stores in the state how much of the view fits, and limits the state's scroll position.
+/// Stores in the state how many lines fit, and limits the scroll position.
 pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &mut Buffer) {
     buffer.reset();
     let area = buffer.area;
@@ -93,7 +93,7 @@ pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &
     look.adapt_screen(buffer);
 }
 
-/// Draws one line; a shortened one ends in `~`.
+/// A line that is too long ends in `~`.
 fn put_line(line: &Line<'_>, area: Rect, buffer: &mut Buffer) {
     line.render(area, buffer);
     if line.width() > usize::from(area.width)
@@ -103,7 +103,7 @@ fn put_line(line: &Line<'_>, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// The first line. Reports a silent instance before all else, because the screen is then outdated.
+/// Reports a silent instance before all else, because the screen is then outdated.
 fn head_line(state: &ScreenState) -> Line<'static> {
     if let Some((since, why)) = &state.data.silent {
         let text = format!("NO ANSWER for {}: {why}", short_age(state.at.saturating_sub(*since)));
@@ -128,7 +128,7 @@ fn facts(state: &ScreenState) -> String {
     let mut facts = state.data.picture.facts.clone();
     if let Some((_, started)) = state.data.picture.instance {
         let up = state.at.as_secs().saturating_sub(u64::try_from(started.as_second()).unwrap_or_default());
-        // In minutes, so that an idle screen has nothing to draw.
+        // Whole minutes, so that an idle screen has nothing to redraw.
         let up = short_age(Duration::from_secs(up / 60 * 60));
         facts.insert(facts.len().min(2), format!("up {}", up.trim_end_matches("00s")));
     }
@@ -195,7 +195,7 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
         };
         Line::styled(why, QUIET).render(Rect { y: table.y + 1, height: 1, ..table }, buffer);
     }
-    // Show the plan of the selected model here: the table seldom has room for it.
+    // Show the selected model's plan here, because the table seldom has room for it.
     if let Some(row) =
         state.table.selected.as_ref().and_then(|model| state.row(model)).filter(|_| !state.once)
     {
@@ -210,7 +210,6 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     block.render(events, buffer);
 }
 
-/// Draws the memory of the machine, `across` gauges per line.
 fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer) {
     let lines = Layout::horizontal(vec![Constraint::Fill(1); usize::from(across)]).spacing(2);
     let places: Vec<Rect> = area.rows().flat_map(|row| lines.split(row).to_vec()).collect();
@@ -301,7 +300,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
             MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
         };
         let mut facts = vec![name, format!("replica {}", memory.replica)];
-        // Keep the previous time range until the requested one arrives.
+        // The previous time range stays until the instance sends the requested one.
         let requested =
             if history.span == Some(SPANS[state.memory.span]) { "" } else { " (another time is requested)" };
         facts.extend(history.span.map(|span| format!("{}{requested}", span.words)));
@@ -319,7 +318,7 @@ fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buf
     lines.into_iter().skip(state.scroll).collect::<Text<'_>>().render(rest, buffer);
 }
 
-/// The facts about a model, wrapped at `columns`: its plan, the lines of `status`, its events.
+/// Returns the model's plan, the lines of `status` and its events, wrapped at `columns`.
 pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     let mut add = |text: &str, tone: Color| {
@@ -335,7 +334,7 @@ pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> V
         if !row.next.0.is_empty() && row.next.1 != QUIET {
             add(&plan, row.next.1);
         }
-        // Skip a process's plan that equals the model's, as most do.
+        // Skip a process's plan that equals the model's plan, as most do.
         row.words.iter().filter(|line| line.trim_start() != plan).for_each(|line| add(line, PLAIN));
     }
     let mut events = state.events_of(model).peekable();
@@ -390,7 +389,7 @@ fn draw_overlay(state: &ScreenState, area: Rect, buffer: &mut Buffer) {
     let down = Constraint::Length(u16::try_from(lines.len() + 2).unwrap_or(area.height));
     let place = area.centered(across, down).intersection(area);
     for y in place.y..place.bottom() {
-        // Remove a wide letter as a whole if the box would cut it in half.
+        // Remove a wide letter as a whole if the box would cover half of it.
         let left = place.x.checked_sub(1).and_then(|x| buffer.cell_mut((x, y)));
         if let Some(cell) = left.filter(|cell| text_width(cell.symbol()) > 1) {
             cell.set_symbol(" ");

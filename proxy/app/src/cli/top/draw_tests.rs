@@ -35,7 +35,6 @@ fn budgets() -> Vec<BudgetView> {
     vec![BudgetView { series: MemoryKind::Host, budget }]
 }
 
-/// A model with one healthy process.
 fn model(name: &str, bytes: u64) -> ModelView {
     let mut backend = leaking();
     backend.memory.growth[0].verdict = GrowthVerdict::Steady;
@@ -148,7 +147,6 @@ fn status(models: Vec<ModelView>) -> AdminStatus {
     }
 }
 
-/// Time of the first picture.
 fn began() -> Duration {
     Duration::from_secs(1_767_233_100)
 }

@@ -1,6 +1,5 @@
-//! Queries the instance while the screen runs: pictures at an interval, events as they come, the viewed
-//! memory or log, and actions. An instance that is frozen, gone or replaced blocks nothing: the feed
-//! searches and queries it again.
+//! Queries the instance while the screen runs: pictures, events, the viewed memory or log, and actions. If
+//! the instance is frozen, gone or replaced, the feed keeps searching for an instance.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -27,12 +26,12 @@ use crate::series::answer::MemoryData;
 use crate::sync::lock;
 
 const MAX_WAITING_INPUTS: usize = 4096;
-/// Time limit of an answer. Even for a thousand models, a healthy instance needs a fraction of it.
+/// Even with a thousand models, a healthy instance needs a fraction of this.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// Time since 1970 that never jumps.
+/// Time since 1970 that never jumps, even if the system clock is set.
 #[derive(Clone, Copy)]
 pub(super) struct ScreenClock {
     start: Instant,
@@ -49,8 +48,8 @@ impl ScreenClock {
     }
 }
 
-/// Inputs for the screen. If they arrive faster than they are drawn, the oldest log lines are dropped and
-/// counted.
+/// Inputs for the screen. If inputs arrive faster than the screen draws, drops and counts the oldest log
+/// lines.
 #[derive(Default)]
 pub(super) struct InputQueue {
     waiting: Mutex<(VecDeque<ScreenInput>, u64)>,
@@ -61,7 +60,7 @@ impl InputQueue {
     pub(super) fn push(&self, input: ScreenInput) {
         let mut waiting = lock(&self.waiting);
         if waiting.0.len() >= MAX_WAITING_INPUTS {
-            // Drop a log line rather than a key or a result.
+            // Drop a log line rather than a key or an action's result.
             let line = waiting.0.iter().position(|one| matches!(one, ScreenInput::Log(_)));
             waiting.0.remove(line.unwrap_or(0));
             waiting.1 += 1;
@@ -70,7 +69,7 @@ impl InputQueue {
         self.filled.notify_one();
     }
 
-    /// Makes the screen redraw without an input.
+    /// Redraws the screen without an input.
     pub(super) fn wake(&self) {
         self.filled.notify_one();
     }
@@ -174,7 +173,7 @@ impl InstanceAsker {
 
     async fn follow_events(self, every: Duration) {
         let zone = TimeZone::system();
-        // Skip known events: after a reconnect the instance sends all kept events again.
+        // After a reconnect the instance sends all kept events again, so skip the known ones.
         let mut last = (f64::MIN, 0);
         loop {
             let take = |_line: &str, event: Option<FleetEvent>| {

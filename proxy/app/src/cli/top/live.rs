@@ -1,8 +1,7 @@
-//! The running screen: takes keys, answers and signals, and writes cells. One loop owns the state and the
-//! terminal. The terminal is restored at the end, also after a panic.
+//! The running screen: one loop takes keys, answers and signals, owns the state and writes cells. Restores
+//! the terminal at the end, also after a panic.
 //!
-//! Writes only cells that differ from the previous screen, in one write. An unchanged screen costs nothing,
-//! also over a slow connection.
+//! Writes only the cells that have changed, in one write, so that a slow connection suffices.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -31,15 +30,15 @@ use super::state::{ScreenEffect, ScreenInput, ScreenState};
 use super::step::step;
 use crate::exit::{self, CommandError};
 
-/// Minimum time between two drawings, so that a slow connection is not saturated.
+/// Faster drawing could saturate a slow connection.
 const MIN_FRAME_TIME: Duration = Duration::from_millis(50);
-/// Interval of ticks, for parts that change with time alone.
+/// Ticks redraw the parts that change with time alone.
 const TICK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Maximum columns and rows: the size may be set arbitrarily, and cells take memory.
+/// Columns and rows: a program may set any terminal size, and cells take memory.
 const MAX_SCREEN_SIZE: (u16, u16) = (1000, 500);
 
-/// Minimum duration of a stop. A shorter stop means that the kernel ignored the signal.
+/// A shorter stop means that the kernel ignored the signal.
 const MIN_STOP_TIME: Duration = Duration::from_millis(50);
 
 pub(super) async fn run(
@@ -98,8 +97,8 @@ fn listen(wanted: Signal) -> Result<Signals, CommandError> {
         .map_err(|problem| CommandError::failed(format!("cannot listen for signals: {problem}")))
 }
 
-/// Columns and rows of the terminal; (0, 0) if it is gone. A terminal of unknown size, such as a serial
-/// console, counts as 80 columns and 24 rows.
+/// Returns columns and rows; (0, 0) if the terminal is gone, 80 and 24 if it does not know its size, like a
+/// serial console.
 pub(super) fn size() -> (u16, u16) {
     match tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_col == 0 || size.ws_row == 0 => (80, 24),
@@ -108,14 +107,14 @@ pub(super) fn size() -> (u16, u16) {
     }
 }
 
-/// Reads keys on a thread that ends with the process, because reading a terminal cannot be cancelled. The
-/// drawing code detects a terminal that is gone.
+/// The thread ends with the process, because reading a terminal cannot be cancelled. The drawing code detects
+/// a terminal that is gone.
 fn read_keys(queue: Arc<InputQueue>) -> io::Result<()> {
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
         while let Ok(event) = crossterm::event::read() {
             match event {
                 Event::Key(key) => queue.push(ScreenInput::Key(key)),
-                // Redraw: the size may have changed.
+                // Redraw, because the size may have changed.
                 _ => queue.wake(),
             }
         }
@@ -129,7 +128,7 @@ struct LiveScreen {
     look: TerminalLook,
     state: ScreenState,
     feed: Option<InstanceFeed>,
-    /// Another program has the terminal for now.
+    /// Another program has the terminal while this one is stopped.
     away: bool,
     end: Option<Result<(), CommandError>>,
 }
@@ -143,7 +142,7 @@ impl LiveScreen {
                 self.end = Some(Err(CommandError::failed("the terminal's input has ended")));
             }
             Some(ScreenEffect::Redraw) => self.screen.forget(),
-            // Stop the whole job, as the terminal would. This process receives the signal, too.
+            // Stop the whole job, as the terminal would; this process also receives the signal.
             Some(ScreenEffect::Suspend) => drop(kill_current_process_group(Signal::TSTP)),
             Some(ScreenEffect::Act(action, model)) => {
                 if let Some(feed) = &self.feed {
@@ -158,7 +157,7 @@ impl LiveScreen {
 
     fn draw(&mut self) -> Result<(), CommandError> {
         if !is_ours() {
-            // A panic has given the terminal back and reported itself.
+            // The panic hook has restored the terminal and reported the panic.
             return Err(CommandError::Reported { code: exit::FAILURE_CODE });
         }
         let size = size();
@@ -170,9 +169,8 @@ impl LiveScreen {
         self.screen.show(&buffer).map_err(|_gone| CommandError::Pipe)
     }
 
-    /// Gives the terminal back and stops, like a job of a shell. The kernel ignores SIGTTOU if no process
-    /// could continue this one, as behind `ssh -t HOST llama-warden top`; the terminal is then taken again
-    /// at once.
+    /// Stops this process, like a job of a shell. The kernel ignores SIGTTOU if no process could continue
+    /// this one, as in `ssh -t HOST llama-warden top`; then the program takes the terminal again at once.
     fn stop(&mut self) {
         drop(self.screen.give_back());
         self.away = true;
@@ -184,7 +182,7 @@ impl LiveScreen {
         }
     }
 
-    /// Takes the terminal again, whatever its settings are now.
+    /// Resets the terminal first, because its settings may have changed.
     fn retake(&mut self) -> Result<(), CommandError> {
         drop(self.screen.give_back());
         self.screen.retake().map_err(cannot_use)?;
@@ -193,23 +191,23 @@ impl LiveScreen {
     }
 }
 
-/// The terminal is taken, and a panic must give it back.
+/// Set while a panic must restore the terminal.
 static TERMINAL_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// A taken terminal. Dropping this value gives the terminal back.
+/// Restores the terminal on drop.
 struct TerminalScreen<W: Write> {
     out: W,
     shown: Buffer,
 }
 
-/// Takes the terminal: keys arrive unbuffered and without an echo. The terminal keeps its old content.
+/// Keys arrive unbuffered and without an echo. The terminal keeps its old content.
 fn take_terminal() -> io::Result<TerminalScreen<io::Stdout>> {
     let mut screen = TerminalScreen::new(io::stdout());
     screen.retake()?;
     Ok(screen)
 }
 
-/// Gives the terminal back before a panic is reported; otherwise the report would vanish with the screen.
+/// Without this hook, the report of a panic would vanish with the screen.
 fn give_back_at_panic() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -218,7 +216,7 @@ fn give_back_at_panic() {
     }));
 }
 
-/// Returns whether the terminal is still taken; a panic in another thread gives it back.
+/// A panic in another thread restores the terminal.
 fn is_ours() -> bool {
     TERMINAL_TAKEN.load(Ordering::SeqCst)
 }
@@ -256,12 +254,12 @@ impl<W: Write> TerminalScreen<W> {
         Self { out, shown: Buffer::empty(Rect::ZERO) }
     }
 
-    /// Restores the terminal for the shell: at the end of the program, or while it is stopped.
+    /// Restores the terminal at the end of the program, or while the program is stopped.
     fn give_back(&mut self) -> io::Result<()> {
         give_back(&mut self.out)
     }
 
-    /// Forgets the shown cells, so that the whole screen is drawn again.
+    /// Makes the next drawing write all cells.
     fn forget(&mut self) {
         self.shown = Buffer::empty(Rect::ZERO);
     }
@@ -301,7 +299,7 @@ fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()
             style = Some(now);
         }
         out.write_all(cell.symbol().as_bytes())?;
-        // Set the position after a wide letter, because terminals disagree on its width.
+        // Terminals disagree on the width of a wide letter, so set the position after it.
         place = (text_width(cell.symbol()) == 1 && cell.symbol().chars().count() == 1).then_some((x + 1, y));
     }
     if style.is_some() {
@@ -310,7 +308,7 @@ fn write_changes(from: &Buffer, to: &Buffer, out: &mut Vec<u8>) -> io::Result<()
     Ok(())
 }
 
-/// `SGR` parameters of a cell: modifiers, and colours of the terminal's theme.
+/// Returns `SGR` parameters: modifiers, and colours of the terminal's theme.
 fn sgr_parameters(cell: &Cell) -> String {
     let modifiers = [(Modifier::BOLD, ";1"), (Modifier::DIM, ";2"), (Modifier::REVERSED, ";7")];
     let set = modifiers.iter().filter(|(modifier, _)| cell.modifier.contains(*modifier));

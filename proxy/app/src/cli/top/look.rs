@@ -1,6 +1,5 @@
-//! Colours and letters that the terminal can show, and untrusted text made safe for it: such a text cannot move
-//! the cursor, change the direction of a line or grow without bounds. Also short formats for sizes and rates.
-//! Each colour only repeats what a word next to it says. Pure.
+//! Colours and letters that the terminal can show, and short formats. Also makes untrusted text safe: it
+//! cannot move the cursor, change the direction of a line or grow without bounds. Pure.
 
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::{Color, Modifier, Style};
@@ -8,9 +7,9 @@ use ratatui_core::text::Span;
 use warden_policies::ByteSize;
 use warden_policies::units::ByteAmount;
 
-/// Ordinary text. This constant and the next ones map a meaning to a colour of the terminal's theme.
+/// Ordinary text. This and the following constants map a meaning to a colour of the terminal's theme.
 pub(super) const PLAIN: Color = Color::Reset;
-/// Inactive and unimportant; drawn dim.
+/// Inactive or unimportant text, drawn dim.
 pub(super) const QUIET: Color = Color::DarkGray;
 pub(super) const GOOD: Color = Color::Green;
 pub(super) const BUSY: Color = Color::Cyan;
@@ -23,13 +22,12 @@ pub(super) const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TerminalLook {
     pub(super) colour: bool,
-    /// Supports letters beyond ASCII.
+    /// The terminal shows letters beyond ASCII.
     pub(super) unicode: bool,
 }
 
 impl TerminalLook {
-    /// Reads the environment: `NO_COLOR` forbids colours, a locale that is not UTF-8 forbids letters beyond
-    /// ASCII.
+    /// `NO_COLOR` switches colours off; a locale other than UTF-8 limits letters to ASCII.
     pub(super) fn from_env(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
@@ -77,13 +75,13 @@ const fn to_ascii(letter: char) -> char {
     }
 }
 
-/// Maximum characters of one text: no screen shows more, and a log line may have any length.
+/// No screen shows more, and a log line may have any length.
 const MAX_TEXT_CHARS: usize = 2000;
-/// Maximum combining marks on one letter (accents). Thousands of them would cost more than the whole screen.
+/// Limit of accents on one letter: thousands of them would cost more than the whole screen.
 const MAX_COMBINING_MARKS: usize = 2;
 
-/// Replaces characters that control a terminal by `?`: control characters (C0 and C1), and marks that
-/// change the direction of a line. Removes zero-width characters beyond a few accents.
+/// Replaces control characters, and marks that change the direction of a line, by `?`. Limits the accents on
+/// a letter.
 pub(super) fn sanitize(text: &str) -> String {
     let mut tamed = String::with_capacity(text.len().min(MAX_TEXT_CHARS));
     let mut marks = 0;
@@ -101,7 +99,7 @@ pub(super) fn sanitize(text: &str) -> String {
     tamed
 }
 
-/// Returns whether a character changes the direction of a line, separates lines, or is invisible.
+/// Returns whether a character is invisible, separates lines or changes the direction of a line.
 const fn is_invisible_control(letter: char) -> bool {
     let is_direction = matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}');
     let is_invisible =
@@ -117,7 +115,7 @@ pub(super) fn text_width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// Cuts a text to this many columns; a shortened one ends in `~`.
+/// A shortened text ends in `~`.
 pub(super) fn cut_to_width(text: &str, columns: usize) -> String {
     if text_width(text) <= columns {
         return text.to_owned();
@@ -136,7 +134,7 @@ pub(super) fn cut_to_width(text: &str, columns: usize) -> String {
     kept
 }
 
-/// Wraps a text at this many columns, at words if possible.
+/// Breaks lines between words if possible.
 pub(super) fn wrap_text(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
     let mut lines = Vec::new();
@@ -161,22 +159,21 @@ pub(super) fn wrap_text(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// Formats bytes briefly: `3.0G`, `812.0M`, `900B`.
+/// Returns sizes such as `3.0G`, `812.0M`, `900B`.
 pub(super) fn short_bytes(bytes: u64) -> String {
     compact_size(&ByteSize(bytes).to_string())
 }
 
-/// Formats a change of bytes, with a sign: `+4.4M`.
+/// Returns changes such as `+4.4M`.
 pub(super) fn signed_bytes(bytes: f64) -> String {
     compact_size(&format!("{:+}", ByteAmount(bytes)))
 }
 
-/// Removes blanks and `iB` from a size.
 pub(super) fn compact_size(size: &str) -> String {
     size.replace(' ', "").replace("iB", "")
 }
 
-/// Formats a rate: `0`, `0.5`, `12.3`.
+/// Returns rates such as `0`, `0.5`, `12.3`.
 pub(super) fn short_rate(each_second: f64) -> String {
     if each_second < 0.05 { "0".to_owned() } else { format!("{each_second:.1}") }
 }

@@ -6,8 +6,7 @@
 //!  time ────────────────────────────────┘                    └──> ScreenEffect ──> POST /models/NAME/restart …
 //! ```
 //!
-//! [`step`] and [`draw`] are pure: they read no clock and write nothing. A played recording is part of the
-//! state.
+//! [`step`] and [`draw`] are pure: they read no clock and write nothing.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -41,7 +40,7 @@ mod recording;
 mod state;
 mod step;
 
-/// Columns of `--once` without a terminal and `COLUMNS`.
+/// Used by `--once` without a terminal and without `COLUMNS`.
 const DEFAULT_COLUMNS: u16 = 120;
 
 /// Arguments of `top`.
@@ -99,7 +98,7 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
     }
     let asker = InstanceAsker::new(args.instance.client()?, clock, Arc::clone(&queue));
     super::block_on(async {
-        // Report a missing instance or model before the screen is taken.
+        // Report a missing instance or model before taking the terminal.
         step::step(&mut state, asker.picture().await?);
         if let Some(model) = args.model {
             check_model(&state, &model)?;
@@ -109,11 +108,11 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
             let feed = InstanceFeed::start(asker, args.instance, args.interval);
             return live::run(state, look, clock, queue, Some(feed)).await;
         }
-        // Wait for a second picture, which rates need.
+        // Rates need a second picture.
         tokio::time::sleep(args.interval).await;
         step::step(&mut state, asker.picture().await?);
         if let ScreenView::Model(model) = state.view.clone() {
-            // Ignore a failure: the rest is worth showing without the memory.
+            // The rest is worth showing even without the memory.
             if let Ok(memory) = asker.memory(&model, SPANS[state.memory.span]).await {
                 step::step(&mut state, memory);
             }
@@ -157,7 +156,6 @@ fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), CommandErr
     Ok(())
 }
 
-/// Prints the screen as text, as long as needed to show everything.
 fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), CommandError> {
     let columns = match live::size().0 {
         0 => {
@@ -182,7 +180,6 @@ fn render_page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> Str
     screen_lines(&buffer).join("\n").trim_end().to_owned() + "\n"
 }
 
-/// Lines of a screen, without trailing blanks.
 fn screen_lines(buffer: &Buffer) -> Vec<String> {
     let line = |cells: &[Cell]| {
         let mut letters = String::new();

@@ -1,6 +1,5 @@
-//! A snapshot of an instance for the screen, from `GET /status` or a recording ([`super::recording`]), with rates
-//! from counters that begin at 0 with each process. Pure. Every text has passed [`sanitize`], except names for
-//! routes.
+//! A snapshot of an instance for the screen, from `GET /status` or a recording ([`super::recording`]).
+//! [`sanitize`] has cleaned every text except the names for routes. Pure.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -36,7 +35,7 @@ pub(super) struct MemoryShare {
 }
 
 impl MemoryShare {
-    /// Fraction in use: 0 is empty, 1 full.
+    /// Returns 0 for empty, 1 for full.
     pub(super) fn fraction(self) -> f64 {
         as_f64(self.used) / as_f64(self.total.max(1))
     }
@@ -60,24 +59,24 @@ pub(super) struct MemoryGauge {
     pub(super) faulty: bool,
 }
 
-/// Replica and generation of a process, and its work since its start.
+/// Replica, generation and work of a process since its start.
 pub(super) type ProcessWork = ((u32, Option<u64>), WorkDone);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ModelRow {
-    /// Name for routes, which may contain any character; `shown` is drawn.
+    /// Used in routes and not sanitized; the screen draws `shown`.
     pub(super) name: String,
     pub(super) shown: String,
     pub(super) state: (&'static str, Color),
     pub(super) load: RowLoad,
-    /// Bytes of host memory of all processes.
+    /// Host memory of all processes, in bytes.
     pub(super) host: Option<u64>,
-    /// Memory of the process that is nearest to its host memory budget.
+    /// Memory of the process nearest to its budget.
     pub(super) fill: Option<MemoryShare>,
-    /// VRAM of all processes by GPU.
+    /// VRAM of all processes, in bytes by GPU.
     pub(super) vram: BTreeMap<u32, u64>,
     pub(super) growth: RowGrowth,
-    /// Next action of the policy, and what delays it.
+    /// The policy's next action, and the reason for a delay.
     pub(super) next: (String, Color),
     /// Lines of `llama-warden status` about the model.
     pub(super) words: Vec<String>,
@@ -91,13 +90,12 @@ pub(super) struct RowLoad {
     /// Number of running requests, and of slots if known.
     pub(super) busy: (u32, Option<u32>),
     pub(super) waiting: usize,
-    /// Available from the second picture on.
+    /// `None` in the first picture.
     pub(super) rate: Option<WorkRate>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RowGrowth {
-    /// The worst verdict of all memories.
     pub(super) verdict: GrowthVerdict,
     /// Growth of the memory with the worst verdict, in bytes per request.
     pub(super) slope: Option<f64>,
@@ -108,8 +106,8 @@ pub(super) struct RowGrowth {
 }
 
 impl RowGrowth {
-    /// Takes the memory with the worst verdict; the first one if several are equally bad. Each memory comes with
-    /// a request rate. Returns the memory if it grows.
+    /// Takes the worst verdict of all memories, and returns that memory if it grows. The second value of each
+    /// item is a request rate.
     pub(super) fn take_worst<'a>(
         &mut self,
         all: impl Iterator<Item = (&'a SeriesGrowth, Option<f64>)>,
@@ -165,7 +163,7 @@ fn gauge(device: &DeviceView) -> MemoryGauge {
 }
 
 fn row(status: &AdminStatus, model: &ModelView) -> ModelRow {
-    // A process of this instance has a PID; a remote endpoint has none.
+    // A remote endpoint has no PID.
     let is_there = |one: &&BackendView| one.pid.is_some() || model.remote.is_some();
     let processes: Vec<&BackendView> = model.backends.iter().filter(is_there).collect();
     let slots = processes.iter().map(|one| one.slots).try_fold(0_u32, |sum, slots| Some(sum + slots?));
@@ -236,7 +234,7 @@ fn next(model: &ModelView) -> (String, Color) {
     };
     let concise = model.last_failure.is_some() || note.starts_with("degraded");
     match model.policy.as_ref().and_then(growth_text::next_action).filter(|_| !concise) {
-        // A reason to do nothing is not a warning.
+        // The reason for doing nothing is no warning.
         Some(planned) if note.is_empty() => (sanitize(&planned), PLAIN),
         Some(planned) => (sanitize(&planned), tone),
         None => (sanitize(&note), tone),
@@ -245,15 +243,15 @@ fn next(model: &ModelView) -> (String, Color) {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct EventLine {
-    /// Time in the viewer's zone.
+    /// Time of day in the operator's time zone.
     pub(super) time: String,
-    /// Time in seconds since 1970, or since the start of a recording's process.
+    /// Seconds since 1970, or since the start of a recording's process.
     pub(super) at: f64,
-    /// Name of the model for routes.
+    /// Used in routes and not sanitized.
     pub(super) model: Option<String>,
     pub(super) text: String,
     pub(super) tone: Color,
-    /// The event says that a memory began to look like a leak.
+    /// A memory began to look like a leak.
     pub(super) leaks: bool,
 }
 
@@ -282,15 +280,15 @@ impl EventLine {
     }
 }
 
-/// Averaging window of the rates. With a shorter one, rates would jump with each request.
+/// In a shorter averaging window, the rates would jump with each request.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 const MAX_KEPT_SUMS: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct WorkRate {
-    /// Ended requests.
+    /// Ended requests per second.
     pub(super) requests: f64,
-    /// Generated tokens of ended requests.
+    /// Generated tokens of ended requests, per second.
     pub(super) tokens: f64,
 }
 
@@ -308,13 +306,12 @@ pub(super) struct RateCounters(HashMap<String, WorkCounter>);
 struct WorkCounter {
     last: Vec<ProcessWork>,
     sum: WorkDone,
-    /// Sums at earlier times, oldest first.
+    /// Earlier sums with their times, oldest first.
     kept: VecDeque<(Duration, WorkDone)>,
 }
 
 impl RateCounters {
-    /// Counts the work of a picture and sets its rates, which are known from the second picture on. Removes
-    /// models that are not in the picture.
+    /// Sets the rates of the rows, from the second picture on. Forgets models that are not in the picture.
     pub(super) fn update_rates(&mut self, at: Duration, rows: &mut [ModelRow]) {
         let mut before = std::mem::take(&mut self.0);
         for row in rows {

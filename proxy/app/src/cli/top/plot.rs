@@ -1,5 +1,5 @@
-//! The memory of one model over time, from the instance (`GET /series`) or from a recording
-//! ([`super::recording`]), and its plot: its line, its budgets, and letters for actions. Pure.
+//! The memory of one model over time, from `GET /series` or from a recording ([`super::recording`]). Plots
+//! the memory with budgets and with letters for actions. Pure.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::cli::status::short_age;
 use crate::series::answer::{MemoryData, SeriesData};
 use crate::series::marks::SeriesMarkKind;
 
-/// Number of points: the columns of a wide terminal.
+/// As many points as a wide terminal has columns.
 const SERIES_POINTS: u64 = 300;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) static SPANS: [TimeSpan; 3] = [
 ];
 
 impl TimeSpan {
-    /// Seconds until a column of the plot gets a new value.
+    /// Returns the seconds until the next column of the plot.
     pub(super) const fn refresh(self) -> u64 {
         self.seconds / SERIES_POINTS
     }
@@ -49,7 +49,8 @@ impl TimeSpan {
     }
 }
 
-/// All memories of one model. Times are seconds since 1970, or since the start of a recording's process.
+/// Memory of all replicas of a model. Times are seconds since 1970, or since the start of a recording's
+/// process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct MemoryHistory {
     pub(super) model: String,
@@ -67,7 +68,7 @@ pub(super) struct MemoryLine {
     pub(super) replica: u32,
     /// Seconds and bytes, oldest first; never empty.
     pub(super) points: Vec<(f64, f64)>,
-    /// Bytes now, if a process runs.
+    /// Current bytes, if a process runs.
     pub(super) held: Option<u64>,
     /// Budgets in bytes.
     pub(super) soft: Option<u64>,
@@ -96,7 +97,7 @@ impl MemoryHistory {
 }
 
 fn line(series: &SeriesData, now: f64) -> MemoryLine {
-    // A point is a mean over some seconds: draw it in their middle, but not after now.
+    // A point is a mean over some seconds: draw it at their middle, but not after the current time.
     let half = as_f64(series.seconds) / 2.0;
     let points = series.points.iter().map(|point| ((as_f64(point.at) + half).min(now), as_f64(point.mean)));
     let present = series.present.as_ref();
@@ -122,10 +123,9 @@ const fn mark(kind: SeriesMarkKind, at: f64) -> Option<HistoryMark> {
 }
 
 const NUMBER_COLUMNS: u16 = 7;
-/// A budget this many times above all readings is not drawn, because it would flatten the line.
+/// Draw no budget beyond this multiple of the highest reading, because it would flatten the line.
 const MAX_BUDGET_RATIO: f64 = 3.0;
-/// Minimum height of the axis, as a part of the highest reading and at least 1 MiB, so that single pages
-/// make no hills.
+/// Minimum height of the axis as a part of the highest reading: single pages must not look like hills.
 const MIN_AXIS_SHARE: f64 = 0.005;
 const MIB: f64 = 1_048_576.0;
 
@@ -136,7 +136,7 @@ pub(super) fn draw_plot(history: &MemoryHistory, memory: &MemoryLine, area: Rect
     let scale = ByteScale::from_memory(memory, plot.height);
     let from = history.from;
     let to = history.to.max(history.from + 1.0);
-    // Labels use the cell at or above their position, lines the nearest one.
+    // Labels occupy the cell at or above their position, lines the nearest cell.
     let column = (to - from) / f64::from(plot.width.max(2) - 1);
     let half_row = (scale.ceiling - scale.floor) / f64::from(plot.height.max(2) - 1) / 2.0;
     let paint = |context: &mut Context<'_>| {
@@ -176,7 +176,7 @@ fn budgets(memory: &MemoryLine) -> impl Iterator<Item = (u64, &'static str, Colo
     soft.into_iter().chain(memory.hard.map(|hard| (hard, "hard budget", BAD)))
 }
 
-/// The ends of the axis of bytes, and its step, which is a power of two.
+/// Range of the axis in bytes, and the distance of its numbers, a power of two.
 struct ByteScale {
     floor: f64,
     ceiling: f64,
@@ -190,7 +190,7 @@ impl ByteScale {
         let near = budgets(memory)
             .map(|(limit, ..)| as_f64(limit))
             .filter(|limit| *limit <= high * MAX_BUDGET_RATIO);
-        // Leave room above a budget for the letters of marks.
+        // Leave room for the letters of marks above a budget.
         let near = near.map(|limit| limit * 1.02);
         let (low, high) = near.fold((low, high), ends);
         let ticks = f64::from((rows / 3).clamp(1, 6));
@@ -210,7 +210,6 @@ impl ByteScale {
         }
     }
 
-    /// Formats a number of the axis, with as many digits as its step needs.
     fn number(&self, bytes: f64) -> String {
         let unit = ((bytes.max(1.0).log2() / 10.0).floor() * 10.0).exp2();
         let digits = [1.0, 0.5, 0.01].iter().filter(|part| self.step < *part * unit).count();
@@ -218,7 +217,7 @@ impl ByteScale {
     }
 }
 
-/// Draws times below the plot: since its beginning, or as ages.
+/// Times are since the start of a recording's process, or ages.
 fn draw_times((from, to): (f64, f64), recorded: bool, area: Rect, buffer: &mut Buffer) {
     let parts = if area.width < 60 { 2 } else { 4 };
     for part in 0..=parts {

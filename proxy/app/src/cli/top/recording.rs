@@ -1,4 +1,5 @@
-//! Plays a recording: readings of one process become pictures with the detector's state at their time. Pure.
+//! Plays a recording: turns readings of one process into pictures with the detector's state at that time.
+//! Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,19 +17,19 @@ use crate::growth_text;
 
 const PLAYBACK_SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
 const DEFAULT_PLAY_TIME: Duration = Duration::from_secs(60);
-/// Number of kept moments, plus those at which a verdict changed.
+/// Number of kept moments, in addition to those at which a verdict changed.
 const MAX_KEPT_MOMENTS: usize = 2000;
-/// Averaging window of the rates, before the shown moment.
+/// Rates are averages over this time before the shown moment.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub(super) struct PlayedRecording {
     name: String,
-    /// Rows with the time from which they apply, in order of time.
+    /// Rows with the time from which they are valid, oldest first.
     rows: Vec<(Duration, ModelRow)>,
-    /// Seconds and bytes.
+    /// Seconds and bytes, oldest first.
     lines: BTreeMap<MemoryKind, Vec<(f64, f64)>>,
-    /// Times since the start of the process: of the first and last reading, and of the shown moment.
+    /// Times since the start of the process: first reading, last reading and shown moment.
     from: Duration,
     to: Duration,
     at: Duration,
@@ -37,10 +38,10 @@ pub(super) struct PlayedRecording {
 }
 
 impl PlayedRecording {
-    /// Part of the recording that one key skips.
+    /// Share of the recording that an arrow key skips.
     pub(super) const SEEK: f64 = 0.05;
 
-    /// Opens a recording. Returns also the changes of verdicts as events.
+    /// Also returns the changes of verdicts as events.
     pub(super) fn open(
         name: &str,
         samples: &[BackendSample],
@@ -96,7 +97,7 @@ impl PlayedRecording {
         }
     }
 
-    /// Pauses or continues; restarts at the end.
+    /// Restarts a recording that has ended.
     pub(super) fn toggle_pause(&mut self) {
         self.paused = !self.paused && !self.is_over();
         if self.is_over() {
@@ -108,7 +109,7 @@ impl PlayedRecording {
         self.speed = self.speed.saturating_add_signed(by).min(PLAYBACK_SPEEDS.len() - 1);
     }
 
-    /// Skips a part of the recording, -1 to 1.
+    /// `part`: share of the recording, -1 to 1.
     pub(super) fn seek(&mut self, part: f64) {
         let by = self.to.saturating_sub(self.from).mul_f64(part.abs());
         let to = if part < 0.0 { self.at.saturating_sub(by) } else { self.at + by };
@@ -119,7 +120,7 @@ impl PlayedRecording {
         self.at >= self.to
     }
 
-    /// Describes the shown moment: `4m10s of 12m00s, 10x, paused`.
+    /// Returns a text such as `4m10s of 12m00s, 10x, paused`.
     pub(super) fn words(&self) -> String {
         let state = match (self.is_over(), self.paused) {
             (true, _) => ", over",
@@ -129,7 +130,7 @@ impl PlayedRecording {
         format!("{} of {}, {}x{state}", short_age(self.at), short_age(self.to), PLAYBACK_SPEEDS[self.speed])
     }
 
-    /// Seconds since the start of the process.
+    /// Returns the time since the start of the process.
     pub(super) fn seconds(&self) -> f64 {
         self.at.as_secs_f64()
     }
@@ -143,7 +144,7 @@ impl PlayedRecording {
         }
     }
 
-    /// Readings up to the shown moment, on an axis for the whole recording.
+    /// Returns the readings up to the shown moment, on an axis for the whole recording.
     pub(super) fn history(&self) -> MemoryHistory {
         let line = |(kind, points): (&MemoryKind, &Vec<(f64, f64)>)| {
             let points = &points[..points.partition_point(|(at, _)| *at <= self.seconds())];

@@ -1,4 +1,4 @@
-//! State of the screen, its inputs and its effects. All are plain values, so that tests can play them.
+//! State of the screen, its inputs and its effects, as plain values that tests can replay.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use super::recording::PlayedRecording;
 
 pub(super) const MESSAGE_DURATION: Duration = Duration::from_secs(8);
 
-/// Input from outside. Times are since 1970, by a clock that never jumps.
+/// Times are since 1970, by a clock that never jumps.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ScreenInput {
     Key(KeyEvent),
     Tick(Duration),
     Picture(Duration, Box<InstancePicture>),
-    /// The instance gave no picture, with the reason.
+    /// The instance sent no picture; the text is the reason.
     Silent(Duration, String),
     Event(EventLine),
     History(Box<MemoryHistory>),
     Log(String),
-    /// The log starts again from its beginning.
+    /// The instance sends the log from its beginning.
     LogBegins,
     /// The terminal delivers no more keys.
     KeysGone,
@@ -34,10 +34,9 @@ pub(super) enum ScreenInput {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ScreenEffect {
     Quit,
-    /// Stops the process, like a job of a shell.
     Suspend,
     Redraw,
-    /// Ends the screen, because no key can end it any more.
+    /// Ends the program, because it can no longer receive a key.
     KeysGone,
     Act(&'static ModelAction, String),
 }
@@ -45,7 +44,6 @@ pub(super) enum ScreenEffect {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ModelAction {
     pub(super) key: char,
-    /// Last part of the action's route.
     pub(super) route: &'static str,
     pub(super) words: &'static str,
 }
@@ -67,26 +65,24 @@ pub(super) enum ScreenView {
     #[default]
     Overview,
     Model(String),
-    /// Log of a model, and whether it was opened from the view of the model.
+    /// The flag is true if the operator opened the log from the model's view.
     Log(String, bool),
 }
 
-/// Box over the view, which takes the keys.
+/// A box over the view, which receives all keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum ScreenOverlay {
     #[default]
     Nothing,
     Help,
-    /// Message in place of the screen, because the terminal is too small.
+    /// The terminal is too small for the view.
     TooSmall,
     Filter,
-    /// Menu with its selected line.
     Sort(usize),
     Actions(usize),
     Confirm(&'static ModelAction, String),
 }
 
-/// Data to query in addition to pictures and events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum WatchedDetail {
     #[default]
@@ -95,10 +91,9 @@ pub(super) enum WatchedDetail {
     Log(String),
 }
 
-/// What the instance reported.
 #[derive(Debug, Default)]
 pub(super) struct InstanceData {
-    /// Start of the time without pictures, and the reason.
+    /// Time of the first missing picture, and the reason.
     pub(super) silent: Option<(Duration, String)>,
     pub(super) picture: InstancePicture,
     pub(super) rates: RateCounters,
@@ -108,23 +103,21 @@ pub(super) struct InstanceData {
     pub(super) log: VecDeque<String>,
 }
 
-/// The table of models: which rows it has, in which order, and the selected one.
 #[derive(Debug, Default)]
 pub(super) struct TableView {
-    /// Filter: a part of the name, state or verdict of shown models.
+    /// Shows models whose name, state or verdict contains this text.
     pub(super) filter: String,
-    /// Sort order of the rows, as an index of [`SORT_ORDERS`].
+    /// Index in [`SORT_ORDERS`].
     pub(super) order: usize,
     pub(super) reversed: bool,
-    /// Name of the selected model; `cursor` is its row.
+    /// Name of the selected model, which `cursor` points to.
     pub(super) selected: Option<String>,
     pub(super) cursor: usize,
-    /// The first row on the screen.
+    /// First visible row.
     pub(super) first: usize,
 }
 
 impl TableView {
-    /// The rows that pass the filter, sorted.
     fn rows<'a>(&self, all: &'a [ModelRow]) -> Vec<&'a ModelRow> {
         let wanted = self.filter.to_lowercase();
         let passes = |row: &&ModelRow| {
@@ -140,7 +133,6 @@ impl TableView {
         rows
     }
 
-    /// Selects a row, at most the last one.
     fn choose(&mut self, all: &[ModelRow], place: usize) {
         let rows = self.rows(all);
         let place = place.min(rows.len().saturating_sub(1));
@@ -149,13 +141,12 @@ impl TableView {
     }
 }
 
-/// The memory in the view of a model.
 #[derive(Debug, Default)]
 pub(super) struct HistoryView {
-    /// Time range, as an index of [`SPANS`].
+    /// Index in [`SPANS`].
     pub(super) span: usize,
     pub(super) history: Option<MemoryHistory>,
-    /// Index of the drawn memory of the model.
+    /// Index of the drawn memory among the model's memories.
     pub(super) series: usize,
 }
 
@@ -167,17 +158,16 @@ pub(super) struct ScreenState {
     pub(super) view: ScreenView,
     pub(super) overlay: ScreenOverlay,
     pub(super) table: TableView,
-    /// Lines scrolled out of sight: above in the view of a model, below in a log.
+    /// Number of hidden lines: above the visible ones in a model's view, below them in a log.
     pub(super) scroll: usize,
-    /// Number of visible rows or lines at the last drawing.
     pub(super) page: usize,
     pub(super) memory: HistoryView,
-    /// Message with its expiry.
+    /// Message, with the time at which it disappears.
     pub(super) message: Option<(Duration, String, Color)>,
     pub(super) read_only: bool,
-    /// The screen is printed as text for a script, without keys and events.
+    /// The command prints the screen once as text, without keys and events.
     pub(super) once: bool,
-    /// Played recording, in place of an instance.
+    /// Replaces the instance while a recording is played.
     pub(super) recording: Option<PlayedRecording>,
 }
 
@@ -190,7 +180,6 @@ impl ScreenState {
         self.data.picture.rows.iter().find(|row| row.name == model)
     }
 
-    /// The model on which keys act.
     pub(super) fn chosen(&self) -> Option<&str> {
         match &self.view {
             ScreenView::Overview => self.table.selected.as_deref(),
@@ -214,14 +203,14 @@ impl ScreenState {
         known.unwrap_or_default()
     }
 
-    /// Past events of one model, newest first.
+    /// Newest first; of a recording, only events up to the shown moment.
     pub(super) fn events_of<'a>(&'a self, model: &'a str) -> impl Iterator<Item = &'a EventLine> {
         let until = self.recording.as_ref().map_or(f64::MAX, PlayedRecording::seconds);
         let wanted = move |one: &&EventLine| one.model.as_deref() == Some(model) && one.at <= until;
         self.data.events.iter().rev().filter(wanted)
     }
 
-    /// Keeps the selected model, or selects its neighbour if it is gone. Removes an expired message.
+    /// Keeps the selected model, or selects its neighbour if the model is gone. Removes an expired message.
     pub(super) fn settle(&mut self) {
         let rows = self.rows();
         let place =

@@ -48,7 +48,7 @@ pub(super) fn step(state: &mut ScreenState, input: ScreenInput) -> Option<Screen
         ScreenInput::History(history) => state.memory.history = Some(*history),
         ScreenInput::Log(line) => {
             keep_last(&mut state.data.log, line, MAX_LOG_LINES);
-            // Keep older lines in place while the user reads them.
+            // Keep the visible older lines in place while the operator reads them.
             if state.scroll > 0 && matches!(state.view, ScreenView::Log(..)) {
                 state.scroll = state.scroll.saturating_add(1);
             }
@@ -72,9 +72,9 @@ fn take_picture(state: &mut ScreenState, at: Duration, mut picture: InstancePict
     if let (Some(_), Some((pid, _))) = (state.data.picture.instance, picture.instance)
         && state.data.picture.instance != picture.instance
     {
-        // Counters and processes of the new instance start from zero.
+        // The new instance counts from zero.
         state.data.rates = RateCounters::default();
-        // Close the box: its question was about the previous instance.
+        // The box asks about the previous instance, so close it.
         if matches!(state.overlay, ScreenOverlay::Confirm(..) | ScreenOverlay::Actions(_)) {
             state.overlay = ScreenOverlay::Nothing;
         }
@@ -103,7 +103,7 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
     }
     match state.overlay.clone() {
         ScreenOverlay::Nothing => return press_in_view(state, key.code),
-        // Ignore all other keys, because their effects would be invisible.
+        // Ignore all other keys, because the operator could not see their effects.
         ScreenOverlay::TooSmall => return (key.code == KeyCode::Char('q')).then_some(ScreenEffect::Quit),
         ScreenOverlay::Help => state.overlay = ScreenOverlay::Nothing,
         ScreenOverlay::Filter => edit_filter(state, key.code),
@@ -125,14 +125,14 @@ fn press_key(state: &mut ScreenState, key: KeyEvent) -> Option<ScreenEffect> {
                 state.overlay = ScreenOverlay::Nothing;
                 return Some(ScreenEffect::Act(action, model));
             }
-            // Every other key closes the box: pasted text must not reach a `y` within it.
+            // Every other key closes the box, so that pasted text never reaches a later `y`.
             _ => state.overlay = ScreenOverlay::Nothing,
         },
     }
     None
 }
 
-/// The new position after a key; `None` if the key does not move.
+/// Returns the new position; `None` if the key moves nothing.
 fn moved_position(code: KeyCode, place: usize, page: usize) -> Option<usize> {
     Some(match code {
         KeyCode::Up | KeyCode::Char('k') => place.saturating_sub(1),
@@ -145,7 +145,7 @@ fn moved_position(code: KeyCode, place: usize, page: usize) -> Option<usize> {
     })
 }
 
-/// Handles a key in a menu. Returns whether the line was chosen.
+/// Returns whether the key chose the line.
 fn press_in_menu(
     state: &mut ScreenState,
     code: KeyCode,
@@ -268,7 +268,7 @@ fn press_in_log(state: &mut ScreenState, code: KeyCode, model: String, within: b
     }
 }
 
-/// Handles a key of the playback. Returns whether the key belongs to the playback.
+/// Returns whether the key belongs to the playback.
 fn play_recording(state: &mut ScreenState, code: KeyCode) -> bool {
     let Some(recording) = &mut state.recording else { return false };
     match code {
@@ -285,7 +285,7 @@ fn play_recording(state: &mut ScreenState, code: KeyCode) -> bool {
     true
 }
 
-/// Returns whether keys may act on the selected model; shows the reason if not.
+/// Returns whether keys may act on the selected model, and shows the reason if not.
 fn may_act(state: &mut ScreenState) -> bool {
     let why = if state.recording.is_some() {
         "a recording cannot be changed"

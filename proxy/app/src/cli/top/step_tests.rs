@@ -57,7 +57,6 @@ fn draw(state: &mut ScreenState, (columns, rows): (u16, u16)) {
     draw_screen(state, look, &mut Buffer::empty(Rect::new(0, 0, columns, rows)));
 }
 
-/// Presses keys, and draws after each.
 fn press(state: &mut ScreenState, all: &[KeyCode]) -> Vec<ScreenEffect> {
     let mut effects = Vec::new();
     for key in all {

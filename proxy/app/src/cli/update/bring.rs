@@ -1,5 +1,5 @@
-//! Brings a build into use and back: makes it the default, reloads every instance, watches them, and rolls
-//! back.
+//! Brings a build into use or back: makes it the default, reloads every instance, watches the instances, and
+//! rolls back.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;
 
-/// Poll interval for windows of the day, which open and close on the minute.
+/// Windows of the day open and close on the minute.
 const WINDOW_POLL_INTERVAL: Duration = Duration::from_secs(20);
 
 impl UpdateRun<'_> {
@@ -27,7 +27,7 @@ impl UpdateRun<'_> {
         Ok(())
     }
 
-    /// Waits for an allowed time in a scheduled update, which no operator waits for.
+    /// A scheduled update waits for an allowed time of day.
     async fn wait_if_scheduled(&self, signals: &mut SignalHandlers) -> Result<(), CommandError> {
         if !self.args.scheduled {
             return Ok(());
@@ -38,7 +38,7 @@ impl UpdateRun<'_> {
         }
     }
 
-    /// Makes the build the default, reloads every instance, and watches. Rolls back if a model dies.
+    /// Rolls back if a model dies.
     pub(super) async fn bring_in(
         &self,
         mut report: UpdateReport,
@@ -99,8 +99,8 @@ impl UpdateRun<'_> {
         Ok(BringInResult::Holds(by))
     }
 
-    /// Reloads instances after a rollback, and waits until they run the build. Returns the failures. If this
-    /// update is cancelled meanwhile, the next update continues.
+    /// Waits until the instances run the previous build, and returns the failures. If a signal cancels this,
+    /// the next update continues.
     async fn roll_back_instances(
         &self,
         instances: &[live::LiveInstance],
@@ -109,8 +109,8 @@ impl UpdateRun<'_> {
     ) -> Result<Vec<String>, CommandError> {
         let numbers = &self.loaded.settings.update;
         let binary = self.store.binary(back)?;
-        // Reload all of them first: instances not reached so far may have reloaded by themselves, and this
-        // loop may be cut short.
+        // Reload all instances first, because a signal may end this loop. Instances not reached so far may
+        // also have reloaded by themselves.
         for live in instances {
             drop(live.reload().await);
         }
@@ -122,13 +122,13 @@ impl UpdateRun<'_> {
             };
             wrong.extend(taken.err().map(live::SwitchFailure::into_reason));
         }
-        // Record the end: another attempt would have the same result.
+        // Record the end, because another attempt would have the same result.
         self.store.finish_move()?;
         Ok(wrong)
     }
 
-    /// Completes an update that was killed after its choice of a build, or during the rollback. Returns its
-    /// result, if any.
+    /// Completes an update that was killed after its choice of a build, or during the rollback. Returns a
+    /// sentence about the completed update, if there was one.
     pub(super) async fn finish(&self, signals: &mut SignalHandlers) -> Result<Option<String>, CommandError> {
         let (Some(moving), Some(in_use)) = (self.store.pending_move(), self.store.default_build()?) else {
             return Ok(None);
@@ -194,7 +194,7 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
         let _only = lock_updates(&dirs)?;
         let numbers = &loaded.settings.update;
         let pinned = bound_models(&args.config, &loaded, &machine)?;
-        // Complete an interrupted rollback: instances still run the abandoned build, so do not go further
+        // Complete an interrupted rollback first: instances still run the abandoned build, so go no further
         // back.
         let no_way_back = || warden_builder::BuilderError::NoWayBack { store: store.root().to_owned() };
         let in_use = store.default_build()?.ok_or_else(no_way_back)?.id;
@@ -221,19 +221,18 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
         for live in &instances {
             match live.switch_to(&binary, true, numbers).await {
                 Ok(_) => out::print_line(&format!("{} runs it", live.name()))?,
-                // Continue: the other instances can still switch.
+                // The other instances can still switch.
                 Err(wrong) => failed = failed.and(Err(CommandError::failed(wrong.into_reason()))),
             }
         }
-        // Record the end: an instance that did not switch would not do so next time, and the next
-        // `rollback` goes further back.
+        // Record the end: an instance that did not switch would not do so next time. The next `rollback` goes
+        // further back.
         store.finish_move()?;
         failed
     })?
 }
 
-/// Prints the build that a rollback would choose. `late` is the number of instances that do not run the
-/// build in use, after an interrupted rollback.
+/// `late`: number of instances that an interrupted rollback has not switched yet.
 fn plan_rollback(store: &BuildStore, in_use: &BuildId, late: usize) -> Result<(), CommandError> {
     if late > 0 {
         out::print_line(&format!("build {in_use} is in use already; {late} instance(s) would change to it"))?;
@@ -245,7 +244,7 @@ fn plan_rollback(store: &BuildStore, in_use: &BuildId, late: usize) -> Result<()
     Ok(())
 }
 
-/// Formats a revision: `, build 8827, commit 1234abcd`.
+/// Returns a text such as `, build 8827, commit 1234abcd`.
 fn revision_text(store: &BuildStore, id: &BuildId) -> String {
     store.show(id).map_or_else(|_| String::new(), |build| format!(", {}", build.plan.source.revision))
 }

@@ -17,17 +17,15 @@ use crate::config::resolve::dirs::WardenDirs;
 use crate::exit::CommandError;
 use crate::out;
 
-/// A running instance with models that use the default build.
 pub(super) struct LiveInstance {
     instance: InstanceInfo,
     pub(super) client: AdminClient,
     pub(super) models: Vec<String>,
 }
 
-/// Finds instances that use this store, with the models whose next process would be one of `binaries`.
-/// Leaves out models whose configuration names a build: those that the instance reports, and those in
-/// `pinned`. An instance that does not answer is an error if `strict`, else a warning, because its needs
-/// are unknown.
+/// Finds instances that use this store, with the models whose next process would run one of `binaries`.
+/// Leaves out models with a configured build, which the instance or `pinned` names. An instance that does not
+/// answer is an error if `strict`, else a warning.
 pub(super) async fn find_instances(
     dirs: &WardenDirs,
     machine: &HostMachine,
@@ -53,7 +51,7 @@ pub(super) async fn find_instances(
             out::error_line(&format!("warning: {silent}"));
             continue;
         };
-        // Canaries are not among these names.
+        // These names include no canaries.
         let names = status.fleet.models.iter().map(|model| model.name.as_str());
         let is_bound = |name: &&str| pinned.iter().chain(&status.bound).any(|one| one == name);
         let own = names.filter(|name| !is_bound(name)).filter(|name| {
@@ -67,7 +65,7 @@ pub(super) async fn find_instances(
 }
 
 pub(super) struct StateBeforeReload {
-    /// Newest generation, for instances that do not report the program of a process.
+    /// Newest generation of all models, for instances that do not report the programs of processes.
     newest: u64,
     crashes: BTreeMap<String, u64>,
     down: Vec<String>,
@@ -75,8 +73,8 @@ pub(super) struct StateBeforeReload {
 
 pub(super) enum SwitchFailure {
     BuildFault(String),
-    /// Possibly no fault of the build: no instance, no answer, an invalid configuration, a drain that takes
-    /// too long.
+    /// The build may not be the cause: no instance, no answer, an invalid configuration, or a drain that
+    /// takes too long.
     NotSwitched(String),
     Interrupted,
 }
@@ -95,10 +93,9 @@ impl LiveInstance {
         format!("pid {} ({})", self.instance.pid, self.models.join(", "))
     }
 
-    /// Reloads the instance, and waits until all its models run `binary` and nothing else. Models that are
-    /// already down may stay down. With `back` (to the previous build) this holds for all models, because the
-    /// abandoned build is the cause. Otherwise it does not hold for models that already use the build after
-    /// an earlier update.
+    /// Reloads the instance, and waits until all its models run `binary`. A model that was already down may
+    /// stay down. If a model already had `binary` from an earlier update, it must start, unless `back` is
+    /// set.
     pub(super) async fn switch_to(
         &self,
         binary: &Path,
@@ -196,7 +193,7 @@ impl LiveInstance {
 
     fn has_switched(&self, status: &AdminStatus, binary: &Path, before: u64) -> bool {
         let is_next = self.models.iter().all(|name| status.next_binary(name) == Some(binary));
-        // Older instances do not report the program; compare generations.
+        // Older instances do not report the program, so compare generations.
         let is_its = |backend: &BackendView| match (&backend.program, backend.generation) {
             (Some(program), _) => program == binary,
             (None, generation) => generation.is_none_or(|generation| generation.0 > before),
@@ -208,8 +205,8 @@ impl LiveInstance {
                 .all(|model| matches!(model.state, ModelState::Loaded | ModelState::Unloaded))
     }
 
-    /// Tells the instance to reload, by a signal. Finds the process through its socket: a PID from a file
-    /// may be reused, or be of another namespace. Signals only a process of the user who runs the instance.
+    /// Sends SIGHUP. Finds the process through its socket, because a PID from a file may be reused or belong
+    /// to another namespace.
     pub(super) async fn reload(&self) -> Result<(), String> {
         let gone = |error: &dyn std::fmt::Display| {
             format!("{} cannot be made to reload its configuration: {error}", self.name())
@@ -219,7 +216,7 @@ impl LiveInstance {
         let pid = peer.pid().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| gone(&"its process cannot be seen from here"))?;
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| gone(&error))?;
-        // Check the user again: the process may have ended, and its PID may be reused.
+        // The process may have ended and its PID been reused, so check the user.
         if user_of(pid) != Some(peer.uid()) {
             return Err(gone(&"the process that made its socket has ended"));
         }
@@ -248,7 +245,7 @@ fn user_of(pid: Pid) -> Option<u32> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns whether a model does not serve and will not recover by itself soon.
+/// A model that is down will not soon recover by itself.
 fn is_down(model: &ModelView) -> bool {
     model.outage.is_some() || model.state == ModelState::Failed
 }

@@ -1,5 +1,4 @@
-//! `llama-warden update`, `llama-warden rollback`: changes the default build by an explicit, reversible
-//! decision.
+//! `llama-warden update`, `llama-warden rollback`: changes the default build, with a way back.
 //! ```text
 //!   source ── new revision ── plan: patch sets judged ── build, verified ── configuration checked
 //!                                                                               v
@@ -8,9 +7,8 @@
 //!      rejected, rolled back <── a model dies ── watched <── every instance reloads <── canary <── chosen
 //! ```
 //!
-//! Instances are unchanged until the last steps, and each step may be interrupted: the next run finds the
-//! build in the store. If a run is killed after its choice of a build, the next run first brings it to every
-//! instance and watches it.
+//! Instances stay unchanged until the last steps, and each step may be interrupted. If a run is killed after
+//! its choice of a build, the next run first brings that build to every instance and watches them.
 
 mod bring;
 mod live;
@@ -129,10 +127,10 @@ pub(crate) fn last_run(state: &Path) -> Option<Duration> {
 }
 
 const LOCK_FILE: &str = "update.lock";
-/// File in the state directory, written when an update begins; `--plan` does not write it.
+/// Written to the state directory when an update begins, but not by `--plan`.
 const LAST_RUN_FILE: &str = "update.last";
 
-/// Runs the command. Must be called on the main thread, which forks.
+/// Must be called on the main thread, because the nursery forks.
 pub(crate) fn run(args: UpdateArgs) -> Result<(), CommandError> {
     serve::with_nursery(|nursery| update(args, nursery))
 }
@@ -143,12 +141,12 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandE
     let dirs = loaded.dirs(&machine)?;
     let _only = lock_updates(&dirs)?;
     if args.scheduled {
-        // Serving has priority. Continue if the priority cannot be lowered.
+        // Serving has priority. Continue if lowering the priority fails.
         rustix::process::nice(SCHEDULED_NICE).ok();
     }
     let report = build::with_builder(&loaded, &machine, async |builder| {
         if args.scheduled {
-            // Begin only now: from here on, the builder handles the signal that `end_with_stdin` sends.
+            // From here on, the builder handles the signal that `end_with_stdin` sends.
             end_with_stdin();
         }
         let store = builder.store();
@@ -160,8 +158,7 @@ async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandE
     report.check_exit()
 }
 
-/// Ends the update when stdin ends: the requester keeps the pipe open as long as it wants the update. The
-/// end of the pipe acts like a signal to end.
+/// Ends the update when stdin ends: the process that requested the update closes the pipe to cancel it.
 fn end_with_stdin() {
     let listens = std::thread::Builder::new().name("wanted".to_owned()).spawn(|| {
         drop(std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()));
@@ -174,7 +171,7 @@ fn end_with_stdin() {
 
 const SCHEDULED_NICE: i32 = 10;
 
-/// Takes the lock. Two concurrent updates would decide about each other's builds.
+/// Concurrent updates would judge each other's builds.
 fn lock_updates(dirs: &WardenDirs) -> Result<File, CommandError> {
     let path = dirs.data.join(LOCK_FILE);
     let held = super::open_locked(&path, FlockOperation::NonBlockingLockExclusive);
@@ -222,7 +219,7 @@ impl UpdateRun<'_> {
             return Ok(report.with_outcome(outcome));
         }
         self.note_run();
-        // Pin the build in use: from here on, a newer or rebuilt build in the store must not become the
+        // Choose the build in use explicitly: a newer or rebuilt build in the store must not become the
         // default by itself.
         if self.store.choices()?.chosen.last().is_none_or(|last| last.build != old.id || last.held) {
             self.store.choose(&old.id, "it was in use when an update began")?;
@@ -268,7 +265,7 @@ impl UpdateRun<'_> {
         self.bring_in(report, &instances, &built.id, signals).await
     }
 
-    /// The outcome if nothing is to be built, with its reason.
+    /// Returns the outcome if there is nothing to build.
     fn outcome_without_build(
         &self,
         old: &Provenance,
@@ -301,7 +298,7 @@ impl UpdateRun<'_> {
         }
     }
 
-    /// The build request: the recipe of the build in use with another source.
+    /// Uses the recipe of the build in use with another source.
     fn build_request(
         &self,
         source: warden_builder::BuildSource,
@@ -321,7 +318,7 @@ impl UpdateRun<'_> {
         })
     }
 
-    /// Checks the configuration with the new build: mitigations that it lacks, flags that it does not know.
+    /// Refuses a build that lacks a configured mitigation or does not know a configured flag.
     async fn check_configuration(&self, id: &BuildId) -> Result<(), CommandError> {
         if self.loaded.models.is_empty() {
             return Ok(());
@@ -355,7 +352,6 @@ fn plan_of(config: &ConfigArgs) -> serve::ConfigSource {
     serve::ConfigSource { config: config.clone(), flags: Vec::new(), any_name: false }
 }
 
-/// The resolved configuration; `None` without models.
 fn resolve_configured(
     config: &ConfigArgs,
     loaded: &LoadedConfig,
@@ -364,7 +360,7 @@ fn resolve_configured(
     if loaded.models.is_empty() { Ok(None) } else { plan_of(config).as_configured(machine).map(Some) }
 }
 
-/// Models whose configuration names a build or a program.
+/// Returns the models whose configuration names a build or a program.
 fn bound_models(
     config: &ConfigArgs,
     loaded: &LoadedConfig,

@@ -1,5 +1,5 @@
-//! Proves a new build against the one in use, with a configured model or with the sample model. Then tries it on
-//! a share of the conversations of running instances.
+//! Proves a new build against the build in use, with a configured model or with the sample model. Then tries
+//! the new build on a share of the conversations of running instances.
 
 use std::path::{Path, PathBuf};
 
@@ -59,7 +59,7 @@ pub(super) async fn prove_build(
     let mut report = against::compare(&first, nursery.clone(), signals, lenient.clone()).await?;
     let fault = |report: &ProofReport| report.proof.fault.as_ref().map(|fault| fault.side);
     if is_on_gpu && fault(&report) == Some(BuildSide::New) {
-        // Try again: served models may have held the GPU's memory at that moment.
+        // Try again, because served models may have held the GPU's memory at that moment.
         report = against::compare(&first, nursery.clone(), signals, lenient.clone()).await?;
     }
     if !(is_on_gpu && fault(&report) == Some(BuildSide::Old)) {
@@ -89,16 +89,16 @@ fn against_command(
         words.extend_from_slice(flags);
     }
     let mut args = DiagnoseArgs::parse_words(&words)?;
-    // Ignore `LLAMA_WARDEN_CONFIG` for the sample model: the models of that file would be resolved, too.
+    // With the sample model, ignore `LLAMA_WARDEN_CONFIG`: the models of that file are not needed.
     if config.is_empty() {
         args.ignore_config();
     }
     Ok(args)
 }
 
-/// Tries the build with each model of an instance, one after the other. Returns the reason if the build is
-/// worse with a model, and notes about the other models. Skips models that cannot have a canary now (no
-/// memory, not loaded, another canary).
+/// Tries the build with each model in turn. Returns the reason if the build is worse with a model, and adds
+/// notes about the other models. Skips models that cannot have a canary now (no memory, not loaded, another
+/// canary).
 pub(super) async fn try_canaries(
     live: &LiveInstance,
     build: &BuildId,
@@ -113,7 +113,7 @@ pub(super) async fn try_canaries(
         let begun = match begun {
             Ok(begun) => begun,
             Err(failure) => match live.client.json::<CanaryView>(Method::GET, &path).await {
-                // The canary may have ended already, or an interrupted update may have left one of this
+                // The canary may have ended already, or an interrupted update may have left a canary of this
                 // build.
                 Ok(view) if view.build.as_deref() == Some(build.as_str()) => view,
                 _ => {
@@ -159,7 +159,7 @@ async fn wait_for_end(
 ) -> Result<CanaryView, CommandError> {
     let until = Instant::now() + numbers.canary;
     loop {
-        // Ignore a lost answer: it does not end the canary.
+        // A lost answer does not end the canary.
         if let Ok(view) = live.client.json::<CanaryView>(Method::GET, path).await
             && view.state == CanaryState::Ended
         {

@@ -20,8 +20,8 @@ pub(super) struct NewSource {
 }
 
 impl NewSource {
-    /// The reason why a build by this plan is no newer than the build in use. `None` if it is newer, if its
-    /// age is unknown, or if the user named the revision.
+    /// Returns the reason why this plan gives no newer build than the one in use. `None` if it is newer, of
+    /// unknown age, or named by the user.
     pub(super) fn not_newer_reason(&self, old: &Provenance, plan: &BuildPlan) -> Option<String> {
         if self.is_requested {
             return None;
@@ -80,7 +80,7 @@ pub(super) async fn find_newest(
         (wanted.to_owned(), obtained.commit)
     };
     let before = old.plan.source.revision.commit.as_deref();
-    // A build of another repository or of an archive is not on this line of commits.
+    // A build of another repository or of an archive is not in this history.
     let between = before.and_then(|before| repository.line(before, &commit).ok());
     let commits = match between {
         Some(mut line) => {

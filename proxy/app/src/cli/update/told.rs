@@ -1,4 +1,4 @@
-//! Report of an update, as a paragraph and as JSON.
+//! Report of an update, as text and as JSON.
 
 use serde::Serialize;
 use warden_builder::git::RevisionInfo;
@@ -13,7 +13,7 @@ use crate::out;
 #[serde(rename_all = "snake_case")]
 pub(super) enum UpdateOutcome {
     InUse,
-    /// The build in use is the one that would be built, or newer.
+    /// The build in use is as new as the source, or newer.
     NothingNew,
     Planned,
     Rejected,
@@ -57,10 +57,9 @@ pub(super) struct UpdateReport {
 #[derive(Clone, Debug, Serialize)]
 struct SourceChange {
     follows: String,
-    /// Number of commits between the builds; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     commits: Option<usize>,
-    /// Newest commits, as `b1234 subject`.
+    /// Newest commits, such as `b1234 subject`.
     subjects: Vec<String>,
 }
 
@@ -121,7 +120,8 @@ impl UpdateReport {
         self.reasons.join("; ")
     }
 
-    /// Summary: `build 8827, commit … to build 8840, commit …: 13 commits (b8840 of https://…)`.
+    /// Returns a text such as `build 8827, commit … to build 8840, commit …: 13 commits (b8840 of
+    /// https://…)`.
     pub(super) fn summary(&self) -> String {
         let commits = self
             .source
@@ -222,7 +222,7 @@ impl UpdateReport {
         out::print_text(&text)
     }
 
-    /// The exit code, as an error if it is not 0.
+    /// Returns an error unless the exit code is 0.
     pub(super) fn check_exit(&self) -> Result<(), CommandError> {
         let code = self.outcome.map_or(crate::exit::UNDECIDED_CODE, UpdateOutcome::exit_code);
         if code == 0 {

@@ -1,6 +1,5 @@
-//! The results of a search so far, in a file of the state folder. After Ctrl-C or a reboot, the command that
-//! began the search continues from them. Each line has the result of one process. The file is named by a hash
-//! of everything that changes the results.
+//! Stores the results of a search in a file of the state folder. After Ctrl-C or a reboot, the same command
+//! continues the search. A hash of everything that affects the results is the file's name.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -19,13 +18,12 @@ use crate::exit::CommandError;
 pub(super) struct SearchFile {
     path: PathBuf,
     file: File,
-    /// Records, each with the offset at which its line ends.
+    /// Each record with the offset at which its line ends.
     records: Vec<(ProcessRecord, u64)>,
 }
 
 impl SearchFile {
-    /// Opens and reads the file of a search. Truncates the file before the first line that is torn or of
-    /// another version.
+    /// Truncates the file at the first line that is incomplete or of another version.
     pub(super) fn open(state: &Path, name: &str) -> Result<Self, CommandError> {
         let folder = state.join("between");
         let path = folder.join(name);
@@ -78,7 +76,7 @@ impl SearchFile {
                 Ok(())
             }
             Err(error) => {
-                // A partial line would hide all later lines.
+                // A partial line would make all later lines unreadable.
                 self.file.set_len(self.end_offset()).ok();
                 Err(CommandError::failed(cannot_keep(&self.path, &error)))
             }
@@ -98,12 +96,10 @@ fn cannot_keep(path: &Path, error: &std::io::Error) -> String {
     format!("results of the search cannot be kept in {}: {error}", path.display())
 }
 
-/// Prefixes of the variables that llama.cpp and its libraries read.
 const LLAMA_VARIABLE_PREFIXES: [&str; 7] = ["LLAMA_", "GGML_", "CUDA_", "HIP_", "ROCR_", "OMP_", "MALLOC_"];
 
 impl CommitSearch<'_> {
-    /// The name of the search's file of results. Contains only a hash of the command and its variables,
-    /// which may include keys.
+    /// The name contains only a hash of the command and its variables, which may include keys.
     pub(super) async fn file_name(
         &self,
         workloads: &[Workload],
@@ -111,8 +107,8 @@ impl CommitSearch<'_> {
     ) -> Result<String, CommandError> {
         let model = self.model();
         let command = &model.command;
-        // Leave out files named by variables, and the log: a server writes to them, so each start would
-        // begin another search.
+        // Omit files named by variables, and the log: each server start writes to them, which would change
+        // the name and so begin another search.
         let named = input_file_words(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
         let facts = |path: PathBuf| {
             let facts = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
@@ -125,7 +121,7 @@ impl CommitSearch<'_> {
         };
         let mut inherited: Vec<(String, String)> = self.machine.text_vars();
         inherited.retain(|(name, _)| is_own(name));
-        // The plan of a build is part of the name, because it depends on the machine and its tools.
+        // Include the build plan, which depends on the machine and its tools.
         let oldest = &self.line[0];
         let newest = &self.line[self.line.len() - 1];
         let plan = self.builder.plan(&self.request(newest)).await?;

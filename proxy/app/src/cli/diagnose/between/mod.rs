@@ -1,11 +1,7 @@
 //! `diagnose --between A..B`: finds the commit that introduced or ended a leak, a crash, a slowdown or
 //! other answers.
 //!
-//! ```text
-//!   A..B ── repository ──> commits ──> RevisionLine ── which revision? ──> build (separate store) ──> server
-//!                                        │ result of each process
-//!                                        └──> file of the search
-//! ```
+//! Builds go to a separate store. A file keeps the result of each process, so that a search can continue.
 
 mod kept;
 mod servers;
@@ -120,7 +116,6 @@ impl DiagnoseArgs {
         self.between.aim.aim()
     }
 
-    /// Workloads of the search; empty for aims that need none.
     fn search_workloads(&self) -> Result<Vec<Workload>, CommandError> {
         if self.aim().is_growth() {
             return self.workloads();
@@ -144,12 +139,11 @@ struct CommitSearch<'a> {
     args: &'a DiagnoseArgs,
     machine: &'a HostMachine,
     builder: Builder,
-    /// Template of the build requests, without the source.
     plain: BuildRequest,
     repository: PathBuf,
     shown: String,
     line: Vec<RevisionInfo>,
-    /// Configuration at the start of the search; `index` is the model's place in it.
+    /// The configuration as read when the search started; `index` selects the model.
     configured: ResolvedConfig,
     index: usize,
     file: Option<String>,
@@ -162,7 +156,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     outputs::check_outputs(args)?;
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
-    // Read the configuration first: its errors should come before anything is fetched.
+    // Read the configuration first, to report its errors before anything is fetched.
     let (configured, index) = DiagnoseTarget::configured(args, &machine)?;
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
@@ -175,8 +169,8 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         let newer = CommitRequest { reference: Some(range.newer.clone()), ..request.clone() };
         let ObtainedCommit { repository, commit } = match builder.repository(&newer).await {
             Ok(obtained) => obtained,
-            // A remote may refuse to serve a commit by its id. An older commit is in the history of its
-            // branches and tags.
+            // A remote may refuse to serve a commit by its id. An older commit is in the history of the
+            // remote's branches and tags.
             Err(error) => {
                 let Ok(all) = builder.repository(&request).await else {
                     return Err(error.into());
@@ -195,7 +189,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         let source = BuildSource::Commit { repository: repository.clone(), shown: shown.clone(), commit };
         let plain = BuildRequest {
             backend: *backend,
-            // Build only the server, because the web page takes longer to build.
+            // Skip the web page, which takes longer to build than the server.
             options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
             ..build::build_request(source, selection, numbers)
         };
@@ -242,14 +236,13 @@ impl CommitSearch<'_> {
                 kept.path().display()
             ));
         }
-        // Keep builds that another search made. If this search continues an earlier run, the builds are its
-        // own.
+        // Keep builds that another search made. A continued search owns all builds in the store.
         let others = if used == 0 { self.builds() } else { Vec::new() };
         let base = Experiment { spec: target::solo_spec(model), workloads, steps, early: true, replay };
         let server = |revision: usize| -> ServerFuture<'_, CommandError> {
             Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };
-        // Reuse the request lengths of the earlier results, so that results can be compared.
+        // Reuse the request lengths of earlier results, to keep the results comparable.
         let lengths = known[..used].iter().find_map(|record| record.lengths);
         let lengths = lengths.map_or_else(OnceLock::new, OnceLock::from);
         let line =
@@ -296,7 +289,7 @@ impl CommitSearch<'_> {
             }
             SearchEvent::Record(record) => {
                 display.close();
-                // Continue: without the record, a later run only has to repeat this process.
+                // Continue after a failed write: a later run then only has to repeat this process.
                 if let Err(failure) = kept.add(record) {
                     failure.lines().iter().for_each(|line| out::error_line(line));
                 }

@@ -54,9 +54,8 @@ impl CommitSearch<'_> {
         self.builder.store().list().map(|listing| listing.builds).unwrap_or_default()
     }
 
-    /// Removes the builds of all judged commits but the two neighbours, once there is an answer. Keeps
-    /// builds of earlier searches (`others`). Keeps all builds if the search can continue with more
-    /// readings, or while another search runs.
+    /// Once the search has an answer, removes the builds of all judged commits but the two neighbours of the
+    /// change. Keeps builds of earlier searches (`others`), and all builds while another search runs.
     pub(super) fn remove_builds(
         &self,
         conclusion: &RevisionConclusion,
@@ -87,8 +86,7 @@ impl CommitSearch<'_> {
     }
 }
 
-/// Classifies a failed build. Errors in its source count against the revision; a full disk or a missing
-/// compiler does not.
+/// Errors in the source count against the revision; a full disk or a missing compiler stops the search.
 fn classify_build_error(error: BuilderError) -> NoServer<CommandError> {
     match error.kind() {
         ErrorClass::Cancelled => NoServer::Interrupted,

@@ -18,20 +18,19 @@ use crate::out;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SearchRequests<'a> {
-    /// Lengths of the timed and compared requests.
     pub(super) lengths: Option<TextLengths>,
     pub(super) base: &'a Experiment,
 }
 
 impl CommitSearch<'_> {
-    /// The folder of `--report`, with the revision to write about; `None` if nothing is to be written.
+    /// Returns the folder of `--report` and the revision to write about; `None` if no report is written.
     pub(super) fn requested_report(&self, report: &BetweenReport) -> Option<(&Path, usize)> {
         let path = self.args.report.as_deref()?;
         match &report.conclusion.outcome {
             RevisionOutcome::Found { revision } => {
                 Some((path, revision - usize::from(report.conclusion.ill_is_newer == Some(false))))
             }
-            // The user can continue the search with this command, and may still find the revision.
+            // The user can continue the search later and may still find the revision.
             RevisionOutcome::Interrupted => None,
             _ => {
                 out::error_line(&format!("--report {}: nothing was found to write about", path.display()));
@@ -40,8 +39,8 @@ impl CommitSearch<'_> {
         }
     }
 
-    /// Writes the folder, with an experiment of the workload that shows the symptom, or with the requests
-    /// that show the symptom.
+    /// Runs the workload that shows the symptom once more for the report. If no workload shows the symptom,
+    /// the report contains the requests that do.
     pub(super) async fn write_report(
         &self,
         path: &Path,
@@ -85,7 +84,6 @@ impl CommitSearch<'_> {
         outputs::write_report_folder(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
     }
 
-    /// The requests that show a symptom which no workload shows.
     async fn symptom_requests(
         &self,
         symptom: &RevisionSymptom,

@@ -6,10 +6,10 @@ use warden_tracer_reader::{AllocationKind, AllocationPlace, TracedMemory};
 
 use super::{HANDLE_KINDS, LegTrace, MemoryAttribution};
 
-/// Blocks below this many intervals are sampled, larger ones are all counted. The tracer uses the same rule.
+/// Blocks smaller than this many sampling intervals are sampled; larger ones are all counted. The tracer uses
+/// the same limit.
 const SAMPLED_INTERVALS: f64 = 4.0;
 
-/// Limits of the report, justified in `defaults.toml`, section `[diagnose.trace]`.
 fn trace_limits() -> &'static warden_policies::defaults::Trace {
     &warden_policies::defaults().diagnose.trace
 }
@@ -85,7 +85,7 @@ impl LegTrace {
         grown.take(trace_limits().named)
     }
 
-    /// Error of a call site's growth, in bytes per request: two standard errors if its blocks are sampled.
+    /// Two standard errors of a call site's growth, in bytes per request; 0 if all its blocks are counted.
     fn growth_error(&self, place: &AllocationPlace) -> f64 {
         let bytes = as_f64(place.more_bytes.unsigned_abs());
         let interval = as_f64(self.interval);
@@ -120,7 +120,7 @@ impl LegTrace {
                 format!("{each}{error} a request, {count} × {}{within}", place.function)
             }
         };
-        // `called_in` of a function without a symbol already begins with its library.
+        // For a function without a symbol, `called_in` already begins with the library.
         let named = place.module != self.program && !place.called_in.starts_with(&place.module);
         let library = if named { format!(" ({})", place.module) } else { String::new() };
         format!("  {what}, called in {}{library}", place.called_in)
@@ -131,8 +131,7 @@ const OWN_HEAP_NOTE: &str = "  the program has an allocator of its own (jemalloc
      linked into it, so its blocks are not counted, only the mappings that it takes; build it without, or preload that \
      allocator as a library";
 
-/// Says which share of the growth is explained. Allocated bytes that were never touched use no memory, so
-/// the counts may exceed the growth.
+/// The counted bytes may exceed the growth: allocated bytes that were never touched use no memory.
 fn explained_part(found: &GrowthAttribution) -> String {
     let counted = ByteAmount(found.counted.max(0.0));
     if found.counted > found.measured * (1.0 + trace_limits().untouched) {
