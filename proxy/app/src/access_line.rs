@@ -35,8 +35,7 @@ pub(crate) fn log_request(record: &RequestRecord) {
     );
 }
 
-/// Returns a line with its line end, as text or as a JSON object. The line has no level, because all access
-/// lines would have the same one.
+/// Returns a line with its line end, as text or JSON; no level, because all lines have the same one.
 pub(crate) fn format_line(record: &RequestRecord, now: &[u8], json: bool) -> Vec<u8> {
     let mut line = LineWriter { out: Vec::with_capacity(512), digits: itoa::Buffer::new(), json };
     line.write_start(now);
@@ -132,7 +131,6 @@ impl LineWriter {
         self.write_quote();
     }
 
-    /// Writes a quote in JSON, nothing in text.
     fn write_quote(&mut self) {
         if self.json {
             self.out.push(b'"');
@@ -178,7 +176,6 @@ impl LineWriter {
     fn write_peer(&mut self, record: &RequestRecord) {
         self.write_name("peer");
         self.write_quote();
-        // Writing to memory does not fail.
         let _whole = write!(self.out, "{}", record.peer);
         self.write_quote();
     }

@@ -8,7 +8,6 @@ use rustix::io::Errno;
 
 pub(crate) const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
 
-/// Returns the access list of a file, if it has one.
 pub(crate) fn access_list(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // The kernel limits an extended attribute to 64 KiB.
     let mut list = vec![0; 64 << 10];

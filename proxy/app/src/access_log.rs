@@ -3,8 +3,7 @@
 //!
 //! ```text
 //!   log.access = ""       record -> tracing, target `access` -> standard error   (filtered by `log.level`)
-//!   log.access = "FILE"   record -> line -> [bounded queue] -> thread -> FILE    (independent of
-//!   `log.level`)
+//!   log.access = "FILE"   record -> line -> [bounded queue] -> thread -> FILE    (not filtered)
 //! ```
 //!
 //! SIGHUP reopens the file, which may have been renamed. Lines that cannot be written (a full disk) are
@@ -32,7 +31,7 @@ const FILE_MODE: u32 = 0o640;
 /// Time limit for the last writes before the process ends, longer than any working disk needs.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// Writes the access log. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct AccessLog(Option<Arc<AccessFile>>);
 
@@ -63,7 +62,6 @@ fn open_file(path: &Path) -> io::Result<File> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AccessLogView {
     pub(crate) path: PathBuf,
-    /// Number of lines that could not be written.
     pub(crate) lost: u64,
     /// Error if the file cannot be written at the moment.
     pub(crate) failing: Option<String>,
@@ -103,7 +101,6 @@ impl AccessLog {
         }))))
     }
 
-    /// A log without its own file.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
         Self(None)

@@ -31,8 +31,7 @@ pub(crate) fn default_state(id: &BuildId, in_use: Option<&BuildId>, choices: &Bu
     }
 }
 
-/// Lists the fixes in a build. Marks sets that were verified only on the machine that built them, or not at
-/// all.
+/// Marks sets that were verified only on the machine that built them, or not at all.
 fn fixes_label(build: &Provenance) -> String {
     if build.fixes().is_empty() {
         return "none".to_owned();

@@ -15,7 +15,6 @@ const MAX_LINE_BYTES: usize = 64 << 10;
 /// Maximum number of bytes kept of all requests together.
 const MAX_TOTAL_BYTES: usize = 2 << 20;
 
-/// A recorded request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CapturedRequest {
     /// `X-Request-Id` of the request.
@@ -26,7 +25,7 @@ pub(crate) struct CapturedRequest {
     pub(crate) bytes: usize,
 }
 
-/// The latest recorded requests. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CaptureStore(Arc<Mutex<CaptureQueue>>);
 
@@ -53,19 +52,16 @@ impl CaptureStore {
         }
     }
 
-    /// Returns the latest request with this id, if it is still kept.
     pub(crate) fn find(&self, id: &str) -> Option<CapturedRequest> {
         lock(&self.0).requests.iter().rev().find(|one| one.id == id).cloned()
     }
 
-    /// Returns the ids of the kept requests.
     pub(crate) fn ids(&self) -> Vec<String> {
         lock(&self.0).requests.iter().map(|one| one.id.clone()).collect()
     }
 }
 
-/// Returns the bytes counted for a request. They include the id, which the client chooses and the gateway
-/// bounds.
+/// Counts the id, too: the client chooses it, and the gateway bounds it.
 fn capture_bytes(one: &CapturedRequest) -> usize {
     one.line.len() + one.id.len()
 }

@@ -22,13 +22,11 @@ pub(crate) fn minute_of_day() -> u16 {
     u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0)
 }
 
-/// Returns the current time, for comparison with printed times.
 pub(crate) fn now() -> Timestamp {
     Timestamp::now()
 }
 
-/// Returns the current time as RFC 3339 in UTC with microseconds, in ASCII. Cheap, because each thread
-/// formats a second only once.
+/// Returns the time as RFC 3339 in UTC with microseconds. Each thread formats a second only once.
 pub(crate) fn now_exact() -> [u8; 27] {
     thread_local! {
         static LAST: Cell<(i64, [u8; 27])> = const { Cell::new((i64::MIN, *b"0000-00-00T00:00:00.000000Z")) };

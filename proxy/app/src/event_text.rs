@@ -162,7 +162,6 @@ fn describe_changes(report: &ApplyReport) -> String {
     format!("configuration applied; {parts}")
 }
 
-/// Lists all `names` after `what`; `None` if there are no names.
 fn list_models(what: &str, names: &[ModelName]) -> Option<String> {
     let names: Vec<&str> = names.iter().map(ModelName::as_str).collect();
     (!names.is_empty()).then(|| format!("{what}: {}", names.join(", ")))
@@ -195,8 +194,7 @@ fn describe_suspects(fingerprints: &[RequestFingerprint]) -> String {
     )
 }
 
-/// Returns the memory before and after a replacement: VRAM if a GPU's memory was the reason, else host
-/// memory.
+/// Returns VRAM before and after a replacement if a GPU's memory was the reason, else host memory.
 pub(crate) fn memory_change(entry: &LedgerEntry) -> (Option<u64>, Option<u64>) {
     match entry.evidence.series {
         Some(MemoryKind::Vram(gpu)) => {

@@ -10,10 +10,8 @@ use std::sync::Arc;
 use warden_policies::secrets;
 use warden_supervisor::{EventKind, FleetEvent, LineFile, StateKind, StateWriter, line_files};
 
-/// Name of the file in the state directory.
 const FILE_NAME: &str = "events.jsonl";
-/// Size limit of each file in bytes: some 50,000 events, which are years of a healthy fleet, or days of a
-/// fleet that crashes all the time.
+/// In bytes: some 50,000 events, years of a healthy fleet, or days of one that crashes all the time.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 /// File mode: not world-readable, because the file has names of models and output of llama-server.
 const FILE_MODE: u32 = 0o640;
@@ -22,7 +20,6 @@ pub(crate) fn event_files(state: &Path) -> [PathBuf; 2] {
     line_files(&state.join(FILE_NAME))
 }
 
-/// Appends the events of this instance.
 #[derive(Debug)]
 pub(crate) struct EventsFile {
     file: LineFile,
@@ -30,7 +27,6 @@ pub(crate) struct EventsFile {
 }
 
 impl EventsFile {
-    /// Creates the writer of the file in a state directory, for the process `pid`.
     pub(crate) fn new(state: &Path, pid: u32) -> Self {
         Self { file: LineFile::new(state.join(FILE_NAME), FILE_MODE, MAX_FILE_BYTES), pid }
     }

@@ -19,28 +19,21 @@ use warden_supervisor::{ControlError, FleetError};
 use crate::config::problem::{ConfigProblem, ConfigProblems, error_lines};
 use crate::out;
 
-/// Exit code for invalid configuration or usage.
 pub(crate) const USAGE_CODE: u8 = 2;
-/// Exit code for a patch set that is refused.
 pub(crate) const REFUSED_CODE: u8 = 3;
 pub(crate) const LEAKS_CODE: u8 = 3;
-/// Exit code for a server that crashed under a workload.
 pub(crate) const CRASHES_CODE: u8 = 4;
-/// Exit code for an experiment that was too short for a verdict, or did not decide whether memory leaks.
 pub(crate) const UNDECIDED_CODE: u8 = 5;
 /// Exit code after an interrupt, as in shells: 128 plus the number of SIGINT.
 pub(crate) const INTERRUPTED_CODE: u8 = 130;
-/// Exit code for every other error.
 pub(crate) const FAILURE_CODE: u8 = 1;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     #[error(transparent)]
     Config(#[from] ConfigProblems),
-    /// Invalid usage.
     #[error("{message}")]
     Usage { message: String, hint: String },
-    /// A valid command that could not be carried out.
     #[error("{message}")]
     Failed {
         /// Sentence with the failed action and its object.
@@ -64,12 +57,10 @@ impl CommandError {
     /// The command was interrupted, and all results were shown before.
     pub(crate) const INTERRUPTED: Self = Self::Reported { code: INTERRUPTED_CODE };
 
-    /// Creates an error for invalid usage, with its remedy.
     pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Usage { message: message.into(), hint: hint.into() }
     }
 
-    /// Creates an error without a remedy.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::Failed { message: message.into(), hint: None }
     }
@@ -79,7 +70,6 @@ impl CommandError {
         move |error| Self::failed(format!("cannot {doing} {}: {error}", path.display()))
     }
 
-    /// Creates an error with its remedy.
     pub(crate) fn hinted(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Failed { message: message.into(), hint: Some(hint.into()) }
     }
@@ -162,8 +152,7 @@ impl From<warden_patches::PatchError> for CommandError {
     }
 }
 
-/// Makes a panic, which is a bug of llama-warden, print one line and how to report it instead of a stack
-/// trace.
+/// Makes a panic print one line and how to report the bug, instead of a stack trace.
 pub(crate) fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));

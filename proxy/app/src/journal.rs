@@ -32,7 +32,6 @@ const MAX_VALUE_BYTES: usize = 32 * 1024;
 /// Field names that journald interprets, or that this module writes itself.
 const RESERVED_FIELDS: [&str; 6] = ["MESSAGE", "MESSAGE_ID", "PRIORITY", "TARGET", "ERRNO", "DOCUMENTATION"];
 
-/// Sends entries to journald.
 #[derive(Debug)]
 pub(crate) struct JournalWriter {
     from: UnixDatagram,
@@ -108,7 +107,6 @@ fn plain_line(line: &str) -> (&str, String) {
     (value("PRIORITY").unwrap_or("4"), value("MESSAGE").unwrap_or(line).replace(LINE_SEPARATOR, " "))
 }
 
-/// Formats events as lines of the queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JournalFormat;
 
@@ -151,7 +149,6 @@ where
 #[derive(Default)]
 struct EventFields {
     message: String,
-    /// Fields of the entry.
     named: String,
     /// The fields as text, to be appended to the message.
     suffix: String,

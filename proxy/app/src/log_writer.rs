@@ -19,12 +19,10 @@ use crate::sync::lock;
 use tokio::time::Instant;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Time for which lines are gathered: too short for a reader to notice, but long enough to write thousands
-/// of lines at once.
+/// Time to gather lines: too short for a reader to notice, enough to write thousands of lines at once.
 const GATHER_TIME: Duration = Duration::from_millis(20);
 
-/// Least time between two reports of failed writes, because a disk may become full and free again in quick
-/// succession.
+/// Least time between two reports of failed writes, because a disk may fill up again and again.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Size to which the buffer is reduced after a burst.
@@ -35,9 +33,8 @@ const KEPT_BUFFER_BYTES: usize = 64 * 1024;
 pub(crate) struct LogWriter(Arc<LogWriterShared>);
 
 pub(crate) enum WriteTrouble<'a> {
-    /// Lines cannot be written any more.
     Began(&'a io::Error),
-    /// Lines can be written again. Holds the total number of lines lost so far.
+    /// Holds the total number of lines lost so far.
     Ended(u64),
 }
 
@@ -59,7 +56,6 @@ struct LineQueue {
     lost: u64,
     /// The thread waits for the first line.
     is_idle: bool,
-    /// A flush is waiting.
     flush_requested: bool,
     /// The thread has taken lines that it has not written yet.
     writing: bool,
@@ -97,12 +93,10 @@ impl LogWriter {
         Ok(Self(shared))
     }
 
-    /// Returns the number of lines lost so far, because they were not queued or not written.
     pub(crate) fn lost(&self) -> u64 {
         self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// Returns the error if lines cannot be written at the moment.
     pub(crate) fn failing(&self) -> Option<String> {
         lock(&self.0.failing).clone()
     }
@@ -117,13 +111,11 @@ impl LogWriter {
     }
 }
 
-/// Destination to which the thread writes.
 struct LogSink<W, T> {
     out: W,
     tell: T,
     /// The last line was written only in part.
     torn: bool,
-    /// Time of the last report of failed writes.
     last_report: Option<Instant>,
 }
 

@@ -16,7 +16,7 @@ use crate::exit::CommandError;
 use crate::journal::{JournalFormat, JournalWriter};
 use crate::log_writer::LogWriter;
 
-/// Time limit of the last flush, longer than any reader needs that still reads.
+/// Time limit of the last flush; a reader that still reads needs less.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 static WRITER: OnceLock<LogWriter> = OnceLock::new();
@@ -36,8 +36,7 @@ pub(crate) fn lost_lines() -> u64 {
     WRITER.get().map_or(0, LogWriter::lost)
 }
 
-/// Starts logging. `bare`: in drop-in mode, lines of the child process are written unchanged. Only the
-/// first call in a process has an effect.
+/// `bare`: in drop-in mode, lines of the child are written unchanged. Only the first call has an effect.
 pub(crate) fn start_logging(log: &Log, bare: bool) -> Result<(), CommandError> {
     let mut filter =
         log_filter(&log.level).map_err(|problem| CommandError::usage(format!("log.level: {problem}"), ""))?;
@@ -77,8 +76,7 @@ pub(crate) fn start_logging(log: &Log, bare: bool) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Returns whether lines have colours: on a terminal, unless the variable `NO_COLOR` has a non-empty value
-/// (<https://no-color.org>).
+/// Colours lines on a terminal, unless `NO_COLOR` has a non-empty value (<https://no-color.org>).
 fn use_colours(terminal: bool, no_color: Option<std::ffi::OsString>) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())
 }

@@ -25,7 +25,6 @@ fn write_raw(text: &str) -> Result<(), CommandError> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|_| CommandError::Pipe)
 }
 
-/// Replaces unsafe characters, if the text is for a terminal.
 fn make_safe(text: &str, on_terminal: bool) -> Cow<'_, str> {
     if on_terminal && text.contains(is_unsafe) {
         Cow::Owned(text.replace(is_unsafe, "?"))
@@ -34,8 +33,7 @@ fn make_safe(text: &str, on_terminal: bool) -> Cow<'_, str> {
     }
 }
 
-/// Returns whether a character is unsafe on a terminal: control characters, and characters that change the
-/// text direction, with which a line can look like another.
+/// Control characters, and characters that change the text direction, can disguise a line.
 fn is_unsafe(letter: char) -> bool {
     let turns = matches!(
         letter,
@@ -44,13 +42,11 @@ fn is_unsafe(letter: char) -> bool {
     turns || (letter.is_control() && !matches!(letter, '\n' | '\t'))
 }
 
-/// Makes one line of foreign text safe for a terminal.
 pub(crate) fn terminal_safe(line: &str) -> Cow<'_, str> {
     make_safe(line, true)
 }
 
-/// Prints a result that replaces the last one. On a terminal the screen shows only this result; otherwise
-/// it is printed after the last result and an empty line.
+/// Replaces the last result on a terminal; elsewhere prints an empty line and this result.
 pub(crate) fn refresh_screen(text: &str) -> Result<(), CommandError> {
     if io::stdout().is_terminal() {
         // Write from the top, clear each line to its end, and then the rest of the screen, to avoid flicker.
@@ -77,8 +73,7 @@ pub(crate) fn error_line(text: &str) {
     drop(writeln!(out, "{text}"));
 }
 
-/// Prints text for people unchanged, for progress on one line. Callers apply [`terminal_safe`] to foreign
-/// text.
+/// Prints progress on one line, unchanged. Callers apply [`terminal_safe`] to foreign text.
 pub(crate) fn error_text(text: &str) {
     let mut out = io::stderr().lock();
     drop(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
@@ -88,7 +83,6 @@ pub(crate) fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Formats a table with a head, see [`format_table`].
 pub(crate) fn table<const N: usize>(head: [&str; N], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let head = head.map(str::to_owned).to_vec();
     format_table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())

@@ -34,8 +34,7 @@ const MAX_WAITING: usize = 64;
 /// Most bytes of waiting bodies, in addition to the gateway's own budget. A single larger body may wait, too.
 const MAX_WAITING_BYTES: usize = 32 << 20;
 
-/// All files to which requests are recorded, by path. An open file stays open, because another model may
-/// use it later.
+/// Files of recorded requests by path. A file stays open, because another model may use it later.
 #[derive(Debug, Default)]
 pub(crate) struct RecorderSet {
     files: BTreeMap<PathBuf, Arc<RequestRecorder>>,
@@ -50,8 +49,7 @@ impl RecorderSet {
         Ok(())
     }
 
-    /// Like [`Self::open`], for use while serving: works on another thread and within a time limit, because
-    /// a disk may hang.
+    /// Like [`Self::open`], but on another thread and within a time limit, because a disk may hang.
     pub(crate) async fn open_while_serving(&mut self, resolved: &ResolvedConfig) -> Result<(), CommandError> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let missing = self.missing_paths(resolved);
@@ -123,8 +121,7 @@ pub(crate) struct RequestRecorder {
 }
 
 impl RequestRecorder {
-    /// Opens `path` for appending, up to `most` bytes of file size. `body`: largest body that is recorded,
-    /// in bytes.
+    /// Opens `path` to append up to `most` bytes of file size. `body`: largest recorded body in bytes.
     pub(crate) fn start(
         path: &Path,
         body: usize,

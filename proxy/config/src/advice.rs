@@ -12,7 +12,7 @@ use warden_supervisor::{FleetView, ModelSpec};
 
 use crate::resolve::mitigations::{ModelMitigations, catalogue};
 
-/// Maximum number of leaks to report. More candidates do not help an operator.
+/// Maximum number of leaks to report; more do not help an operator.
 const MAX_ADVICE: usize = 2;
 const MIN_LIKELIHOOD: f64 = 0.2;
 
@@ -165,7 +165,7 @@ mod tests {
         let told = advise(Some(&server), WorkDone::default(), all.iter());
         assert_eq!(told[0].leak, "cuda-graph-window", "{told:?}");
         assert!(told[0].mitigations.contains(&"graph-cache-cap".to_owned()) && told.len() <= MAX_ADVICE);
-        // Not advised for a fork whose source contains upstream's own limit, whatever its build number.
+        // A fork whose source contains upstream's own limit gets no advice, whatever its build number.
         let life = warden_patches::set::life::LifeStatement {
             is: warden_patches::set::life::LifeState::Superseded,
             by: warden_patches::set::life::EvidenceKind::Source,

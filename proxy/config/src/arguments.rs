@@ -134,8 +134,7 @@ pub struct SplitArguments {
     pub listening: Vec<(&'static str, String, ListeningFlag)>,
 }
 
-/// Removes the listening flags from a llama-server command line. API keys are kept, because the child checks
-/// them.
+/// Removes the listening flags from a command line, except API keys, which the child checks.
 pub fn split_listening(args: &[String]) -> SplitArguments {
     let mut split = SplitArguments { args: Vec::new(), listening: Vec::new() };
     let mut words = args.iter();

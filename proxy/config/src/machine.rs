@@ -55,15 +55,14 @@ impl HostMachine {
         self.env.iter().filter_map(text).collect()
     }
 
-    /// Home directory: `HOME`, else the entry in the user database; an entry `/`, which services without a
-    /// home have, is ignored.
+    /// Home directory: `HOME`, else the entry in the user database. Ignores the entry `/`, which services
+    /// without a home have.
     pub fn home(&self) -> Option<PathBuf> {
         let listed = || self.listed_home.clone().filter(|home| home.is_absolute() && *home != Path::new("/"));
         self.var("HOME").map(PathBuf::from).or_else(listed)
     }
 
-    /// A directory of the XDG base directory specification, or its default below the home directory; `None`
-    /// without a home.
+    /// A directory of the XDG specification, or its default in the home directory; `None` without a home.
     fn xdg(&self, variable: &str, under_home: &str) -> Option<PathBuf> {
         // By the specification, a relative path in these variables is invalid and must be ignored.
         let base = self.var(variable).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -90,11 +89,9 @@ impl HostMachine {
         self.xdg("XDG_CACHE_HOME", ".cache")
     }
 
-    /// Directory in which the private directory for sockets is created. Its path is short, because the path
-    /// of a Unix socket has at most 107 bytes.
+    /// Parent of the private socket directory; short, because a Unix socket's path has at most 107 bytes.
     pub fn runtime_base(&self) -> PathBuf {
-        // The specification requires that the user owns this directory. After `su` the variable may still
-        // name the directory of the previous user.
+        // The user must own this directory; after `su` the variable may name the previous user's.
         let usable = |path: &PathBuf| {
             let facts = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_dir);
             facts.is_some_and(|facts| facts.uid() == self.uid || facts.uid() == 0)

@@ -56,8 +56,7 @@ impl ConfigResolver<'_> {
                 .find(|spec| spec.name.as_str() == name || spec.aliases.contains(name))
                 .map(|spec| spec.name.as_str());
             let taken = taken.map(|(model, ..)| model.as_str()).or(of_remotes);
-            // Allow an entry for a model's own name: it changes requests to that name, but not to its
-            // aliases.
+            // Allow an entry for a model's own name: it changes requests to that name, not to its aliases.
             let is_own = taken == Some(name) && named.models.iter().eq([name]);
             if let Some(model) = taken
                 && !is_own
@@ -115,8 +114,7 @@ impl ConfigResolver<'_> {
         all
     }
 
-    /// Reports an unknown model. In a folder of models this is a warning, and `meanwhile` describes the
-    /// effect.
+    /// Reports an unknown model; with folders of models, warns and describes the effect with `meanwhile`.
     fn report_unknown_model(&mut self, key: &[&str], model: &str, meanwhile: &str) {
         let loaded = self.loaded;
         let message = format!("`{}`: there is no model `{model}`", key.join("."));

@@ -134,8 +134,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
             continue;
         }
         let seen = visible_gpus(&env, gpus.devices());
-        // Use the visible GPUs if all processes inherit them, or if the model's own variable names a single
-        // one.
+        // Use the visible GPUs if all processes inherit them, or if the model's variable names only one.
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA_DEVICES_VARIABLE);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = selects_devices(&spec.command.args, &env, seen.is_some());
@@ -330,8 +329,7 @@ fn visible_gpus(env: &BTreeMap<String, String>, gpus: &[GpuDevice]) -> Option<Ve
     words.split(',').map(str::trim).map(one).collect()
 }
 
-/// Returns true if a command or its environment selects devices. With `seen`, the value of
-/// `CUDA_VISIBLE_DEVICES` could be interpreted and does not count.
+/// `seen`: the value of `CUDA_VISIBLE_DEVICES` could be interpreted, so it does not count.
 fn selects_devices(args: &[String], env: &BTreeMap<String, String>, seen: bool) -> bool {
     let sees_some = VISIBLE_DEVICES_VARIABLES
         .iter()

@@ -4,13 +4,10 @@
 
 use std::path::Path;
 
-/// Mark at the end of each table.
 pub(crate) const TABLE_END_MARK: &str = "<!-- end -->\n";
 
 /// Replaces tables in a page. Each table is given with its start mark, and its text includes both marks.
-///
-/// # Errors
-/// A mark is missing.
+/// Fails if a mark is missing.
 pub(crate) fn replace_tables(
     page: &str,
     tables: impl IntoIterator<Item = (String, String)>,
@@ -27,11 +24,8 @@ pub(crate) fn replace_tables(
     Ok(page)
 }
 
-/// Compares the page `docs/NAME` with the generated tables; if `WARDEN_RENEW_DOCS` is set, replaces the
-/// tables instead.
-///
-/// # Errors
-/// The page cannot be read or written, lacks a mark, or differs; the message quotes the first differing line.
+/// Compares the page `docs/NAME` with the generated tables; with `WARDEN_RENEW_DOCS`, replaces the tables.
+/// The error quotes the first differing line.
 pub(crate) fn check_page(
     name: &str,
     tables: impl IntoIterator<Item = (String, String)>,

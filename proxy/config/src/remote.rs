@@ -126,8 +126,7 @@ impl ConfigResolver<'_> {
             self.report_remote(name, "key_file", &format!("{} has no key in it", path.display()), hint);
             return None;
         }
-        // Check the access of other users only: the file's group may be the service's own, as with
-        // `server.keys`.
+        // Check only other users: the file's group may be the service's own, as with `server.keys`.
         if is_open_to_all(&path) {
             let message =
                 format!("`remotes.{name}.key_file`: every user of this machine can read {}", path.display());

@@ -145,7 +145,6 @@ fn print_internal(text: &mut String, loaded: &LoadedConfig) {
     }
 }
 
-/// A configuration to print; secrets are included only with `reveal`.
 struct ConfigPrinter<'a> {
     loaded: &'a LoadedConfig,
     reveal: bool,

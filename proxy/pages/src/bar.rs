@@ -59,7 +59,6 @@ const WIDTH: f64 = 200.0;
 const HEIGHT: f64 = 12.0;
 
 impl UsageBar {
-    /// Returns the bytes held, of all parts together.
     fn held_bytes(&self) -> u64 {
         self.parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
@@ -106,8 +105,7 @@ impl UsageBar {
         self.parts.iter().copied().filter(|(_, bytes)| *bytes > 0)
     }
 
-    /// Returns the bar without words. If more than the limit is held, the bar is longer, and a line in it
-    /// marks the limit.
+    /// Returns the bar without words. If the parts exceed the limit, a line in the bar marks the limit.
     pub fn svg(&self) -> Markup {
         let held = self.held_bytes();
         let all = held.max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);

@@ -7,10 +7,8 @@ use std::fmt::Display;
 
 use maud::{Markup, html};
 
-/// Returns a finished page, or a part of one, as text.
-///
-/// Replaces control characters, and characters that change the direction of text. Our own markup has none of
-/// them, so each one comes from foreign text.
+/// Returns a page, or a part of one, as text. Replaces the characters that disguise foreign text; our own
+/// markup has none of them.
 pub fn finish_page(markup: Markup) -> String {
     let text = markup.into_string();
     if text.contains(disguises_text) {
@@ -20,8 +18,7 @@ pub fn finish_page(markup: Markup) -> String {
     }
 }
 
-/// Returns whether a character can make a text look like another: control characters, and embeddings,
-/// overrides and isolates of the text direction.
+/// Matches control characters, and embeddings, overrides and isolates of the text direction.
 fn disguises_text(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\t')
         || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -41,16 +38,14 @@ pub fn text_list<T: Display>(lines: impl IntoIterator<Item = T>) -> Markup {
     }
 }
 
-/// Returns a list of names, each with a description of one or more lines. Pairs without a description are
-/// left out.
+/// Returns a list of names with descriptions; leaves out pairs without a description.
 pub fn term_list<N: Display, V: AsRef<str>>(pairs: impl IntoIterator<Item = (N, V)>) -> Markup {
     html! {
         dl class="terms" {
             @for (name, value) in pairs {
                 @let value = value.as_ref().trim_end();
                 @if !value.is_empty() {
-                    // One box for name and description, so that a long description cannot shift the next
-                    // name.
+                    // Put both into one box, so that a long description cannot shift the next name.
                     div {
                         dt { (name) }
                         dd { (value) }

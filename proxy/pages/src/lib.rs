@@ -16,9 +16,8 @@
 //! | [`mod@time`] | moments, for people and for a script that knows their time zone |
 //! | [`words`] | meaning of each verdict, in a sentence |
 //!
-//! The crate decides nothing, reads no clock and no file, and opens no socket. Its output needs no script,
-//! font or network, and has no `style` attribute and no event handler. So the strictest content policy allows
-//! it.
+//! The crate decides nothing, reads no clock and no file, and opens no socket. The strictest content policy
+//! allows its output, which has no script, font, `style` attribute or event handler, and needs no network.
 //!
 //! Markup is written with `maud`, which escapes every value, so forgetting to escape is not possible.
 

@@ -52,7 +52,7 @@ impl UtcMoment {
     }
 }
 
-/// Returns a `time` element for seconds since 1970, whose `datetime` a script may show in another time zone.
+/// Returns a `time` element for seconds since 1970; a script may show it in another time zone.
 pub fn time_element(unix: i64) -> Markup {
     let moment = UtcMoment::from_unix(unix);
     html! {

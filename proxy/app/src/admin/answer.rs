@@ -43,7 +43,6 @@ use crate::series::SeriesStore;
 
 pub(crate) type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Media types of the two text formats of Prometheus.
 pub(crate) const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(crate) const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -57,12 +56,11 @@ pub(crate) struct AdminStatus {
     /// Advice on models whose memory grows; models without advice are left out.
     #[serde(default)]
     pub(crate) advice: BTreeMap<String, Vec<AdviceView>>,
-    /// Mitigations of each model, as written in the configuration. A mitigation from a set that the user
-    /// defined names this set. Models without mitigations are left out.
+    /// Mitigations by model, as written in the configuration; a mitigation from a user-defined set names the
+    /// set. Models without mitigations are left out.
     #[serde(default)]
     pub(crate) mitigations: BTreeMap<String, Vec<String>>,
-    /// Programs of each model: that of its next process first, then those of running processes. Absent from
-    /// older versions.
+    /// Programs by model: of the next process first, then of running ones. Absent from older versions.
     #[serde(default)]
     pub(crate) binaries: Option<BinariesByModel>,
     /// Models for which the configuration names a certain build or program.
@@ -71,14 +69,12 @@ pub(crate) struct AdminStatus {
     /// The access log, if it is a separate file.
     #[serde(default)]
     pub(crate) access_log: Option<AccessLogView>,
-    /// State of writes to the state directory, with the number of lost writes.
     #[serde(default)]
     pub(crate) state: StateView,
     pub(crate) fleet: FleetView,
 }
 
 impl AdminStatus {
-    /// Returns the program of a model's next process, which is the first in its list.
     pub(crate) fn next_binary(&self, model: &str) -> Option<&Path> {
         self.binaries.as_ref()?.get(model)?.first().map(PathBuf::as_path)
     }
@@ -94,13 +90,11 @@ pub(crate) fn next_binaries(models: &[SharedSpec]) -> BinariesByModel {
 /// A known leak that a model's growth resembles, and its mitigations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AdviceView {
-    /// Id of the leak in the list of known leaks.
     pub(crate) leak: String,
     /// Confidence that the leak is this one, 0 to 1.
     pub(crate) confidence: f64,
     /// Mitigations to try, best first.
     pub(crate) mitigations: Vec<String>,
-    /// Summary in one sentence.
     pub(crate) text: String,
 }
 
@@ -122,7 +116,6 @@ pub(crate) struct AdminConfig {
     /// Start commands of the servers, for advice.
     pub(crate) servers: AdvisedServers,
     pub(crate) binaries: BinariesByModel,
-    /// Models for which the configuration names a certain build or program.
     pub(crate) bound: Vec<String>,
     pub(crate) tries: CanarySettings,
     pub(crate) plans: PlannedModels,
@@ -148,19 +141,17 @@ pub(crate) struct InstanceInfo {
 /// The answer to `POST /drain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DrainReport {
-    /// Probes and load balancers are asked to send no more requests to this instance.
+    /// The instance asks probes and load balancers to send it no more requests.
     pub(crate) draining: bool,
     pub(crate) in_flight: usize,
 }
 
 #[derive(Clone)]
 pub(crate) struct GatewayAccess {
-    /// Control of the gateway, with the usage of API keys.
     pub(crate) control: GatewayControl,
     pub(crate) gauges: Arc<GatewayGauges>,
     /// Requests in flight, and the latest that ended.
     pub(crate) requests: RequestRegistry,
-    /// Limit of open client connections.
     pub(crate) max_connections: usize,
 }
 
@@ -177,7 +168,7 @@ impl GatewayAccess {
 #[derive(Clone)]
 pub(crate) struct InstanceRecords {
     pub(crate) access: AccessLog,
-    /// Latest requests of models whose requests are recorded.
+    /// Latest recorded requests.
     pub(crate) captures: CaptureStore,
     pub(crate) series: SeriesStore,
 }
@@ -187,20 +178,15 @@ pub(crate) struct InstanceRecords {
 pub(crate) struct AdminState {
     pub(crate) fleet: Fleet,
     pub(crate) metrics: Arc<MetricsRegistry>,
-    /// Budgets and commands of the configuration in force.
     pub(crate) config: watch::Receiver<AdminConfig>,
     pub(crate) gateway: GatewayAccess,
     pub(crate) records: InstanceRecords,
     /// Name of the caller, for events and the ledger.
     pub(crate) caller: Arc<str>,
     pub(crate) instance: Arc<InstanceInfo>,
-    /// State shared by all viewers of the page.
     pub(crate) page: Arc<PageHub>,
-    /// Sends orders to upgrade to another program.
     pub(crate) upgrades: UpgradeOrders,
-    /// State of leaving a group of instances.
     pub(crate) leaving: Arc<LeaveControl>,
-    /// Settings of `[probe]`.
     pub(crate) probe: Arc<Probe>,
     /// Ends streamed answers when cancelled.
     pub(crate) stop: CancellationToken,
@@ -324,8 +310,7 @@ impl AdminState {
         facts::pool_facts(view, self.gateway.is_draining(), self.gateway.is_full())
     }
 
-    /// Answers `POST /drain`: announces to probes and load balancers that this instance leaves, or, with
-    /// `undo`, that it stays. Requests in flight continue.
+    /// Announces to probes and load balancers that this instance leaves, or, with `undo`, that it stays.
     fn drain_instance(&self, undo: bool) -> Response<AdminBody> {
         let changed = if undo { self.leaving.undo() } else { Ok(self.leaving.begin()) };
         let changed = match changed {
@@ -339,7 +324,6 @@ impl AdminState {
         json_response(StatusCode::OK, &left)
     }
 
-    /// Returns a copy that acts in the name of the caller `by`.
     pub(crate) fn with_caller(&self, by: &str) -> Self {
         Self { caller: by.into(), ..self.clone() }
     }
@@ -351,7 +335,6 @@ impl AdminState {
         status
     }
 
-    /// Returns the status without the parts that require reading running processes.
     pub(crate) fn status_without_processes(&self) -> AdminStatus {
         let instance = InstanceInfo { memory_anon: own_memory(), ..(*self.instance).clone() };
         let config = self.config.borrow().clone();
@@ -381,8 +364,7 @@ impl AdminState {
     }
 }
 
-/// Adds the programs of running processes, which after a reload may differ from the program of the next
-/// process.
+/// Adds the programs of running processes, which may differ from the next process's after a reload.
 fn with_running_binaries(mut binaries: BinariesByModel, fleet: &FleetView) -> BinariesByModel {
     for model in fleet.models.iter().chain(&fleet.canaries) {
         let all = binaries.entry(model.name.as_str().to_owned()).or_default();
@@ -400,8 +382,7 @@ pub(crate) fn error_response(status: StatusCode, message: &str) -> Response<Admi
     json_response(status, &json!({ "error": message }))
 }
 
-/// Returns whether the client accepts `OpenMetrics`. Prometheus lists the formats that it reads; a client
-/// that lists none gets the older format, which every client reads.
+/// Prometheus lists the formats that it reads; a client that lists none gets the older format.
 pub(crate) fn wants_open_metrics(headers: &HeaderMap) -> bool {
     let named = |value: &http::HeaderValue| {
         value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains("application/openmetrics-text"))
@@ -494,8 +475,7 @@ where
         };
         match next {
             Ok(item) => Some((line(&item), (receiver, stop))),
-            // A client that reads too slowly gets the number of items that it missed, and delays no other
-            // client.
+            // A client that reads too slowly gets the number of missed items, and delays no other client.
             Err(RecvError::Lagged(missed)) => {
                 Some((raw_line(&json!({ "missed": missed })), (receiver, stop)))
             }

@@ -46,7 +46,6 @@ pub(crate) async fn admin() -> (AdminState, tempfile::TempDir) {
     (admin, dir)
 }
 
-/// A fleet without models.
 pub(crate) fn config(dir: &Path) -> FleetConfig {
     let defaults = warden_policies::defaults();
     FleetConfig {

@@ -45,7 +45,6 @@ impl Default for CanarySettings {
     }
 }
 
-/// The accepted query parameters, quoted in the error about an unknown parameter.
 const QUERY_NAMES: &str = "`build` or `binary`, `share`, `requests`, `for`, `slower`";
 
 impl CanaryRequest {

@@ -23,26 +23,22 @@ use super::answer::AdminStatus;
 use super::instance::{self, LocatedInstance};
 use crate::exit::CommandError;
 
-/// Time limit for connecting. A connection takes no time unless the accept queue is full; an instance whose
-/// queue stays full this long hangs.
+/// Connecting takes no time unless the accept queue is full. An instance whose queue stays full hangs.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between attempts to connect to a socket whose accept queue is full.
 const QUEUE_PAUSE: Duration = Duration::from_millis(20);
-/// Size limit in bytes of a whole answer, and of each line of a streamed answer. The status of a thousand
-/// models has a few MiB.
+/// In bytes, of a whole answer or a streamed line. The status of a thousand models has a few MiB.
 const LARGEST_ANSWER: usize = 32 << 20;
 const ROOT: u32 = 0;
 
-/// Connects to the admin socket of one instance.
 pub(crate) struct AdminClient {
     socket: PathBuf,
     /// User who runs the instance; `None` if the operator named the socket.
     owner: Option<u32>,
 }
 
-/// Finds the instance to talk to. The order: the socket `named`, the only instance known to the state
-/// directory, the only instance with a pointer file in one of `places` (an instance may have another state
-/// directory). `address` selects one of several instances.
+/// Finds the instance to talk to: the socket `named`, else the only instance known to the state directory,
+/// else the only one with a pointer file in `places`. `address` selects one of several instances.
 pub(crate) fn find_instance(
     named: Option<PathBuf>,
     state: &Path,
@@ -87,8 +83,7 @@ impl AdminClient {
         Self { socket: PathBuf::from(&found.instance.admin_socket), owner: Some(found.owner) }
     }
 
-    /// Connects, and checks the user of the other end: another user may have bound the socket's path while no
-    /// instance ran.
+    /// Connects, and checks the peer's user: another user may have bound the path while no instance ran.
     pub(crate) async fn connect(&self) -> Result<UnixStream, CommandError> {
         let shown = self.socket.display();
         let connecting = async {
@@ -122,7 +117,6 @@ impl AdminClient {
         ))
     }
 
-    /// Returns whether `peer` may be the user who runs the instance.
     fn accepts_peer(&self, peer: u32) -> bool {
         let own = geteuid().as_raw();
         match self.owner {
@@ -152,7 +146,6 @@ impl AdminClient {
         self.json_with(method, segments, &[]).await
     }
 
-    /// Like [`Self::json`], with a query.
     pub(crate) async fn json_with<T: DeserializeOwned>(
         &self,
         method: Method,

@@ -11,8 +11,7 @@ use warden_supervisor::{EventKind, FleetEvent, FleetView};
 use super::families::ModelLabel;
 use super::families::{families, labels};
 
-/// Buckets of service gaps in seconds, from the restart of a tiny model to that of a model of hundreds of
-/// gigabytes.
+/// Service gaps in seconds, from the restart of a tiny model to that of hundreds of gigabytes.
 const GAP_BUCKETS: [f64; 12] = [0.0, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0];
 
 labels! {
@@ -67,8 +66,7 @@ fn gap_histogram() -> Histogram {
 }
 
 impl EventMetrics {
-    /// Creates the series that alerts use with the value 0: Prometheus sees no increase from an absent
-    /// series to 1.
+    /// Creates the series for alerts with the value 0: Prometheus sees no increase from an absent series.
     pub(super) fn initialize(&self, view: &FleetView) {
         for model in &view.models {
             let label = ModelLabel { model: model.name.as_str().to_owned() };
@@ -118,8 +116,7 @@ impl EventMetrics {
         }
     }
 
-    /// Counts carried and lost conversations. Conversations that are still being carried are counted when
-    /// that is done.
+    /// Counts carried and lost conversations; conversations still in transfer are counted afterwards.
     fn count_warmth(&self, model: &str, warmth: &WarmthReport) {
         let cold = ColdReason::ALL.map(|cold| (cold.as_str(), warmth.cold.get(&cold).copied().unwrap_or(0)));
         let warm =

@@ -12,10 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-/// Prefix of every name.
 pub(super) const PREFIX: &str = "llama_warden";
 
-/// Declares structs of labels.
 macro_rules! labels {
     ($($visible:vis $name:ident { $($field:ident: $type:ty),* })*) => {$(
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prometheus_client::encoding::EncodeLabelSet)]
@@ -28,8 +26,8 @@ macro_rules! labels {
     )*};
 }
 
-/// Declares a struct of metrics, each with its name, optional unit and meaning. Other fields of the
-/// struct are given in parentheses after its name.
+/// Declares a struct of metrics, each with its name, optional unit and meaning. Other fields of the struct
+/// follow its name in parentheses.
 macro_rules! families {
     (@new) => { Default::default() };
     (@new $value:expr) => { $value };
@@ -52,7 +50,6 @@ macro_rules! families {
                 $(add(registry, $metric, families!(@unit $($unit)?), $meaning, self.$field.clone());)*
             }
 
-            /// The declared metrics, for the documentation.
             #[cfg(test)]
             pub(super) fn rows() -> Vec<super::metrics_page_tests::MetricRow> {
                 use super::metrics_page_tests::MetricRow;
@@ -105,8 +102,7 @@ pub(super) fn add(
     }
 }
 
-/// Returns the first sentence of a meaning, without Markdown and without its full stop, which the library
-/// adds.
+/// Returns the first sentence of a meaning, without Markdown or the full stop, which the library adds.
 fn help_text(meaning: &str) -> String {
     let sentence = meaning.split_once(". ").map_or(meaning, |(first, _)| first).trim_end_matches('.');
     let mut text = String::with_capacity(sentence.len());
@@ -122,8 +118,8 @@ fn help_text(meaning: &str) -> String {
     text
 }
 
-/// Converts to the older text format, in which a counter is declared by its full name with `_total`. For
-/// `promtool check metrics` and clients that do not ask for `OpenMetrics`.
+/// Converts to the older text format, in which a counter is declared by its full name with `_total`.
+/// `promtool check metrics`, and clients that do not accept `OpenMetrics`, read this format.
 pub(crate) fn to_plain_text(open_metrics: &str) -> String {
     let mut counter = "";
     let mut text = String::with_capacity(open_metrics.len());

@@ -99,9 +99,8 @@ impl GrowthMetrics {
         self.clear_gauges();
         for model in view.models.iter().chain(&view.canaries) {
             for (number, backend) in model.backends.iter().enumerate() {
-                // While one process replaces another, a replica has two processes. Growth is reported for
-                // the newer process, which comes last; the growth of the older process does not describe
-                // it.
+                // While one process replaces another, a replica has two. Report the growth of the newer
+                // process, which comes last.
                 let mut later = model.backends.iter().skip(number + 1);
                 let is_newest = !later.any(|other| other.pid.is_some() && other.replica == backend.replica);
                 self.read_backend(model.name.as_str(), backend, is_newest);

@@ -29,7 +29,6 @@ use crate::config::resolve::dirs::WardenDirs;
 use crate::exit::CommandError;
 use crate::sync::lock;
 
-/// Folder of pointer files in a state directory.
 const STATE_POINTER_DIR: &str = "instances";
 /// Folder of pointer files in a directory that other programs also use.
 const SHARED_POINTER_DIR: &str = "llama-warden-instances";
@@ -45,15 +44,13 @@ pub(crate) struct InstanceDirs {
 type SharedPointers = Arc<Mutex<Vec<InstancePointer>>>;
 
 impl InstanceDirs {
-    /// Creates the directories and locks them.
     pub(crate) fn take(dirs: &WardenDirs) -> Result<Self, CommandError> {
         check_writable(&dirs.state)?;
         PrivateDir::sweep(&dirs.runtime_base);
         Ok(Self { runtime: private_dir(&dirs.runtime)?, pointers: SharedPointers::default() })
     }
 
-    /// Continues with the predecessor's directories, which the predecessor owns until
-    /// [`Self::take_ownership`].
+    /// Continues with directories that the predecessor owns until [`Self::take_ownership`].
     pub(crate) fn inherit(dirs: &WardenDirs, lock: OwnedFd) -> Self {
         Self { runtime: PrivateDir::inherit(&dirs.runtime, lock), pointers: SharedPointers::default() }
     }
@@ -109,8 +106,7 @@ impl InstanceDirs {
         Ok(again)
     }
 
-    /// Removes directories and pointer files, but does not wait for a disk that hangs: a pointer file of an
-    /// ended instance misleads no search.
+    /// Does not wait for a disk that hangs: a pointer file of an ended instance misleads no search.
     pub(crate) async fn remove(self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         let Self { runtime, pointers } = self;
@@ -180,13 +176,12 @@ pub(crate) fn instances_in_state(state: &Path) -> Vec<LocatedInstance> {
     sort_instances(instances_in_folder(&state.join(STATE_POINTER_DIR)))
 }
 
-/// Returns the running instances known to a state directory or to one of `places`.
 pub(crate) fn all_instances(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let common = places.iter().flat_map(|place| instances_in_folder(&place.join(SHARED_POINTER_DIR)));
     sort_instances(instances_in_folder(&state.join(STATE_POINTER_DIR)).into_iter().chain(common).collect())
 }
 
-/// Returns the running instances known to the state directory. If there are none, those known to `places`.
+/// Returns the running instances known to the state directory; if there are none, those known to `places`.
 pub(crate) fn nearest_instances(state: &Path, places: &[PathBuf]) -> Vec<LocatedInstance> {
     let own = instances_in_state(state);
     if own.is_empty() { all_instances(state, places) } else { own }

@@ -1,5 +1,5 @@
-//! Leaving a group of instances: probes and load balancers learn of it at once, while requests are still
-//! accepted. This module owns that state.
+//! State of leaving a group of instances. Probes and load balancers learn of it at once, while the instance
+//! still accepts requests.
 //!
 //! ```text
 //!   serving <── undo ── leaving (an operator's order) ── SIGTERM ──> ending: final
@@ -14,7 +14,6 @@ use warden_gateway::GatewayGauges;
 
 use crate::sync::lock;
 
-/// State of leaving. Probes read it from the gateway's gauges.
 #[derive(Debug)]
 pub(crate) struct LeaveControl {
     gauges: Arc<GatewayGauges>,
@@ -60,8 +59,7 @@ impl LeaveControl {
         Ok(state.since.take().is_some())
     }
 
-    /// Marks the end of the program. Returns the part of `delay` still to wait, so that load balancers
-    /// notice.
+    /// Marks the end of the program. Returns the part of `delay` still to wait for load balancers.
     pub(crate) fn end(&self, delay: Duration) -> Duration {
         self.begin();
         let mut state = lock(&self.state);
@@ -69,7 +67,7 @@ impl LeaveControl {
         delay.saturating_sub(state.since.map_or(Duration::ZERO, |since| since.elapsed()))
     }
 
-    /// Requests between their head and the end of their answer.
+    /// Returns the number of requests whose head has arrived and whose answer has not ended.
     pub(crate) fn in_flight(&self) -> usize {
         self.gauges.in_flight.load(Ordering::Relaxed)
     }

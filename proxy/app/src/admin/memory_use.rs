@@ -44,7 +44,6 @@ pub(crate) struct PlannedBytes {
     cache: u64,
 }
 
-/// Planned needs of a model: on the host, and on all GPUs together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PlannedNeeds {
     host: PlannedBytes,
@@ -88,17 +87,14 @@ pub(crate) struct MemoryUse {
     pub(crate) growth: u64,
     /// Rest of `held`: code, buffers, contexts.
     pub(crate) other: u64,
-    /// Soft budget, above which the process is replaced at a quiet moment.
     pub(crate) soft: Option<u64>,
-    /// Hard budget, above which the process is drained and replaced at once.
     pub(crate) hard: Option<u64>,
     /// The machine's total memory of this kind.
     pub(crate) total: Option<u64>,
 }
 
 impl MemoryUse {
-    /// Returns the value at which the bar is full: the first budget, as in `status`, else the machine's
-    /// total, else the bytes held.
+    /// Returns the value of a full bar: the first budget, else the machine's total, else the bytes held.
     pub(crate) fn limit(&self) -> u64 {
         self.soft.or(self.hard).or(self.total).unwrap_or(self.held).max(1)
     }

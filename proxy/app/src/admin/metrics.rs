@@ -88,7 +88,6 @@ families! {
     }
 }
 
-/// Fates of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpanOutcome {
     Exported,
@@ -159,14 +158,12 @@ impl MetricsRegistry {
         self.events.count(event);
     }
 
-    /// Sets the number of lines lost so far from the access log and from llama-warden's log.
     pub(crate) fn set_lost_lines(&self, access: u64, log: u64) {
         // The writers count lost lines; a scrape only copies the counts.
         self.own.lost_access_lines.inner().store(access, Ordering::Relaxed);
         self.own.lost_log_lines.inner().store(log, Ordering::Relaxed);
     }
 
-    /// Copies the counts of lost writes to the state directory.
     pub(crate) fn note_state(&self, view: &StateView) {
         // Set each kind from the beginning, so that Prometheus sees a rise from 0.
         for kind in StateKind::ALL {
@@ -203,7 +200,6 @@ impl MetricsRegistry {
         self.reports.add_increases(view);
     }
 
-    /// Returns all metrics in the `OpenMetrics` format.
     pub(crate) fn text(
         &self,
         pool: &PoolSnapshot,
@@ -238,7 +234,6 @@ impl OwnMetrics {
         self.tls_not_after.set(to_gauge(gateway.tls_not_after.load(Ordering::Relaxed)));
         for limit in GatewayLimit::ALL {
             let label = LimitLabel { limit: limit.as_str() };
-            // The gateway counts; a scrape only copies the counts.
             let counter = self.limited.get_or_create(&label);
             counter.inner().store(gateway.limited.count(limit), Ordering::Relaxed);
         }

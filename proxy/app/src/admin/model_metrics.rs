@@ -111,8 +111,7 @@ impl ModelMetrics {
         }
     }
 
-    /// Sets the configured budgets in bytes, except `auto`, which is computed for each process: see
-    /// `backend_forecast_limit_bytes`.
+    /// Sets the budgets in bytes; `auto` is computed per process: see `backend_forecast_limit_bytes`.
     fn read_budgets(&self, view: &FleetView, budgets: &BudgetsByModel) {
         let bytes = |limit: Option<MemoryLimit>, total: Option<u64>| match (limit?, total) {
             (limit, Some(total)) => limit.resolve(ByteSize(total)),
@@ -161,7 +160,6 @@ impl ModelMetrics {
             let labels = ComponentLabels { model: label.model.clone(), component };
             self.reclaimed_bytes.get_or_create(&labels).inner().store(bytes, Ordering::Relaxed);
         }
-        // The supervisor counts; a scrape only copies the counts.
         for (counter, count) in
             [(&self.quarantined, known.quarantined), (&self.quarantine_refusals, known.refusals)]
         {
@@ -169,8 +167,7 @@ impl ModelMetrics {
         }
     }
 
-    /// Adds a process to its replica's gauges. While one generation replaces another, a replica has two
-    /// processes; its memory is the sum of both.
+    /// Adds a process to its replica's gauges; during a replacement, two processes of a replica add up.
     fn read_backend(&self, model: &str, backend: &BackendView) {
         let label = ReplicaLabels { model: model.to_owned(), replica: backend.replica };
         let is_ready = backend.phase == BackendPhase::Ready;

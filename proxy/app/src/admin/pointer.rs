@@ -27,13 +27,11 @@ use super::answer::InstanceInfo;
 
 /// Largest pointer file in bytes: it has paths and an address of at most some thousand bytes each.
 const MAX_POINTER_BYTES: u64 = 64 << 10;
-/// Most pointer files read from one folder.
 const MAX_POINTERS: usize = 1000;
 /// Most file names tried for one instance: processes in different namespaces may have the same PID.
 const MAX_NAMES: u32 = 100;
 const ROOT: u32 = 0;
 
-/// A running instance, and the user who owns its pointer file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LocatedInstance {
     pub(crate) instance: InstanceInfo,
@@ -51,10 +49,8 @@ pub(super) struct PointerFolder {
 }
 
 impl PointerFolder {
-    /// Opens a folder; `None` if an untrusted user owns it.
-    ///
-    /// # Errors
-    /// The folder is missing or cannot be read. For root also: another user could replace the folder.
+    /// Opens a folder; `None` if an untrusted user owns it. Fails if the folder cannot be read; for root also
+    /// if another user could replace the folder.
     pub(super) fn open(path: &Path) -> io::Result<Option<Self>> {
         let own = geteuid().as_raw();
         let given_to = if own == ROOT { Some(trusted_path::path_owner(path)?) } else { None };
@@ -181,7 +177,6 @@ impl Drop for InstancePointer {
     }
 }
 
-/// Returns the running instances of a folder; none if the folder is missing or untrusted.
 pub(super) fn instances_in_folder(path: &Path) -> Vec<LocatedInstance> {
     match PointerFolder::open(path) {
         Ok(Some(folder)) => folder.instances(),

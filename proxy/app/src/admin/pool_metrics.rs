@@ -20,8 +20,7 @@ use crate::clock;
 use crate::probe::facts::ContextUse;
 use crate::probe::pace::ProbePace;
 
-/// Tokens per block, for an endpoint picker that counts blocks. llama-server has no blocks; a small number
-/// loses little by rounding.
+/// For endpoint pickers that count blocks. llama-server has none; a small number loses little by rounding.
 const TOKENS_PER_BLOCK: u64 = 16;
 
 labels! {
@@ -29,7 +28,6 @@ labels! {
     AdapterLabels { max_lora: String, running_lora_adapters: String, waiting_lora_adapters: String }
 }
 
-/// Line that ends the `OpenMetrics` text.
 const END_LINE: &str = "# EOF\n";
 
 families! {
@@ -95,7 +93,6 @@ impl PoolExport {
         self.vllm.register(&mut self.foreign);
     }
 
-    /// Sets the metrics, and writes those with vLLM's names.
     pub(super) fn read(&self, text: &mut String, pool: &PoolSnapshot, view: &FleetView) -> std::fmt::Result {
         let labels = PoolLabels::from_pool(pool, view, clock::now().as_second());
         self.metrics.read(pool, &labels);
@@ -109,7 +106,6 @@ impl PoolExport {
     }
 }
 
-/// Data from which the pool metrics are made.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PoolSnapshot {
     pub(crate) facts: InstanceFacts,
@@ -183,7 +179,6 @@ impl PoolLabels {
 }
 
 impl PoolMetrics {
-    /// Returns the counters for the thread that answers probes.
     pub(super) fn probe_pace(&self) -> ProbePace {
         ProbePace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
     }

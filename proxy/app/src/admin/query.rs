@@ -3,13 +3,11 @@
 
 use reqwest::Url;
 
-/// Decoded pairs in their given order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QueryPairs(Vec<(String, String)>);
 
 impl QueryPairs {
-    /// Decodes a query, or a form as browsers send it. Invalid bytes become replacement characters, as in
-    /// browsers, so that the page can answer any address.
+    /// Decodes a query or a form. Invalid bytes become replacement characters, as in browsers.
     pub(crate) fn lenient(query: Option<&str>) -> Self {
         let Some(query) = query.filter(|query| !query.is_empty()) else { return Self::default() };
         let mut url = base_url();
@@ -18,10 +16,8 @@ impl QueryPairs {
         Self(all.map(|(name, value)| (name.into_owned(), value.into_owned())).collect())
     }
 
-    /// Like [`Self::lenient`], but strict, for routes that change something.
-    ///
-    /// # Errors
-    /// The error is a sentence: a `%` begins no byte, the text is not UTF-8, or a name occurs twice.
+    /// Like [`Self::lenient`], for routes that change something: fails with a sentence if a `%` begins no
+    /// byte, the text is not UTF-8, or a name occurs twice.
     pub(crate) fn strict(query: Option<&str>) -> Result<Self, String> {
         for pair in query.unwrap_or_default().split('&') {
             if warden_gateway::percent_decoded(pair).is_none() {

@@ -1,9 +1,8 @@
 //! Metrics from the memory reports of backends.
 //!
-//! Current values are read from the fleet at each scrape. Events are counted by backend processes, each
-//! from 0 until it ends. So this module adds each increase to its own counter, which never falls. Increases
-//! are read at every change of the fleet's view, so that the counts of a process that lives only between
-//! two scrapes are not lost.
+//! Current values are read from the fleet at each scrape. Each backend process counts its events from 0, so
+//! this module adds each increase to its own counter, which never falls. Increases are read at every change
+//! of the fleet's view, so that a process that lives only between two scrapes is counted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -21,8 +20,8 @@ use super::families::to_gauge;
 use super::families::{ClearGauges as _, families, labels};
 use crate::sync::lock;
 
-/// Most contexts remembered per process; if there are more, only those in its last report. A process has a
-/// few.
+/// Limit of the contexts remembered per process, which has a few. Beyond the limit, only the contexts of the
+/// last report are kept.
 const CONTEXTS_KEPT: usize = 1024;
 
 labels! {

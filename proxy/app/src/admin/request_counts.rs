@@ -1,6 +1,5 @@
-//! Counters of a model's requests for the page, which never fall, and a histogram of times to first token
-//! with logarithmic buckets. They are updated together with the metrics, whose code has already looked up
-//! the model, so that a request costs only a few additions.
+//! Counters of a model's requests for the page, and a histogram of times to first token with logarithmic
+//! buckets. The metrics' code updates them, because it has already looked up the model.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -40,8 +39,7 @@ impl Default for RequestCounters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CounterValues {
     pub(crate) requests: u64,
-    /// Part of `requests`: ended with a status of 500 or more, or without an answer although the client was
-    /// still waiting.
+    /// Part of `requests`: with a status of 500 or more, or without an answer for a waiting client.
     pub(crate) failed: u64,
     pub(crate) prompt_tokens: u64,
     pub(crate) output_tokens: u64,
@@ -64,8 +62,7 @@ impl RequestCounters {
         }
         add(&self.prompt_tokens, record.work.prompt_tokens);
         add(&self.output_tokens, record.work.output_tokens);
-        // Use the first token, not the first byte: the first byte of a non-streaming answer comes at its
-        // end, and a stream may begin with a comment.
+        // The first byte of a non-streaming answer comes at its end, and a stream may begin with a comment.
         if let Some(first) = record.first_token
             && record.stream
             && record.answer_status() == 200
@@ -92,8 +89,7 @@ fn bucket_index(time: Duration) -> usize {
     usize::try_from(index).unwrap_or(BUCKETS).min(BUCKETS - 1)
 }
 
-/// Returns a quantile of the times to first token for a share of 0 to 1, interpolated within its bucket.
-/// `None` if there are no times.
+/// Returns a quantile of the times to first token (`share`: 0 to 1); `None` if there are no times.
 pub(crate) fn quantile(first: &BucketCounts, share: f64) -> Option<Duration> {
     let all: u64 = first.iter().copied().map(u64::from).sum();
     if all == 0 {
@@ -113,8 +109,7 @@ pub(crate) fn quantile(first: &BucketCounts, share: f64) -> Option<Duration> {
     None
 }
 
-/// Returns the increase between two moments. If a model was removed and created again, its counters restart
-/// at 0.
+/// Returns the increase between two moments. The counters of a model created again restart at 0.
 pub(crate) fn increase_since(now: &CounterValues, before: &CounterValues) -> CounterValues {
     CounterValues {
         requests: now.requests.saturating_sub(before.requests),

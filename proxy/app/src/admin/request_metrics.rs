@@ -33,7 +33,6 @@ labels! {
 /// Labels of a request: model, route, status, outcome.
 type LabelTuple = (Option<ModelName>, &'static str, u16, &'static str);
 
-/// Metrics of requests with the same labels.
 struct RequestSeries {
     requests: Counter,
     outcomes: Counter,
@@ -46,7 +45,6 @@ struct RequestSeries {
 struct ModelSeries {
     tally: Arc<RequestCounters>,
     queue: Histogram,
-    /// Time to the first token; looked up when a request first has such a time.
     first_token: OnceLock<Histogram>,
     token: OnceLock<Histogram>,
     retries: Counter,

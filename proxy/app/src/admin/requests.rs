@@ -20,7 +20,6 @@ pub(crate) struct RequestFilter {
     /// Name or alias of the model.
     pub(crate) model: Option<String>,
     pub(crate) state: Option<StateFilter>,
-    /// Most requests listed.
     pub(crate) limit: Option<usize>,
 }
 
@@ -56,7 +55,7 @@ pub(crate) struct RequestDetail {
 pub(crate) struct CancelReport {
     /// The request in its state when it was cancelled.
     pub(crate) cancelled: RequestView,
-    /// The request had already been cancelled before.
+    /// The request had already been cancelled.
     pub(crate) again: bool,
 }
 
@@ -66,11 +65,7 @@ fn parse_number<T: std::str::FromStr>(name: &str, text: Option<String>) -> Resul
 }
 
 impl RequestFilter {
-    /// Reads the query of a `GET`.
-    ///
-    /// # Errors
-    ///
-    /// The error is a sentence: a name or value is unknown, and these are valid.
+    /// Reads the query of a `GET`. The error is a sentence with the wrong name or value, and the valid ones.
     pub(crate) fn from_query(query: Option<&str>) -> Result<Self, String> {
         let mut given = QueryPairs::strict(query)?;
         let model = given.take("model");
@@ -103,11 +98,7 @@ impl StateFilter {
     }
 }
 
-/// Returns the parameter `number` of the query, which selects one of several requests with the same id.
-///
-/// # Errors
-///
-/// The error is a sentence: the query has another parameter, or the value is no number.
+/// Returns the parameter `number`, which selects one of several requests with the same id.
 pub(crate) fn number_from_query(query: Option<&str>) -> Result<Option<u64>, String> {
     let mut given = QueryPairs::strict(query)?;
     let number = parse_number("number", given.take("number"))?;
@@ -175,8 +166,7 @@ impl AdminState {
         Ok(filter_requests(all, filter, model.as_ref().map(ModelName::as_str)))
     }
 
-    /// Returns the requests with this id, and the recording of the latest. `None` if no such request is
-    /// listed.
+    /// Returns the requests with this id, and the recording of the latest; `None` if none is listed.
     pub(crate) fn find_request(&self, id: &str) -> Option<RequestDetail> {
         let mut requests = with_fleet_state(self.gateway.requests.list(), &self.fleet.view());
         requests.retain(|one| one.id == id);
@@ -193,7 +183,6 @@ impl AdminState {
         }
     }
 
-    /// Cancels a request and returns its state before.
     pub(crate) fn cancel_request(&self, id: &str, number: Option<u64>) -> Result<CancelReport, CancelError> {
         let CancelledRequest { request, was_cancelled: again } = self.gateway.requests.cancel(id, number)?;
         let placed = with_fleet_state(vec![request.clone()], &self.fleet.view());

@@ -4,7 +4,6 @@ use warden_policies::{GenerationId, ModelName};
 
 use super::*;
 
-/// A request of the model `m`.
 pub(crate) fn request(id: &str, state: RequestState) -> RequestView {
     let ended = state == RequestState::Ended;
     RequestView {

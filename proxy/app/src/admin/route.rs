@@ -12,45 +12,34 @@ use super::requests::{self, RequestFilter};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AdminRoute {
-    /// `GET /status`
     Status,
-    /// `GET /metrics`
     Metrics,
     /// `GET /series`, with its query.
     Series(Option<String>),
-    /// `GET /events`
     Events {
         /// Wait for further events.
         follow: bool,
     },
-    /// `GET /models/{name}/logs`
     Logs {
         model: String,
-        /// Wait for further lines.
         follow: bool,
         /// Show likely secrets, too.
         reveal: bool,
     },
-    /// `POST /models/{name}/restart`
     Restart(String),
-    /// `POST /models/{name}/drain`
     Drain(String),
     /// `POST /drain`: asks load balancers to avoid the whole instance.
     DrainInstance {
         /// Withdraws an earlier request to avoid the instance.
         undo: bool,
     },
-    /// `POST /models/{name}/reclaim`
     Reclaim(String),
     /// `POST /models/{name}/pin` (`true`: keep the model loaded) and `/unpin` (`false`).
     Pin(String, bool),
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
     Canary(String, CanaryOrder),
-    /// `GET /requests`
     Requests(Result<RequestFilter, String>),
-    /// `GET /requests/{id}`
     Request(String),
-    /// `POST /requests/{id}/cancel`
     CancelRequest {
         id: String,
         /// Number that selects one of several requests with this id.
@@ -63,14 +52,10 @@ pub(crate) enum AdminRoute {
     Upgrade(Result<(Option<PathBuf>, Option<Duration>), String>),
 }
 
-/// A request about the canary of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum CanaryOrder {
-    /// `POST`
     Start(Result<CanaryRequest, String>),
-    /// `GET`
     Show,
-    /// `DELETE`
     Stop,
 }
 
@@ -92,7 +77,6 @@ pub(crate) enum RouteError {
     Method(&'static str),
 }
 
-/// The route that upgrades to another program.
 pub(crate) const UPGRADE_PATH: &str = "/upgrade";
 
 /// Prefix of paths that release one model or one fingerprint.
@@ -100,7 +84,6 @@ const RELEASE_PREFIX: &str = "/quarantine/release/";
 
 const REQUEST_PREFIX: &str = "/requests/";
 
-/// List of the routes, sent in the answer to an unknown route.
 pub(crate) const ROUTE_LIST: &str = "\
     GET /status, GET /metrics, GET /events[?follow=1], \
     GET /series[?model=NAME&range=6h or from=UNIX&to=UNIX&points=N], \
@@ -182,9 +165,7 @@ pub(crate) fn has_browser_headers(headers: &HeaderMap) -> bool {
 }
 
 /// Returns the requested host, unless it is a loopback address or `localhost`; empty if the request names
-/// none.
-///
-/// Over TCP such a foreign host shows that a web page in a browser sent the request: a page can reach
+/// none. Over TCP, a foreign host shows that a web page in a browser sent the request: a page can reach
 /// loopback addresses under a host name of its own, and an API key would not prevent that.
 pub(crate) fn foreign_host(headers: &HeaderMap) -> Option<&str> {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();

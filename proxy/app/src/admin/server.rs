@@ -32,10 +32,9 @@ use crate::sync::lock;
 /// Most connections that may wait to be accepted, as in the standard library.
 const ACCEPT_BACKLOG: u32 = 128;
 
-/// Interval at which the listener checks that the socket's file still exists.
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A duplicate of the Unix socket, once the socket was created again after its file had been removed.
+/// For the successor: a duplicate of the Unix socket, filled when the listener creates the socket again.
 pub(crate) type RestoredSocket = Arc<Mutex<Option<OwnedFd>>>;
 
 pub(crate) struct AdminListeners {
@@ -44,7 +43,6 @@ pub(crate) struct AdminListeners {
     file: Option<(u64, u64)>,
     pause: Duration,
     unix: UnixListener,
-    /// A duplicate of a socket that was created again, for the successor.
     remade: RestoredSocket,
     tcp: Option<TcpListener>,
     /// Cancelled when the successor has the sockets. The socket's file is then not removed.
@@ -171,8 +169,7 @@ async fn bind_unix(socket: &Path) -> Result<(UnixListener, (u64, u64)), CommandE
 /// mode would be served. On Linux the file gets the mode of the descriptor.
 fn bind_private(socket: &Path) -> io::Result<UnixListener> {
     let made = UnixSocket::new_stream()?;
-    // On other systems the descriptor's mode has no effect; there the caller changes the file's mode after
-    // binding.
+    // Elsewhere the descriptor's mode has no effect; there the caller changes the mode after binding.
     let _elsewhere = rustix::fs::fchmod(&made, rustix::fs::Mode::from_raw_mode(0o600));
     made.bind(socket)?;
     made.listen(ACCEPT_BACKLOG)
@@ -208,19 +205,16 @@ impl AdminListeners {
         self.file.is_none()
     }
 
-    /// Returns the token that is cancelled when the successor has the sockets.
     pub(crate) fn handed_over(&self) -> CancellationToken {
         self.handed_over.clone()
     }
 
-    /// Returns the holder of a duplicate of the Unix socket, which is filled if the socket is created again.
     pub(crate) fn restored(&self) -> RestoredSocket {
         self.remade.clone()
     }
 
-    /// Creates the socket again if its file is gone. Cleaners of `/tmp` and the end of a login session
-    /// remove the file, and then no program can connect. A file that another program has put in its place
-    /// is not touched.
+    /// Creates the socket again if its file is gone: cleaners of `/tmp` and the end of a login session remove
+    /// it. A file that another program has put in its place is not touched.
     async fn restore(&mut self) {
         let is_gone =
             std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -249,7 +243,6 @@ impl AdminListeners {
         &self.path
     }
 
-    /// Returns the sender that asks the admin loop whether it is responsive.
     pub(crate) fn pulse(&self) -> PulseSender {
         self.pulse_sender.clone()
     }
@@ -295,8 +288,7 @@ impl AdminListeners {
             }
         }
         // Remove the file, so that a search for running instances does not find it. Keep the file if the
-        // socket was handed over, or if another program has created it after this instance's file was
-        // removed.
+        // socket was handed over, or if another program has put its own file there.
         let there = std::fs::symlink_metadata(&self.path).ok();
         if !self.handed_over.is_cancelled()
             && there.is_some_and(|facts| self.file == Some((facts.dev(), facts.ino())))
@@ -326,8 +318,7 @@ async fn accept_tcp(listener: Option<&TcpListener>) -> io::Result<(tokio::net::T
     }
 }
 
-/// Returns the reason to refuse a request that a web page in a browser may have sent; `None` for other
-/// requests.
+/// Returns why to refuse a request that a web page in a browser may have sent; `None` for others.
 fn refused_origin(headers: &HeaderMap, over_tcp: bool) -> Option<String> {
     if has_browser_headers(headers) {
         let message =
@@ -367,7 +358,7 @@ where
                 let message = "the program is chosen on the admin socket, which only its owner can open";
                 return Ok(error_response(StatusCode::FORBIDDEN, message));
             }
-            // For the same reason, a canary over TCP cannot name a program by its path.
+            // Only the admin socket is private to its owner, so a canary over TCP cannot name a program.
             if peer.is_some()
                 && uri.path().ends_with("/canary")
                 && QueryPairs::lenient(uri.query()).get("binary").is_some()

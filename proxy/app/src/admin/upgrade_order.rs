@@ -14,7 +14,6 @@ pub(crate) struct UpgradeOrder {
     pub(crate) to: Option<PathBuf>,
     /// Time limit; `None`: the configured one.
     pub(crate) wait: Option<Duration>,
-    /// Name of the operator who gave the order.
     pub(crate) caller: Arc<str>,
     pub(crate) reply: OrderReply,
 }
@@ -46,7 +45,7 @@ pub(crate) struct UpgradeReport {
     pub(crate) from: String,
     pub(crate) to: String,
     pub(crate) processes: usize,
-    /// Duration of the freeze of decisions, in milliseconds; requests continued.
+    /// Milliseconds for which the fleet's decisions were frozen; requests continued.
     pub(crate) frozen_ms: u64,
     #[serde(default)]
     pub(crate) program: String,
@@ -71,7 +70,6 @@ pub(crate) enum OrderError {
 }
 
 impl UpgradeOrders {
-    /// Creates the sender, and the receiver of the orders.
     pub(crate) fn new() -> (Self, mpsc::Receiver<UpgradeOrder>) {
         let (sender, receiver) = mpsc::channel(1);
         (Self { sender: Some(sender), under_way: Arc::default() }, receiver)
@@ -123,7 +121,8 @@ mod tests {
 
         order.reply.send(Err("no such program".to_owned()));
         let third = orders.send(None, None, "third".into());
-        let answer = async { inbox.recv().await.expect("the sender lives").reply.send(Err("too early".to_owned())) };
+        let answer =
+            async { inbox.recv().await.expect("the sender lives").reply.send(Err("too early".to_owned())) };
         let (outcome, ()) = tokio::join!(third, answer);
         assert_eq!(outcome, Err(OrderError::Failed("too early".to_owned())));
     }

@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 use warden_gateway::{CertificateInfo, GatewayGauges, TlsError, TlsState};
 use warden_supervisor::{WorkKind, run_job};
 
-/// Checks the files until the program ends.
 pub(crate) async fn watch_certificate(
     tls: Arc<TlsState>,
     gauges: Arc<GatewayGauges>,
@@ -44,7 +43,6 @@ pub(crate) async fn watch_certificate(
     }
 }
 
-/// Reads the files now.
 pub(crate) async fn reload_certificate(tls: &Arc<TlsState>) {
     let reading = tls.clone();
     match run_job(WorkKind::Configuration, move || reading.reload()).await {

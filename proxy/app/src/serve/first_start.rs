@@ -1,7 +1,6 @@
 //! In drop-in mode, a failed first start ends llama-warden, as it would end llama-server. The program that
 //! started llama-warden expects this end, and a retry cannot help against a wrong flag or file. Once a
-//! process was ready, its model is restarted after each failure. This module only observes; it starts and
-//! stops nothing.
+//! process was ready, its model is restarted after each failure. This module only observes.
 
 use tokio::sync::watch;
 use warden_supervisor::{BackendFailure as StartFailure, FailureKind};

@@ -25,7 +25,6 @@ const GPU_VISIBILITY_VARS: [&str; 3] =
     ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
 const FLAG_VAR_PREFIXES: [&str; 2] = ["LLAMA_", "GGML_"];
 
-/// Programs to measure, and the models that run them.
 pub(super) struct MeasureJob {
     unmeasured: Vec<UnmeasuredBinary>,
     models: Vec<SharedSpec>,
@@ -49,7 +48,6 @@ impl MeasureJob {
         })
     }
 
-    /// Measures one program after the other until `stop` is cancelled.
     pub(super) async fn run(self, fleet: Fleet, stop: CancellationToken) {
         for one in &self.unmeasured {
             tokio::select! {

@@ -128,8 +128,7 @@ pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
         let done = Box::pin(done).await;
         match (&done, &predecessor) {
             (Err(failure), None) => manager.report_failure(failure).await,
-            // The predecessor continues, and reports the failure to the operator. After `go`, the predecessor
-            // does not act on this message.
+            // The predecessor continues and reports the failure; after `go` it ignores this message.
             (Err(failure), Some(predecessor)) => predecessor.report_failure(failure).await,
             (Ok(()), _) => {}
         }
@@ -137,8 +136,7 @@ pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
     })
 }
 
-/// Number of threads for all work except serving clients, for which the gateway has its own threads. With
-/// two, a thread that is busy for a moment does not delay all other work.
+/// For all work except serving clients. With two threads, a busy one does not delay all other work.
 const CONTROL_THREADS: usize = 2;
 
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.
@@ -288,7 +286,6 @@ async fn start_instance(
 }
 
 enum ControlEvent {
-    /// An order to upgrade to another program.
     Order(UpgradeOrder),
     End,
     /// The first start in drop-in mode failed.
@@ -304,7 +301,7 @@ struct ControlLoop<'a> {
     folders: FolderWatch,
     renewing: UpdateSchedule,
     reading: ConfigReader,
-    /// Questions whether this loop is responsive.
+    /// Receives pulse checks of this loop.
     pulses: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
     orders: Option<mpsc::Receiver<UpgradeOrder>>,
 }
@@ -413,8 +410,7 @@ fn print_addresses(server: &RunningInstance) {
     }
 }
 
-/// Upgrades to another program. On success returns the work left for this program; otherwise nothing has
-/// changed.
+/// Upgrades to another program. Returns the work left for this one; after a failure, nothing has changed.
 async fn run_upgrade(
     server: &RunningInstance,
     order: UpgradeOrder,
@@ -467,7 +463,7 @@ async fn stop_server(
             Ok(())
         }
         () = signals.wait_end() => Err(second_signal_error()),
-        // Never resolves; it ends with the other branches.
+        // `telling` never resolves; it ends with the other branches.
         () = telling => Ok(()),
     }
 }

@@ -88,8 +88,7 @@ pub(crate) async fn log_events(
     }
 }
 
-/// The last advice by model, so that advice is not logged again for every series and every generation.
-/// `status` always shows the advice.
+/// The last advice by model, so that advice is logged only once; `status` always shows it.
 #[derive(Default)]
 struct LoggedAdvice(BTreeMap<ModelName, Vec<String>>);
 
@@ -123,8 +122,7 @@ fn advice_for(event: &FleetEvent, fleet: &Fleet, servers: &AdvisedServers) -> Ve
         .flat_map(|own| &own.backends);
     let same: Vec<_> = backends.filter(|backend| backend.generation == event.generation).collect();
     let work = same.first().map(|backend| backend.work).unwrap_or_default();
-    // The event is newer than the view: take the event's series from the event, and the other series from the
-    // view.
+    // The event is newer than the view, so take its series from the event and the others from the view.
     let others =
         same.iter().flat_map(|backend| &backend.memory.growth).filter(|own| own.series != growth.series);
     advice::advise(servers.get(model.as_str()), work, others.chain([&**growth]))

@@ -14,8 +14,7 @@ use crate::config::machine::HostMachine;
 use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
 
-/// Time after which a slow read is logged. Files take milliseconds, asking a llama-server for its version
-/// some seconds.
+/// Slower reads are logged. Files take milliseconds, the version of a llama-server some seconds.
 const SLOW_READ_LIMIT: Duration = Duration::from_secs(30);
 /// Longest wait for log files to be reopened; only a hanging disk takes longer.
 const REOPEN_LIMIT: Duration = Duration::from_secs(2);
@@ -25,7 +24,7 @@ pub(super) struct ConfigReader {
     plan: ConfigSource,
     machine: HostMachine,
     under_way: Option<ReadInProgress>,
-    /// Read again afterwards: the read in progress may have begun before the last change.
+    /// Another read must follow: the read in progress may have begun before the last change.
     read_again: bool,
     /// Cancelled when the result is not needed any more.
     cancel: CancellationToken,
@@ -76,7 +75,7 @@ impl ConfigReader {
             read
         };
         let here = Handle::current();
-        // On its own thread: a read from a disk cannot be cancelled.
+        // Use a separate thread, because a read from a disk cannot be cancelled.
         let task = run_job(WorkKind::Configuration, move || here.block_on(ends.run_until_cancelled(reads)));
         self.under_way = Some(ReadInProgress { task, since: Instant::now(), late_reported: false });
     }
@@ -107,7 +106,7 @@ impl ConfigReader {
 
 impl Drop for ConfigReader {
     fn drop(&mut self) {
-        // Ends, for example, a llama-server that was asked for its version.
+        // End the read in progress, and with it a llama-server that was asked for its version.
         self.cancel.cancel();
     }
 }

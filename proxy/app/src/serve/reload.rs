@@ -1,4 +1,5 @@
-//! What a reload changes in the gateway, and what needs a restart of llama-warden. Pure.
+//! Derives the gateway's new configuration at a reload, and the sections that need a restart of
+//! llama-warden. Pure.
 
 use std::fmt::Debug;
 

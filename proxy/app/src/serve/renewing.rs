@@ -30,8 +30,7 @@ struct RunningUpdate {
 }
 
 impl UpdateSchedule {
-    /// `every`: interval; `state`: folder with the time of the last run; `plan`: sources of the
-    /// configuration.
+    /// `state`: folder with the time of the last run; `plan`: sources of the configuration.
     pub(super) fn new(every: Duration, state: &Path, plan: &ConfigSource) -> Self {
         let mut renewing = Self {
             every: Duration::ZERO,
@@ -48,13 +47,12 @@ impl UpdateSchedule {
     pub(super) fn set(&mut self, every: Duration) {
         if self.every != every {
             self.every = every;
-            // A restart of ours must not restart the interval.
+            // A restart of llama-warden must not restart the interval.
             let waited = last_run(&self.state).unwrap_or(every);
             self.due = self.due_after(every.saturating_sub(waited).max(MIN_FIRST_DELAY.min(every)));
         }
     }
 
-    /// Returns the time after `time` has passed; `None` if updates are switched off.
     fn due_after(&self, time: Duration) -> Option<Instant> {
         (!self.every.is_zero()).then(|| Instant::now() + time)
     }
@@ -116,7 +114,6 @@ impl UpdateSchedule {
     }
 }
 
-/// Longest wait for an update that was asked to end.
 const UPDATE_END_LIMIT: Duration = Duration::from_secs(10);
 /// Least delay of the first update: the first seconds belong to the models.
 const MIN_FIRST_DELAY: Duration = Duration::from_secs(60);

@@ -82,7 +82,6 @@ pub(crate) struct RunningInstance {
 pub(crate) struct InstanceAddresses {
     /// Addresses for clients, one for each host.
     pub(crate) public: Vec<SocketAddr>,
-    /// Path of the admin socket for programs.
     pub(crate) admin_socket: PathBuf,
     pub(crate) admin: Option<SocketAddr>,
     pub(crate) probe: Option<SocketAddr>,
@@ -139,7 +138,6 @@ struct InstanceTasks {
 }
 
 impl InstanceTasks {
-    /// Starts to record events and memory.
     fn record(
         &self,
         fleet: &Fleet,
@@ -168,8 +166,7 @@ impl InstanceTasks {
 }
 
 impl RunningInstance {
-    /// Claims the directories, binds the port or takes the given sockets, starts the fleet, opens the admin
-    /// routes.
+    /// Claims the directories, binds or takes the sockets, starts the fleet, opens the admin routes.
     pub(crate) async fn start(
         resolved: ResolvedConfig,
         machine: &HostMachine,
@@ -343,8 +340,7 @@ impl RunningInstance {
         self.gateway.leaving.end(self.resolved.settings.probe.drain_delay)
     }
 
-    /// Starts to report status and pulse to the service manager. `signals`: asks the loop that handles
-    /// signals and orders.
+    /// Reports status and pulse to the service manager. `signals`: asks the loop of signals and orders.
     pub(crate) fn attend_manager(&self, manager: &Arc<ServiceManager>, signals: PulseSender) {
         let tasks = &self.tasks;
         let gauges = self.gateway.gauges.clone();
@@ -382,7 +378,6 @@ impl RunningInstance {
         self.fleet.ledger_path().to_owned()
     }
 
-    /// Returns the number of requests between their head and the end of their answer.
     pub(crate) fn in_flight(&self) -> usize {
         self.gateway.gauges.in_flight.load(Ordering::Relaxed)
     }
@@ -393,8 +388,7 @@ impl RunningInstance {
         CommandError::failed("the listener ended unexpectedly")
     }
 
-    /// Reopens the file of the access log, which may have been renamed: on its own thread, because its disk
-    /// may hang.
+    /// Reopens the access log on its own thread, because a disk may hang. The file may have been renamed.
     pub(crate) fn reopen_logs(&self) -> oneshot::Receiver<()> {
         let (done, opened) = oneshot::channel();
         let access = self.records.access.clone();
@@ -454,7 +448,7 @@ impl RunningInstance {
         Ok(())
     }
 
-    /// The receiver of orders to upgrade. Only once.
+    /// Takes the receiver of orders to upgrade; `None` after the first call.
     pub(super) fn orders(&mut self) -> Option<mpsc::Receiver<UpgradeOrder>> {
         self.orders.take()
     }
@@ -478,7 +472,7 @@ impl RunningInstance {
         let tasks = &self.tasks;
         tasks.stop.cancel();
         tasks.tracker.close();
-        // The token ends admin answers and watchers; a client that does not read must not delay us.
+        // The token ends admin answers and watchers; a client that does not read must not delay the exit.
         tasks.books.tasks.close();
         let all = async { tokio::join!(tasks.tracker.wait(), tasks.books.tasks.wait()) };
         let ended = tokio::time::timeout(self.resolved.settings.upstream.connect_timeout, all);
@@ -497,8 +491,7 @@ impl RunningInstance {
             self.fleet.handover().predecessors_ended().await;
         };
         let _ = tokio::time::timeout(grace, ended).await;
-        // The processes are killed after their grace. A process that is left then is a bug of ours, which
-        // must not delay the exit.
+        // The processes are killed after their grace; one that is left is a bug, and must not delay the exit.
         let stops = self.resolved.fleet.models.iter().map(|model| model.lifecycle.stop_grace);
         let grace_of_all = stops.max().unwrap_or_default().saturating_mul(2);
         let limit = grace_of_all.saturating_add(deadline).saturating_add(STOP_MARGIN);
@@ -527,8 +520,7 @@ fn instance_info(
     }
 }
 
-/// Returns the parts of the configuration that the admin interface shows. `pending`: sections that take
-/// effect at the next start.
+/// `pending`: sections that take effect at the next start.
 fn admin_config(resolved: &ResolvedConfig, machine: &HostMachine, pending: Vec<&'static str>) -> AdminConfig {
     let models = &resolved.fleet.models;
     let written = resolved.written.clone();

@@ -23,8 +23,7 @@ use tokio::time::Instant;
 
 use crate::exit::CommandError;
 
-/// Signals within this time count as one: duplicates arrive within milliseconds, while an impatient
-/// operator looks first.
+/// Duplicate signals arrive within milliseconds; an impatient operator takes longer.
 const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 /// Limit between the end of a terminal and the HUP that its shell sends to its jobs.
 const TERMINAL_END_WINDOW: Duration = Duration::from_secs(5);
@@ -32,7 +31,6 @@ const TERMINAL_END_WINDOW: Duration = Duration::from_secs(5);
 pub(crate) enum SignalRequest {
     End,
     Reload,
-    /// Upgrade to the program file now at this program's path.
     Upgrade,
 }
 
@@ -60,8 +58,8 @@ impl SignalHandlers {
             int: listen(SignalKind::interrupt())?,
             hup: listen(SignalKind::hangup())?,
             usr2: listen(SignalKind::user_defined2())?,
-            // Never awaited. But our parent may have ignored SIGCHLD, and that is inherited: then the
-            // kernel would reap our children, and their exit status would be lost.
+            // Never awaited, but needed: if the parent ignored SIGCHLD, this process would inherit that. Then
+            // the kernel would reap its children, and their exit status would be lost.
             _child: listen(SignalKind::child())?,
             last: LastSignal::default(),
         })
@@ -120,7 +118,6 @@ impl SignalHandlers {
     }
 }
 
-/// Time of the last counted signal.
 #[derive(Default)]
 struct LastSignal(Option<Instant>);
 
@@ -160,8 +157,7 @@ impl ControllingTerminal {
         polled.is_ok() && asked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Returns true if the terminal has just closed. A terminal that closed long ago (a disowned job) does
-    /// not explain a HUP now.
+    /// A terminal that closed long ago (a disowned job) does not explain a HUP now.
     fn has_just_gone(&self, now: Instant) -> bool {
         self.is_gone()
             && self.noticed.is_none_or(|at| now.saturating_duration_since(at) < TERMINAL_END_WINDOW)
@@ -175,7 +171,7 @@ async fn wait_terminal_end(terminal: Option<&ControllingTerminal>) {
     };
     while !terminal.is_gone() {
         match terminal.file.readable().await {
-            // Input, which we do not read.
+            // The terminal has input, which llama-warden does not read.
             Ok(mut guard) => guard.clear_ready(),
             Err(_) => return std::future::pending().await,
         }

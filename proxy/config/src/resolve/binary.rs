@@ -293,8 +293,7 @@ impl ResolvedConfig {
     }
 }
 
-/// Programs that run their arguments in another system, such as a container, in which paths of this system
-/// do not exist.
+/// Programs that run their arguments in another system, in which paths of this system do not exist.
 const CONTAINER_WRAPPERS: [&str; 7] =
     ["toolbox", "distrobox", "distrobox-enter", "flatpak-spawn", "podman", "docker", "lxc"];
 
@@ -304,8 +303,7 @@ fn runs_elsewhere(command: &ServerCommand) -> bool {
     program.is_some_and(|name| CONTAINER_WRAPPERS.contains(&name))
 }
 
-/// Returns the command with which a model's binary is queried. Includes the wrapper, which may prepare the
-/// environment, and the model's `LD_*` variables.
+/// Includes the wrapper, which may prepare the environment, and the model's `LD_*` variables.
 pub(crate) fn query_command(own: &ServerCommand) -> ServerCommand {
     let env = own.env.iter().filter(|(name, _)| name.starts_with("LD_")).cloned().collect();
     ServerCommand { wrapper: own.wrapper.clone(), env, ..ServerCommand::from_binary(own.binary.clone()) }
@@ -424,8 +422,7 @@ pub(crate) async fn query_program(asked: &ServerCommand, flag: &str) -> io::Resu
     }
 }
 
-/// Time limit for retries with a busy file: a forked child executes its program within milliseconds, and
-/// copying a program takes a second.
+/// A forked child executes its program within milliseconds; copying a program takes a second.
 const BUSY_RETRY_LIMIT: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
@@ -524,8 +521,7 @@ mod tests {
         let path = script(dir.path(), "new", "echo 'version: 1 (abc)'");
         let asked = ServerCommand::from_binary(path.clone());
         let writer = std::fs::File::options().append(true).open(&path).unwrap();
-        // `biased` polls in order: the first attempt runs while the file is open, the next ones when it is
-        // closed.
+        // `biased` polls in order: the file is open at the first attempt, and closed at the next ones.
         let (told, ()) = tokio::join!(biased; query_program(&asked, "--version"), async { drop(writer) });
         assert_eq!(told.unwrap(), "version: 1 (abc)\n");
     }

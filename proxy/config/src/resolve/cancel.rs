@@ -1,10 +1,9 @@
 //! `cancel` of a model: how the work for a non-streamed answer is stopped when its client disconnects.
 //!
-//! llama-server checks for such a disconnect only after a second without other events. While it streams to
-//! other clients, such a second may never come. The fix `cancel-nonstream` of llama-warden's patch set makes
-//! the process notice the disconnect, and changes no answer. The fix is switched on if the provenance of the
-//! build lists it. Without the fix, the gateway can request a stream and assemble the answer, but only if
-//! configured: see docs/cancellation.md.
+//! llama-server checks for such a disconnect only after a second without other events, which may never come
+//! while it streams to other clients. The fix `cancel-nonstream` of llama-warden's patch set makes the
+//! process notice the disconnect; it is switched on if the provenance of the build lists it. Without the fix,
+//! the gateway can request a stream and assemble the answer: see docs/cancellation.md.
 
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::CancelMode;

@@ -26,8 +26,7 @@ pub struct WardenDirs {
 }
 
 impl LoadedConfig {
-    /// Resolves a path relative to the configuration file, so that it does not depend on the working
-    /// directory.
+    /// Resolves a path relative to the configuration file, not to the working directory.
     pub fn absolute(&self, machine: &HostMachine, path: &Path) -> PathBuf {
         let base = self.file.as_deref().and_then(Path::parent).unwrap_or_else(|| Path::new(""));
         machine.cwd.join(base).join(path)

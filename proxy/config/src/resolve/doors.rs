@@ -73,11 +73,10 @@ impl ConfigResolver<'_> {
         })
     }
 
-    /// Resolves the accepted host names, against DNS rebinding. On a loopback address without API keys, only
-    /// the browser's same-origin rules keep web pages out. A page whose own host name resolves to this
-    /// address would pass these rules, so other host names are refused there. If all pages are allowed
-    /// anyway, no check is needed. On other addresses, clients use host names that are unknown here, and keys
-    /// protect.
+    /// Resolves the accepted host names, against DNS rebinding. On a loopback address without keys, a page
+    /// whose own host name resolves to this address would pass the browser's same-origin rules, so other host
+    /// names are refused. If all pages are allowed anyway, no check is needed. On other addresses, clients
+    /// use host names that are unknown here, and keys protect.
     pub(crate) fn host_names(&self) -> HostNames {
         let server = &self.loaded.settings.server;
         let closed = server.cors != AllowedOrigins::Mirror && !self.has_keys() && !self.processes_need_keys();

@@ -121,7 +121,6 @@ impl ModelFlagCheck<'_> {
         wrong.collect()
     }
 
-    /// Suggests a flag in place of an unknown one.
     fn hint(&self, word: &str, next: Option<&str>) -> String {
         let renamed = self.list.and_then(|list| list.renamed_hint(word, next));
         let near = || nearest(&normal_flag(word), self.list?.names(), |word| word);
@@ -143,8 +142,7 @@ pub async fn known_flags(command: &ServerCommand, timeout: Duration) -> Option<F
     FlagList::parse(&help)
 }
 
-/// Returns words that look like flags and are unknown. A word after a known flag is skipped if it may be a
-/// value.
+/// Returns unknown words that look like flags, but skips a word that may be the value of a known flag.
 fn unknown_flags<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a str)> {
     let words = args.iter().enumerate().filter(|(_, word)| is_flag(word) && !known.knows(word));
     // Accept `-p -x`: a value may begin with one hyphen.
@@ -155,8 +153,7 @@ fn unknown_flags<'a>(args: &'a [String], known: &FlagList) -> Vec<(usize, &'a st
     words.filter(|(at, word)| !value(*at, word)).map(|(at, word)| (at, word.as_str())).collect()
 }
 
-/// Returns the known word most similar to `word`, if similar enough. Only the `part` of each word is
-/// compared.
+/// Returns the known word most similar to `word`, if similar enough. Compares only the `part` of each.
 fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>, part: fn(&str) -> &str) -> Option<String> {
     let scored = known.map(|one| (similarity(part(word), part(one)), one));
     scored

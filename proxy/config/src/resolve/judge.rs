@@ -15,13 +15,11 @@ use crate::problem::{ConfigPlace, ConfigProblem, quoted_key};
 use crate::resolve::ConfigResolver;
 use crate::settings::ModelConfig;
 
-/// Variables that change the address or protocol of llama-server, so that llama-warden could not reach the
-/// process.
+/// These change the address or protocol of llama-server, so that llama-warden could not reach it.
 const ACCESS_VARIABLES: [&str; 3] =
     ["LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"];
 
-/// Returns the variables to remove from a process. In drop-in mode, these include variables that llama-warden
-/// itself obeys instead of the server.
+/// In drop-in mode, also removes variables that llama-warden itself obeys instead of the server.
 pub(crate) fn with_access_variables(mut removed: Vec<String>, drop_in: bool) -> Vec<String> {
     if drop_in {
         removed.extend(ACCESS_VARIABLES.map(str::to_owned));
@@ -109,8 +107,7 @@ impl ConfigResolver<'_> {
                 ("llama-warden itself sets the path of all routes", "set `api_prefix` in [server]")
             }
             ListeningFlag::Key if self.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
-            // In drop-in mode the one llama-server may check the key. With several models, each process would
-            // have to.
+            // In drop-in mode the one llama-server may check the key; of several, each would have to.
             ListeningFlag::Key if self.any_name => return,
             ListeningFlag::Key => (
                 "keys per process are not supported with a configuration file",

@@ -232,7 +232,6 @@ fn convert_entry(entry: &TableEntry, problems: &mut Vec<ConfigProblem>) -> Optio
     })
 }
 
-/// Returns the hash of a key, and reports an entry without a hash.
 fn find_hash(entry: &TableEntry, problems: &mut Vec<ConfigProblem>) -> Option<KeyHash> {
     let name = &entry.key;
     let text = |field: &str| {

@@ -59,8 +59,7 @@ pub struct MitigatedCommand {
 }
 
 impl MitigatedCommand {
-    /// Translates the added flags to the spelling of a llama-server that lists `flags`; keeps the
-    /// operator's words.
+    /// Spells the added flags like a llama-server that lists `flags`; keeps the operator's words.
     pub(crate) fn respelled(mut self, flags: Option<&FlagList>) -> Self {
         if let Some(flags) = flags {
             let ours = self.args.split_off(self.own_words);
@@ -82,10 +81,7 @@ impl ModelMitigations {
     }
 
     /// Resolves another list of mitigations over the same arguments and variables; also returns notes about
-    /// it.
-    ///
-    /// # Errors
-    /// The list is wrong; the text says why.
+    /// it. The error says why the list is wrong.
     pub(crate) fn with_list(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
         let done = self.available()?.resolve(list);
         let (wrong, notes): (Vec<_>, Vec<_>) = done.findings.into_iter().partition(|finding| finding.error);
@@ -301,7 +297,6 @@ impl ConfigResolver<'_> {
         }
     }
 
-    /// Warns of variables that override inherited ones.
     fn warn_about_inherited(&mut self, name: &str, all: &ModelMitigations, done: &MitigatedCommand) {
         for (effect, place) in &all.effects {
             for (key, value) in effect.set.iter().filter(|pair| done.env.contains(pair)) {
@@ -340,8 +335,7 @@ pub fn explain_mitigations(
 pub struct MitigationChecker(HashMap<(PathBuf, String), MitigationFit>);
 
 impl MitigationChecker {
-    /// Checks a model's mitigations against its llama-server. Returns the command without unsuitable
-    /// mitigations.
+    /// Checks a model's mitigations against its llama-server; the returned command lacks unsuitable ones.
     pub(crate) fn check(
         &mut self,
         name: &str,

@@ -329,7 +329,6 @@ impl<'a> ConfigResolver<'a> {
         }));
     }
 
-    /// Warns about models that are left out for lack of a file.
     fn warn_about_skipped(&mut self) {
         for name in &self.loaded.skipped_models {
             let message = format!(
@@ -467,8 +466,7 @@ impl<'a> ConfigResolver<'a> {
             queue: model.queue,
             max_in_flight: model.max_in_flight,
             ttl: model.ttl,
-            // Memory needs and exclusions are filled in later, because they depend on the command and all
-            // models.
+            // Memory needs and exclusions are filled in later: they depend on the command and all models.
             loading: loading::LoadSpec {
                 gpus: model.gpus.clone(),
                 pin: model.run.pin,

@@ -75,10 +75,7 @@ pub fn with_folders(
 
 impl ConfigResolver<'_> {
     /// Returns the list of mitigations for a model, with the fixes recorded in its build and the fixes of
-    /// `paths.patches`.
-    ///
-    /// # Errors
-    /// The compiled-in list is broken.
+    /// `paths.patches`. Fails if the compiled-in list is broken.
     pub(super) fn mitigations_for(
         &mut self,
         name: &str,

@@ -160,7 +160,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn what_is_to_outlast_a_restart_of_the_machine_is_not_kept_in_its_memory() {
-        // The kernel provides it on every Linux.
+        // On Linux, `/dev/shm` is usually a file system in memory.
         let in_memory = std::path::Path::new("/dev/shm");
         if !super::is_in_memory(in_memory) {
             return;

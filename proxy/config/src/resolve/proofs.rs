@@ -1,4 +1,4 @@
-//! `verified.toml`, next to the configuration file: the file with the results of `patches prove` on this
+//! Reads and writes `verified.toml`, next to the configuration file: the results of `patches prove` on this
 //! machine.
 
 use std::io::{self, Write as _};

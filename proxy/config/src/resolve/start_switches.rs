@@ -57,8 +57,7 @@ fn candidate_items(list: &MitigationCatalogue, args: &[String]) -> Vec<String> {
     list.start_items().iter().flat_map(|item| half(item).into_iter().chain([item.clone()])).collect()
 }
 
-/// Returns the switch for an effect, if it applies; its `line` names words of `args` that the switch
-/// overrides.
+/// Returns the switch for an effect, if it applies; `line` names words of `args` that it overrides.
 fn offer_switch(
     list: &MitigationCatalogue,
     effect: &MitigationEffect,
@@ -121,8 +120,7 @@ fn offer_switch(
     (!switch.args.is_empty() || !switch.env.is_empty()).then_some(switch)
 }
 
-/// Returns true if the V cache has a type that needs flash attention: switching flash attention off would
-/// then keep the server from starting.
+/// A quantised V cache needs flash attention; without it, the server would not start.
 fn has_quantised_v_cache(args: &[String]) -> bool {
     let names = ["--cache-type-v", "-ctv"].map(str::to_owned);
     let given = arguments::find_given(args, &names, &[]);

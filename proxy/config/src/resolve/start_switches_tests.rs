@@ -14,7 +14,7 @@ fn flags(own: &str) -> FlagList {
     FlagList::parse(&format!("{own}{filler}")).unwrap()
 }
 
-/// Offers for these arguments: words, and the line to write.
+/// Returns the switches offered for these arguments: words, and the line to write.
 fn offered(args: &str, backend: Option<&str>, help: Option<&str>) -> Vec<(String, String)> {
     let args = args.split_whitespace().map(str::to_owned).collect();
     let mitigations = ModelMitigations::from_args(args, vec!["cache-ram=64".to_owned()]);

@@ -165,8 +165,7 @@ impl ConfigResolver<'_> {
     }
 }
 
-/// Parses an endpoint. `adds`: the endpoint is meant for all kinds of telemetry, so the path for traces is
-/// added.
+/// Parses an endpoint. `adds`: it is for all kinds of telemetry, so the path for traces is added.
 fn parse_endpoint(text: &str, adds: bool) -> Result<(RemoteOrigin, String), String> {
     let uri: Uri = text.parse().map_err(|error| format!("it is no address: {error}"))?;
     if uri.query().is_some() {

@@ -1,10 +1,10 @@
 //! Compiled-in numbers of `defaults.toml` that are not configuration keys, because no operator would know a
 //! better value. They are not part of the public schema, the documentation, or hints.
 //!
-//! A configuration that sets such a number is refused with advice. But tests need short times and small
-//! thresholds, and an operator may need another number after all. Therefore a table `[internal.SECTION]`
-//! may set any number of that section, with the names of `config show --defaults`. Such a number is
-//! validated like a key, shown by `config show`, and warned of at each start; it may change in any version.
+//! A configuration that sets such a number is refused with advice. Tests, and an operator who needs another
+//! number after all, may set it in a table `[internal.SECTION]`, with the names of `config show --defaults`.
+//! Such a number is validated like a key, shown by `config show`, and warned of at each start; it may change
+//! in any version.
 //!
 //! ```text
 //!   [growth]              host_effect = "1MiB"   refused: compiled in
@@ -26,7 +26,6 @@ pub(crate) const INTERNAL: &str = "internal";
 
 struct CompiledSection {
     name: &'static str,
-    /// Path of the section's keys in a configuration; `None` if they cannot be set.
     path: Option<&'static [&'static str]>,
     keys: &'static [DefaultsKey],
 }
@@ -102,7 +101,6 @@ pub(crate) fn is_compiled_in(path: &[String], key: &str) -> bool {
     section_of(path, key, path.is_empty()).is_some()
 }
 
-/// Returns true for a section without any public key.
 pub(crate) fn is_section(path: &[String], key: &str) -> bool {
     let all_hidden = |part: &CompiledSection| part.keys.iter().all(|key| !key.is_public);
     path.is_empty() && PARTS.iter().any(|part| part.name == key && all_hidden(part))

@@ -37,7 +37,6 @@ const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
     ("names.\"name\"", &["names", "*"]),
 ];
 
-/// Mark at the end of each table in a page.
 const TABLE_END_MARK: &str = "<!-- end -->\n";
 
 /// Prints all tables.

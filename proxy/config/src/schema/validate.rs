@@ -17,7 +17,6 @@ pub(crate) fn validate(tree: &mut ConfigNode) -> Vec<ConfigProblem> {
     validate_as(tree, root_schema())
 }
 
-/// Validates a part of a configuration against the matching part of the schema.
 pub(crate) fn validate_as(tree: &mut ConfigNode, schema: &Value) -> Vec<ConfigProblem> {
     let mut walk = TreeValidator::default();
     walk.check(tree, schema, &mut Vec::new());

@@ -130,13 +130,11 @@ fn check_windows(node: &ConfigNode) -> Option<String> {
     }
 }
 
-/// Checks `mirror`, `off`, or a list of origins.
 fn check_origins(node: &ConfigNode) -> Option<String> {
     let whole = |text: &str| AllowedOrigins::parse(&[text]).err().map(|error| error.to_string());
     check_words::<WebOrigin>(node, whole, "`\"mirror\"`, `\"off\"` or a list of origins")
 }
 
-/// Checks `auto`, `any`, or a list of host names.
 fn check_names(node: &ConfigNode) -> Option<String> {
     let whole = |text: &str| HostNames::parse(&[text]).err().map(|error| error.to_string());
     check_words::<HostPattern>(node, whole, "`\"auto\"`, `\"any\"` or a list of host names")

@@ -18,8 +18,7 @@ use crate::needs::{left_for_models, own_memory};
 
 /// Maximum depth of nested folders; the cache of a model hub has five levels.
 const MAX_FOLDER_DEPTH: usize = 8;
-/// Maximum default context in tokens, even if the model was trained with more. `args` may set a larger
-/// context.
+/// Maximum default context in tokens, even if the model was trained with more; `args` may set more.
 const MAX_DEFAULT_CONTEXT: u64 = 32_768;
 /// Minimum default context in tokens, because a smaller context is of no use.
 const MIN_DEFAULT_CONTEXT: u64 = 2_048;
@@ -67,8 +66,7 @@ fn walk_folder(
         let path = entry.path();
         let hidden = entry.file_name().to_string_lossy().starts_with('.');
         match entry.file_type() {
-            // Links to folders are not followed, because they may form cycles. Links to files are, because
-            // model hubs use them in their caches.
+            // Follow links to files, as in caches of model hubs, but not to folders, which may form cycles.
             Ok(kind) if kind.is_dir() && !hidden && depth > 0 => walk_folder(&path, depth - 1, found)?,
             Ok(kind) if !kind.is_dir() && !hidden && is_gguf(&path) => {
                 found.extend(model_files::file_stamp(&path).map(|stamp| (path, stamp)));
@@ -86,11 +84,8 @@ fn is_gguf(path: &Path) -> bool {
         && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// Returns the models in these folders. Files that are no models or are incomplete are skipped, as are models
-/// whose name is in `taken`.
-///
-/// # Errors
-/// See [`list_files`].
+/// Returns the models in these folders. Skips files that are no models or are incomplete, and models whose
+/// name is in `taken`. Fails like [`list_files`].
 pub(crate) fn scan_models(
     dirs: &[PathBuf],
     memory: u64,
@@ -161,9 +156,8 @@ fn is_model(facts: &ModelFile) -> bool {
     kind == "model" && facts.has_tensors && facts.shape.is_ok()
 }
 
-/// Returns the projector in the folder of a model. If the folder has no other model and one projector, it is
-/// this projector. Otherwise it is the one whose name matches most of the model's name, apart from the
-/// quantisation.
+/// Returns a model's projector: the only one in its folder if the model is alone there, else the one whose
+/// name matches most of the model's name, apart from the quantisation.
 fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<PathBuf> {
     let beside: Vec<&PathBuf> =
         projectors.iter().filter(|projector| projector.parent() == model.parent()).collect();
@@ -175,8 +169,7 @@ fn find_projector(model: &Path, alone: bool, projectors: &[PathBuf]) -> Option<P
         let its = name_words(&model_stem(projector));
         !its.is_empty() && its.len() <= own.len() && its.iter().zip(&own).all(|(one, other)| one == other)
     };
-    // Several projectors match equally if they differ in precision. Take the last by name, because they
-    // differ little.
+    // Projectors that match equally differ in precision, and in little else; take the last by name.
     beside
         .iter()
         .filter(fits)
@@ -196,8 +189,8 @@ fn is_precision(word: &str) -> bool {
         || word.strip_prefix("iq").or_else(|| word.strip_prefix('q')).is_some_and(digits)
 }
 
-/// Returns the context size that the model was trained with, limited to the maximum and to the memory of this
-/// machine without other models.
+/// Returns the context size that the model was trained with, limited to the maximum and to the memory of
+/// this machine without other models.
 fn default_context(facts: &ModelFile, projector: Option<&Path>, room: &Room) -> Option<u64> {
     let shape = facts.shape.as_ref().ok()?;
     let bytes = projector.and_then(|path| std::fs::metadata(path).ok()).map_or(0, |facts| facts.len());

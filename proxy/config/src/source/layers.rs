@@ -68,21 +68,18 @@ pub struct LoadedConfig {
     pub internal: Vec<(String, ConfigPlace)>,
     /// Folders that are searched for models.
     pub folders: Vec<PathBuf>,
-    /// Configured models that are skipped, because they name no file and the folders contain none of that
-    /// name.
+    /// Configured models that are skipped: they name no file, and no folder has a model of that name.
     pub skipped_models: Vec<String>,
     pub(crate) tree: ConfigNode,
 }
 
 impl LoadedConfig {
-    /// Returns the source of the value at a path. For a key of a model, this may be the section for all
-    /// models.
+    /// Returns the source of the value at a path; for a model's key, it may be the section for all models.
     pub fn place(&self, path: &[String]) -> ConfigPlace {
         place(&self.tree, path)
     }
 
-    /// Returns the source of one item of the list at a path. If the list spans several lines, names the
-    /// item's line.
+    /// Returns the source of one item of the list at a path: its own line in a list of several lines.
     pub fn item_place(&self, path: &[String], index: usize) -> ConfigPlace {
         let list = self.tree.find(path).or_else(|| self.tree.find(&defaults_path(path)));
         let item = list.and_then(|list| list.items().get(index));
@@ -95,7 +92,6 @@ impl LoadedConfig {
         merge_model(self.tree.find(&["defaults"]), self.own_table(model))
     }
 
-    /// Returns the settings of one model, without the defaults for all models.
     pub(crate) fn own_table(&self, model: &str) -> Option<&ConfigNode> {
         self.tree.find(&["models", model])
     }
@@ -226,7 +222,6 @@ fn read_tree(
     Ok(LoadedConfig { settings, defaults, models, file, internal, folders, skipped_models, tree })
 }
 
-/// Merges one model's own table over the defaults for all models.
 fn merge_model(defaults: Option<&ConfigNode>, own: Option<&ConfigNode>) -> ConfigNode {
     let mut merged = defaults.cloned().unwrap_or_else(ConfigNode::table);
     let Some(own) = own else { return merged };
@@ -251,8 +246,7 @@ pub(crate) fn type_problem(tree: &ConfigNode, error: &figment::Error, under: &[&
     ConfigProblem::new(place(tree, &path), format!("`{}`: {what}", dotted_key(&path))).into()
 }
 
-/// Returns the compiled-in defaults in the form of a configuration file; sections about models are placed
-/// under `[defaults]`.
+/// Returns the defaults as a configuration file, with sections about models under `[defaults]`.
 fn defaults_tree() -> Result<ConfigNode, ConfigProblems> {
     let document = toml_edit::Document::parse(DEFAULTS_TEXT).map_err(|error| {
         ConfigProblem::new(ConfigPlace::Default, format!("the compiled-in defaults: {error}"))

@@ -109,7 +109,6 @@ impl ConfigNode {
         }
     }
 
-    /// Returns the entries of a table in the order of their keys.
     pub(crate) fn sorted_entries(&self) -> Vec<&TableEntry> {
         let mut entries: Vec<&TableEntry> = self.entries().iter().collect();
         entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
@@ -141,7 +140,6 @@ impl ConfigNode {
         path.iter().try_fold(self, |node, key| Some(&node.entry(key.as_ref())?.value))
     }
 
-    /// Returns the place of the key at a path, if it exists.
     pub(crate) fn place_of(&self, path: &[String]) -> Option<&ConfigPlace> {
         let (last, parent) = path.split_last()?;
         Some(&self.find(parent)?.entry(last)?.key_place)
@@ -153,8 +151,7 @@ impl ConfigNode {
         Some(entries.remove(at))
     }
 
-    /// Sets the value at a path, creating tables as needed. A value on the path that is not a table is
-    /// replaced by a table.
+    /// Sets the value at a path; creates tables on the way, and replaces other values by tables.
     pub fn set(&mut self, path: &[String], value: ConfigNode) {
         let Some((first, rest)) = path.split_first() else {
             *self = value;
@@ -191,10 +188,7 @@ impl ConfigNode {
         }
     }
 
-    /// Reads a type from the value.
-    ///
-    /// # Errors
-    /// A value does not fit the type; the error has the path of the value.
+    /// Reads a type from the value. An error has the path of the value that does not fit.
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Box<figment::Error>> {
         self.to_figment().deserialize().map_err(Box::new)
     }

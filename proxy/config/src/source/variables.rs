@@ -21,8 +21,7 @@ struct AmbiguousVariable {
     names: Vec<String>,
 }
 
-/// Returns the path that a variable (without the prefix) sets. Unknown parts are converted to small
-/// letters, and the validation reports them.
+/// Returns the path that a variable (without its prefix) sets. The validation reports unknown parts.
 fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, AmbiguousVariable> {
     let parts: Vec<&str> = key.split("__").collect();
     let mut rest = parts.as_slice();
@@ -62,8 +61,7 @@ fn variable_path(key: &str, known: KnownNames<'_>) -> Result<Vec<String>, Ambigu
     Ok(path)
 }
 
-/// Finds the name at the beginning of these parts, and the number of parts it takes: a name may contain
-/// `__`, too.
+/// Finds the name at the beginning of these parts, which may contain `__`, and its number of parts.
 fn leading_name(parts: &[&str], known: &[String]) -> Result<(String, usize), AmbiguousVariable> {
     let begins = |used: usize| parts.get(..used).unwrap_or_default().join("__");
     let longest_first = || (1..=parts.len()).rev().map(|used| (begins(used), used));
@@ -117,8 +115,7 @@ pub(crate) fn environment_trees(
     (trees, problems)
 }
 
-/// Reports models that only variables mention and that have nothing to serve: their names are likely
-/// misspelt.
+/// Reports models that only variables mention and that have nothing to serve: likely misspelt names.
 fn unknown_models(trees: &[ConfigNode], known: &[String]) -> Vec<ConfigProblem> {
     // The tree of a variable has at most one model.
     let models = trees.iter().filter_map(|tree| Some((tree, tree.find(&["models"])?.entries().first()?)));

@@ -5,7 +5,6 @@ use super::HorizontalQuantity;
 use crate::number::group_digits;
 use crate::time::UtcMoment;
 
-/// Most parts into which an axis is divided.
 const MAX_PARTS: f64 = 6.0;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -18,11 +17,10 @@ pub(super) struct AxisTick {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AxisTicks {
     pub(super) all: Vec<AxisTick>,
-    /// Difference between neighbouring numbers.
     pub(super) step: f64,
 }
 
-/// Common steps of a clock, in seconds.
+/// Steps in seconds.
 const CLOCK_STEPS: [f64; 18] = [
     1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 10_800.0, 21_600.0,
     43_200.0, 86_400.0, 172_800.0, 432_000.0,
@@ -107,7 +105,7 @@ fn round_up(number: f64) -> f64 {
     factor * power
 }
 
-/// Returns the number of decimals that labels need.
+/// Returns the number of decimals that distinguish labels `step` apart.
 fn decimals(step: f64) -> usize {
     [1.0, 0.1, 0.01, 0.001, 1e-4].iter().position(|least| step >= least * (1.0 - 1e-9)).unwrap_or(5)
 }

@@ -118,7 +118,6 @@ pub(super) fn plot_figure(plot: &LinePlot, caption: Option<Markup>) -> Markup {
     }
 }
 
-/// Explains each line and area.
 fn plot_legend(plot: &LinePlot, frame: &PlotFrame) -> Markup {
     const LINE: &str = "M1 6H25";
     const AREA: &str = "M1 1H25V11H1z";

@@ -200,8 +200,8 @@ fn draw_forecast(frame: &PlotFrame, coming: &PlotForecast) -> Markup {
     }
 }
 
-/// Labels a limit at its left end, where a growing curve is lower. The label is above the line, but for a
-/// soft budget below it, because the hard budget may be right above.
+/// Labels a limit at its left end, where a growing curve is lower. The label of a soft budget is below its
+/// line, because the hard budget may be right above.
 fn draw_limit_name(frame: &PlotFrame, limit: &PlotLimit) -> Markup {
     let from = limit.range.map_or(frame.from, |(from, _)| from.clamp(frame.from, frame.to));
     let (shift, baseline) = match limit.kind {
@@ -223,7 +223,7 @@ fn draw_mark(plot: &LinePlot, frame: &PlotFrame, mark: &PlotMark) -> Markup {
         g class={ "mark " (mark.kind.word()) } {
             title { (describe::mark_text(plot.horizontal, mark)) }
             line x1=(x) x2=(x) y1=(Px(TOP - 4.0)) y2=(Px(HEIGHT - BOTTOM)) {}
-            // A group around the shape, so that the stylesheet can scale it in place.
+            // Group the shape, so that the stylesheet can scale it in place.
             g transform={ "translate(" (x) " " (Px(TOP - 12.0)) ")" } {
                 path d=(mark.kind.path()) {}
             }

@@ -7,8 +7,7 @@ use super::{LinePlot, PlotLevel, PlotLimit, is_drawable};
 /// Width of the drawing, in its own units.
 pub(super) const WIDTH: f64 = 760.0;
 pub(super) const HEIGHT: f64 = 266.0;
-/// Left margin. The margins leave room for the numbers at the axes (larger on a small screen) and for marks
-/// above.
+/// The margins leave room for the numbers at the axes and for the marks above.
 pub(super) const LEFT: f64 = 96.0;
 pub(super) const RIGHT: f64 = 12.0;
 pub(super) const TOP: f64 = 24.0;
@@ -17,13 +16,12 @@ pub(super) const BOTTOM: f64 = 36.0;
 /// Range in bytes below which readings count as constant. They are then drawn as a line in the middle, not
 /// as noise over the whole height.
 const CONSTANT_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
-/// Multiple of the highest reading above which a limit would flatten the readings; such a limit is only
-/// described, not drawn.
+/// A limit above this multiple of the highest reading would flatten the readings, so it is only described.
 const FAR_LIMIT_FACTOR: f64 = 2.0;
 /// Multiple of the readings' height up to which areas and bands may enlarge a plot: declared caches may be
 /// far larger than any change.
 const MAX_AREA_FACTOR: f64 = 4.0;
-/// Share of its readings' range by which a forecast may extend a plot at most.
+/// Largest extension of a plot for a forecast, as a share of the range of its readings.
 const MAX_FORECAST_SHARE: f64 = 0.5;
 
 /// Axes and visible readings of a plot.
@@ -35,7 +33,6 @@ pub(super) struct PlotFrame {
     /// Labels; the first and the last of the vertical axis are its ends.
     pub(super) up: AxisTicks,
     pub(super) across: AxisTicks,
-    /// The visible readings, curve by curve.
     pub(super) curves: Vec<Vec<Vec<PlotLevel>>>,
 }
 
@@ -85,14 +82,12 @@ impl PlotFrame {
         HEIGHT - BOTTOM - relative_position(value, self.up.first(), self.up.last()) * (HEIGHT - BOTTOM - TOP)
     }
 
-    /// Returns whether a limit lies within the drawing.
     pub(super) fn shows(&self, limit: &PlotLimit) -> bool {
         is_drawable(limit.at) && limit.at >= self.up.first() && limit.at <= self.up.last()
     }
 }
 
-/// Returns the readings within a span, and the next reading on each side, so that lines reach the span's
-/// ends.
+/// Returns the readings within a span, and the next one on each side, so that lines reach its ends.
 fn cut_to_span(stretches: &[Vec<PlotLevel>], from: f64, to: f64) -> Vec<Vec<PlotLevel>> {
     let within = |stretch: &Vec<PlotLevel>| {
         let begin = stretch.partition_point(|level| level.x < from).saturating_sub(1);
@@ -103,14 +98,13 @@ fn cut_to_span(stretches: &[Vec<PlotLevel>], from: f64, to: f64) -> Vec<Vec<Plot
     reduce_points(&cut, MAX_POINTS)
 }
 
-/// Returns the right end of a plot of these readings, which is somewhat farther if there is a forecast.
+/// Returns the right end of a plot: its last reading, or somewhat farther for a forecast.
 fn forecast_end(plot: &LinePlot, first: f64, last: f64) -> f64 {
     let reach = plot.forecast.map_or(last, |coming| coming.reached[2].max(last));
     let end = reach.min(last + (last - first) * MAX_FORECAST_SHARE);
     if end > first { end } else { first + 1.0 }
 }
 
-/// Returns minimum and maximum; `None` without values.
 fn min_max(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |ends: Option<(f64, f64)>, value| {
         Some(ends.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))

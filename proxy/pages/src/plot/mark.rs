@@ -3,7 +3,7 @@
 /// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PlotMarkKind {
-    /// A process began.
+    /// A process started.
     Start,
     /// A process was replaced by the next one.
     Replacement,
@@ -62,7 +62,7 @@ pub struct PlotMark {
     pub why: String,
 }
 
-/// Most marks shown in a plot, because more would overlap. The last ones are shown.
+/// Limit of the marks in a plot, because more would overlap; the earliest are left out.
 pub(super) const MAX_MARKS: usize = 200;
 
 /// Returns the marks within a span, in the order of the axis, and the number of earlier marks left out.

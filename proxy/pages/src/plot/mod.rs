@@ -97,8 +97,7 @@ pub struct PlotCurve {
     pub kind: CurveKind,
     /// Name of the curve in the legend.
     pub name: String,
-    /// Readings in stretches, each in the order of the axis. Between two stretches nothing was read, and
-    /// nothing is drawn.
+    /// Readings in stretches, each in the order of the axis. The curve has a gap between two stretches.
     pub stretches: Vec<Vec<PlotLevel>>,
 }
 
@@ -121,7 +120,7 @@ pub enum PlotLimitKind {
     Hard,
 }
 
-/// A limit.
+/// A soft or hard budget as a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotLimit {
     /// Kind of the limit.
@@ -159,7 +158,7 @@ pub struct PlotForecast {
     pub reached: [f64; 3],
 }
 
-/// A plot.
+/// A plot of memory over requests or time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinePlot {
     /// Subject: `host memory of m`. Titles of the plots of a page differ.
@@ -183,8 +182,7 @@ pub struct LinePlot {
 }
 
 impl LinePlot {
-    /// Returns the drawing with a legend and a list of events, or a sentence if there is no reading in the
-    /// range.
+    /// Returns the drawing with a legend and a list of events; without readings in the range, a sentence.
     pub fn figure(&self, caption: Option<Markup>) -> Markup {
         describe::plot_figure(self, caption)
     }

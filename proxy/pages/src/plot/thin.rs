@@ -7,10 +7,9 @@ use warden_policies::units::{as_f64, truncate_to_u64};
 /// Most points drawn of one curve, more than a screen can show.
 pub(super) const MAX_POINTS: usize = 1000;
 
-/// Reduces stretches of readings to at most `most` points together. If there are more readings, the axis is
-/// divided into `most` intervals of equal width. Each interval keeps its last reading, with the minimum and
-/// maximum of all its readings as the range. So no value is invented and no extreme is lost. Gaps narrower
-/// than an interval are dropped, and so are values that are no numbers.
+/// Reduces stretches of readings to at most `most` points together. Each of `most` equal intervals keeps its
+/// last reading, with the minimum and maximum of all its readings as the range. Drops gaps narrower than an
+/// interval, and values that are no numbers.
 pub(super) fn reduce_points(stretches: &[Vec<PlotLevel>], most: usize) -> Vec<Vec<PlotLevel>> {
     let all = || stretches.iter().flatten().filter(|level| level.is_known());
     let most = most.max(1);

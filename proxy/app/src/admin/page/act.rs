@@ -84,7 +84,6 @@ pub(crate) fn parse_action(
     }
 }
 
-/// Returns the name of the caller, for events and the ledger.
 pub(crate) fn caller_name(peer: Option<IpAddr>) -> String {
     peer.map_or_else(|| "page, admin socket".to_owned(), |peer| format!("page, {peer}"))
 }
@@ -109,7 +108,7 @@ pub(crate) fn start_action(admin: &AdminState, order: ActionForm, who: String) -
     Ok(id)
 }
 
-/// Cancels a request. This only notifies the task that serves the request; the task then answers the client.
+/// Notifies the task that serves the request; the task then ends the request and answers the client.
 pub(crate) fn cancel_request(
     admin: &AdminState,
     form: &QueryPairs,

@@ -15,8 +15,7 @@ use super::memory;
 use crate::admin::answer::AdminBody;
 use crate::series::answer::MemoryData;
 
-/// Content security policy of the page: its own inline style, its script, its event stream, and an inline
-/// icon.
+/// Allows the page's own inline style, its script, its event stream, and an inline icon.
 static PAGE_CSP: LazyLock<String> = LazyLock::new(|| {
     let style = &files::page_files().style.digest;
     format!(
@@ -55,8 +54,7 @@ impl PageContent {
     }
 }
 
-/// Sets the headers of every answer. The referrer is sent within the page only. With `no-referrer`,
-/// browsers would send forms without their origin.
+/// Limits the referrer to the page; with `no-referrer`, browsers would send forms without their origin.
 fn set_security_headers(headers: &mut HeaderMap, policy: &'static str) {
     let all: [(HeaderName, &'static str); 6] = [
         (header::CONTENT_SECURITY_POLICY, policy),
@@ -81,8 +79,7 @@ pub(super) fn page_response(status: StatusCode, kind: PageContent, body: AdminBo
     response
 }
 
-/// Builds an answer that browsers do not store. `asked`: the request's headers, if the answer may be
-/// compressed.
+/// Builds an answer that browsers do not store. `asked`: request headers, if compression is allowed.
 pub(super) fn uncached_response(
     status: StatusCode,
     kind: PageContent,
@@ -105,7 +102,6 @@ pub(super) fn uncached_response(
     response
 }
 
-/// Builds a download of memory data as a self-contained file.
 pub(super) fn download_response(data: &MemoryData) -> Response<AdminBody> {
     let mut response =
         uncached_response(StatusCode::OK, PageContent::Report, memory::memory_file(data).into(), None);
@@ -116,8 +112,7 @@ pub(super) fn download_response(data: &MemoryData) -> Response<AdminBody> {
     response
 }
 
-/// Builds the answer with the refreshed part of a view; its body is empty if the browser already has this
-/// part.
+/// Builds the answer with a view's refreshed part; the body is empty if the browser has this part.
 pub(super) fn part_response(part: &RenderedView, asked: &HeaderMap) -> Response<AdminBody> {
     let tag = format!("\"{}\"", part.tag);
     let has = asked.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == tag.as_bytes());
@@ -165,7 +160,6 @@ pub(super) fn redirect(to: &str) -> Response<AdminBody> {
     response
 }
 
-/// Builds a refusal whose body is the reason as a sentence.
 pub(super) fn refusal_response(status: StatusCode, why: &dyn Display) -> Response<AdminBody> {
     uncached_response(status, PageContent::Text, format!("{why}\n").into(), None)
 }
@@ -185,8 +179,7 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Returns whether another site may have opened the page, and may still hold its window. A browser
-/// sends `none` for a typed address or a bookmark; old browsers and other programs send no such header.
+/// A browser sends `none` for a typed address or a bookmark; old browsers and programs send no header.
 fn is_cross_site(asked: &HeaderMap) -> bool {
     let site = asked.get(FETCH_SITE).map(HeaderValue::as_bytes);
     !matches!(site, Some(b"none" | b"same-origin"))

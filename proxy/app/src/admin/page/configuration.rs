@@ -94,8 +94,7 @@ fn settings_table(title: &str, lines: &[&str]) -> Markup {
     }
 }
 
-/// Splits the text into sections with their lines. Text before the first section is meant for terminals and
-/// left out.
+/// Splits the text into sections with their lines, without the introduction for terminals.
 fn parse_sections(text: &str) -> Vec<(&str, Vec<&str>)> {
     let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in text.lines().filter(|line| !line.is_empty()) {

@@ -72,7 +72,6 @@ fn report_row(report: &ReportFile) -> Markup {
     }
 }
 
-/// Percent-encodes a name for a path.
 fn report_path(name: &str) -> String {
     let mut path = String::from("/page/reports/");
     for byte in name.bytes() {
@@ -84,8 +83,7 @@ fn report_path(name: &str) -> String {
     path
 }
 
-/// Quotes a word for a shell. A word that cannot be quoted is returned unchanged, because it is only
-/// displayed.
+/// Quotes a word for a shell. An unquotable word is returned unchanged, because it is only displayed.
 fn quote_word(word: &str) -> String {
     shlex::try_quote(word).map_or_else(|_| word.to_owned(), std::borrow::Cow::into_owned)
 }

@@ -10,14 +10,14 @@ use warden_policies::units::as_f64;
 use crate::series::answer::{MemoryData, SeriesData, SeriesPoint, SeriesStatus};
 use crate::series::marks;
 
-/// A gap is a time without readings that is longer than this many points and than [`GAP_SECONDS`].
+/// Least length of a gap in points; a gap is also longer than [`GAP_SECONDS`].
 const GAP_POINTS: u64 = 3;
 const GAP_SECONDS: u64 = 60;
-/// Share of a plot's range by which forecasts may extend it at most.
+/// Largest extension of a plot for forecasts, as a share of its range.
 const MAX_FORECAST_SHARE: f64 = 0.3;
 /// Most stretches drawn of one budget, because each stretch has a line in the legend.
 const MAX_LIMITS: usize = 3;
-/// Bytes in a KiB; budgets are recorded in whole KiB.
+/// Budgets are recorded in whole KiB.
 const KIB: u64 = 1024;
 
 pub(super) fn series_plot(data: &MemoryData, series: &SeriesData, what: &str) -> LinePlot {
@@ -83,7 +83,7 @@ fn series_levels(
     all
 }
 
-/// Returns the detector's lines, also those of former processes. The legend names only the last line.
+/// Returns the detector's lines, also those of former processes; the legend names only the last line.
 fn detector_lines(data: &MemoryData, series: &SeriesData) -> Vec<PlotLaw> {
     let lines = series_levels(data, series, |x, point| {
         let law = point.lines.law?;
@@ -97,8 +97,7 @@ fn detector_lines(data: &MemoryData, series: &SeriesData) -> Vec<PlotLaw> {
     laws
 }
 
-/// Returns the time range of all plots of a page, including the forecasts. The plots share the range, so
-/// that a moment is at the same position in each.
+/// Returns the common time range of all plots of a page, so that a moment has the same position in each.
 fn plot_range(data: &MemoryData) -> (f64, f64) {
     let from = as_f64(data.from);
     let to = as_f64(data.to);
@@ -108,8 +107,7 @@ fn plot_range(data: &MemoryData) -> (f64, f64) {
     (from, to + ahead.min((to - from) * MAX_FORECAST_SHARE))
 }
 
-/// Returns the value up to which declared caches are drawn, so that a prompt cache of gigabytes does not
-/// flatten a line of megabytes.
+/// Declared caches are drawn up to this value: gigabytes of cache must not flatten a line of megabytes.
 fn plot_top(series: &SeriesData) -> u64 {
     let most = series.points.iter().map(|point| point.max).max().unwrap_or(0);
     let least = series.points.iter().map(|point| point.min).min().unwrap_or(0);
@@ -141,7 +139,6 @@ fn split_stretches(series: &SeriesData) -> Vec<&[SeriesPoint]> {
     series.points.chunk_by(together).collect()
 }
 
-/// Returns the last stretches in which a budget was constant.
 fn constant_limits(
     series: &SeriesData,
     kind: PlotLimitKind,
@@ -166,8 +163,7 @@ fn constant_limits(
     all
 }
 
-/// Returns the verdict on the running process, if the plot reaches to the present. In a plot of the past,
-/// the verdict would describe another process than the plot.
+/// Returns the verdict on the running process; `None` for a plot of the past, which may show another process.
 fn current_verdict<'a>(series: &'a SeriesData, data: &MemoryData) -> Option<&'a SeriesStatus> {
     if data.to.saturating_add(2 * series.seconds) >= data.now { series.present.as_ref() } else { None }
 }

@@ -13,9 +13,7 @@ use super::part::{has_words, model_link, moment_element, search_field, sentence}
 use crate::admin::query::QueryPairs;
 use crate::event_text::describe_event;
 
-/// Most events shown at a time.
 const MAX_EVENTS: usize = 300;
-/// Most log lines shown at a time.
 const MAX_LINES: usize = 500;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -118,9 +116,8 @@ fn event_row(event: &FleetEvent, text: &str, again: u64) -> Markup {
 /// Kind of an event, the part of its text that distinguishes it from other events of this kind, and its row.
 type LatestEvent<'a> = (Discriminant<EventKind>, &'a str, usize);
 
-/// Folds repeated failed starts of a model: of each kind of event only the latest is listed, with the
-/// number of earlier events of this kind. Any other event of the model ends the fold. Latest first, as in
-/// the input.
+/// Folds repeated failed starts of a model: only the latest event of each kind is listed, with the number of
+/// earlier ones. Any other event of the model ends the fold. Latest first, as in the input.
 fn fold_failed_starts<'a>(found: &'a [(&'a FleetEvent, String)]) -> Vec<(&'a FleetEvent, &'a str, u64)> {
     let mut rows: Vec<(&FleetEvent, &str, u64)> = Vec::new();
     // Row of the latest event of each kind, by model.

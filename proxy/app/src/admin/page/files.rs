@@ -52,7 +52,6 @@ pub(crate) struct PageFiles {
     pub(crate) tag: String,
 }
 
-/// Returns the compiled-in files, built at the first call.
 pub(crate) fn page_files() -> &'static PageFiles {
     static FILES: LazyLock<PageFiles> = LazyLock::new(|| {
         let text = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
@@ -75,14 +74,12 @@ pub(crate) fn find_file(name: &str) -> Option<&'static PageFile> {
     (script.path.strip_prefix("/page/files/") == Some(name)).then_some(script)
 }
 
-/// Returns twelve hexadecimal digits of the content's hash.
 pub(crate) fn content_hash(content: &[u8]) -> String {
     let mut text = hex::encode(Sha256::digest(content));
     text.truncate(12);
     text
 }
 
-/// Compresses with gzip, which browsers accept.
 pub(crate) fn gzip(content: &[u8], level: Compression) -> Bytes {
     let mut encoder = GzEncoder::new(Vec::with_capacity(content.len() / 4), level);
     // Writing to memory cannot fail.

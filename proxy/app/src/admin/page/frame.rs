@@ -1,5 +1,5 @@
-//! The frame around every view: head, navigation, the form that sends actions, help; and the pages of visitors
-//! who are not signed in. Turns values into markup.
+//! The frame around every view: head, navigation, the form that sends actions, help; and the pages of
+//! visitors who are not signed in. Turns values into markup.
 
 use std::fmt::Display;
 
@@ -20,7 +20,6 @@ pub(crate) struct PageFrame<'a> {
     pub(crate) view: PageView,
     /// Subject of the view, appended to its name in the title; may be empty.
     pub(crate) subject: &'a str,
-    /// Path of the view with its query.
     pub(crate) here: &'a str,
     /// Token for forms, behind a random mask.
     pub(crate) token: &'a str,
@@ -120,8 +119,7 @@ pub(super) fn sign_in_page(back: &str, why: Option<&str>) -> String {
     bare_document("Sign in", &Markup::default(), &content)
 }
 
-/// Returns a page that redirects by itself. A navigation from another site does not send the session
-/// cookie, but a navigation from this page does.
+/// Redirects from within the page, because a navigation from another site sends no session cookie.
 pub(super) fn redirect_page(to: &str) -> String {
     let refresh = html! {
         meta http-equiv="refresh" content={ "0;url=" (to) };
@@ -147,7 +145,6 @@ fn navigation(current: PageView) -> Markup {
     }
 }
 
-/// Returns the part of a document that is refreshed: notices, then the view.
 pub(crate) fn refreshed_part(view: PageView, content: &Markup, notices: &[ActionNotice]) -> String {
     finish_page(html! {
         section id="notices" aria-label="Actions requested here" aria-live="polite" {

@@ -75,9 +75,8 @@ pub(crate) fn check_request(method: &Method, headers: &HeaderMap, document: bool
     check_browser_headers(method, headers, document, host, &["http://"])
 }
 
-/// Checks a request for the page on the public listener. `host`: the requested host, already accepted by
-/// the gateway. The origin may be an `https` address although the listener does not use TLS, because a
-/// proxy in front may terminate TLS.
+/// Checks a request for the page on the public listener. The gateway has already accepted `host`. The origin
+/// may be an `https` address even without TLS here, because a proxy in front may terminate TLS.
 pub(crate) fn check_public_request(
     method: &Method,
     headers: &HeaderMap,

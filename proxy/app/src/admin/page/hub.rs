@@ -33,7 +33,6 @@ const MIN_SNAPSHOT_INTERVAL: Duration = Duration::from_millis(200);
 const WATCHED_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which counters are read without viewers, so that the first picture has rates.
 const UNWATCHED_INTERVAL: Duration = Duration::from_secs(5);
-/// Most notices kept.
 const MAX_NOTICES: usize = 20;
 /// Most rendered views kept of one picture; each filter and each part of a list is a view.
 const MAX_RENDERED_VIEWS: usize = 64;
@@ -85,7 +84,6 @@ pub(crate) struct ActionNotice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ActionOutcome {
     Pending,
-    /// Done, with details if there are any.
     Done(String),
     Failed(String),
 }
@@ -100,8 +98,7 @@ pub(crate) struct RenderedView {
 #[derive(Debug)]
 pub(crate) struct PageHub {
     pub(crate) token: FormToken,
-    /// The token behind a fixed mask, for forms in the refreshed part: with a new mask each time, that part
-    /// would always count as changed.
+    /// The token behind a fixed mask: a new mask would change the refreshed part of a page each time.
     pub(crate) shown_token: String,
     /// Id of this run of the program.
     pub(crate) boot: String,
@@ -110,7 +107,6 @@ pub(crate) struct PageHub {
     paces: Mutex<RateTracker>,
     /// Held while a picture is made, so that an older picture cannot be published after a newer one.
     renewing: Mutex<()>,
-    /// Time of the last picture.
     last_made: Mutex<Option<Instant>>,
     notices: Mutex<(u64, VecDeque<ActionNotice>)>,
     views: Mutex<(u64, HashMap<String, RenderedView>)>,

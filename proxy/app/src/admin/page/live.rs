@@ -25,8 +25,7 @@ const MAX_VIEWERS: usize = 64;
 /// Interval of keep-alive events, so that a dead connection is detected.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Streams picture numbers. The first event identifies this run of the program, and has a token for the
-/// forms of a page that was loaded before a restart.
+/// Streams picture numbers. The first event has this run's id, and a token for pages loaded before it.
 pub(super) fn picture_stream(admin: &AdminState, still: Option<AccessCheck>) -> Response<AdminBody> {
     if admin.page.viewers() >= MAX_VIEWERS {
         let why = format!(
@@ -56,8 +55,7 @@ fn follow_pictures(
             () = stop.cancelled() => return None,
             changed = pictures.changed() => {
                 changed.ok()?;
-                // Include the id of the last fleet event: browsers show events at once, but may delay other
-                // changes.
+                // Include the last event's id: browsers show events at once, but may delay other changes.
                 let (number, event) =
                     pictures.borrow_and_update().as_ref().map_or((0, 0), |picture| (picture.number, picture.event));
                 format!("event: picture\ndata: {number} {event}\n\n")

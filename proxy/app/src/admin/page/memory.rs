@@ -15,10 +15,8 @@ use crate::series::answer::{LimitForecast, MemoryData, SeriesData, SeriesList, S
 use crate::series::ask::RANGES;
 
 const VIEW_PATH: &str = "/page/memory";
-/// Path of the view as a self-contained file.
 const FILE_PATH: &str = "/page/memory.html";
 
-/// Returns the view of one model's memory, with links to other time ranges.
 pub(crate) fn memory_view(data: &MemoryData) -> Markup {
     html! {
         h1 { "Memory of " (data.model) }
@@ -27,7 +25,6 @@ pub(crate) fn memory_view(data: &MemoryData) -> Markup {
     }
 }
 
-/// Returns the content of [`memory_view`] as a self-contained file.
 pub(crate) fn memory_file(data: &MemoryData) -> String {
     let content = html! {
         h1 { "Memory of " (data.model) }
@@ -104,8 +101,7 @@ fn recorded_models<'a>(listed: &'a SeriesList, fleet: &FleetView) -> Vec<Recorde
     models
 }
 
-/// Returns the bytes that the processes of a replica hold now; `None` if no process runs, or its memory is
-/// unknown.
+/// Returns the bytes that the processes of a replica hold now; `None` if unknown or no process runs.
 fn held_now(one: &SeriesSpan, fleet: &FleetView) -> Option<u64> {
     let model = fleet.models.iter().find(|model| model.name == one.key.model)?;
     let backends = model.backends.iter().filter(|backend| backend.replica == one.key.replica);

@@ -77,7 +77,6 @@ const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size limit of a query in bytes: a query has a filter and names.
 const MAX_QUERY_BYTES: usize = 8 << 10;
 
-/// Facts about the visitor that decide what is shown and allowed.
 #[derive(Clone, Default)]
 struct PageVisitor {
     /// Name for events and the ledger.
@@ -90,8 +89,7 @@ struct PageVisitor {
 
 type AccessCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Answers a request, if its path belongs to the page. `peer`: address of the client; `None` on the admin
-/// socket.
+/// Answers a request, if its path belongs to the page. `peer`: the client; `None` on the admin socket.
 pub(crate) async fn serve(
     admin: &AdminState,
     request: Request<Incoming>,
@@ -234,7 +232,7 @@ async fn view_content(
         PageView::Events => {
             let all = admin.fleet.events().events;
             let wish = events::EventFilter::from_query(asked);
-            // Rendered on another thread, because every text is searched for secrets.
+            // Render on another thread, because every text is searched for secrets.
             blocking(WorkKind::Pages, move || events::events_view(&all, &wish)).await.unwrap_or_default()
         }
         PageView::Logs => {
@@ -248,7 +246,7 @@ async fn view_content(
         }
         PageView::Configuration => {
             let told = admin.config.borrow().clone();
-            // Rendered on another thread, because a thousand models have tens of thousands of settings.
+            // Render on another thread, because a thousand models have tens of thousands of settings.
             let text =
                 blocking(WorkKind::Pages, move || told.configuration.map(|kept| (kept.text(), kept.pending)))
                     .await
@@ -259,8 +257,7 @@ async fn view_content(
         PageView::Builds => {
             let data = std::path::PathBuf::from(&picture.status.instance.data_dir);
             let picture = picture.clone();
-            // Rendered on another thread, because paths are resolved on the disk: the store's builds must be
-            // recognized under every name.
+            // Render on another thread, because recognizing builds under all their names reads the disk.
             let view = move || builds::builds_view(&picture, &builds::StoredBuilds::read(&data), &data);
             blocking(WorkKind::StateFiles, view).await.unwrap_or_default()
         }
@@ -310,7 +307,6 @@ async fn memory_listing(admin: &AdminState) -> Markup {
     }
 }
 
-/// Returns a replacement for a view that cannot be shown, with the reason.
 fn unavailable_view(view: PageView, why: &str) -> Markup {
     html! {
         h1 { (view.title()) }
@@ -340,10 +336,7 @@ async fn report_response(admin: &AdminState, name: &str) -> Response<AdminBody> 
     }
 }
 
-/// Reads a form.
-///
-/// # Errors
-/// The form is too large or arrives too slowly; the error is the answer to send.
+/// Fails with the answer to send if the form is too large or arrives too slowly.
 async fn read_form(request: Request<Incoming>) -> Result<QueryPairs, Box<Response<AdminBody>>> {
     let body = Limited::new(request.into_body(), MAX_FORM_BYTES).collect();
     let refused = |status, why: &dyn std::fmt::Display| Err(Box::new(refusal_response(status, why)));

@@ -23,7 +23,6 @@ use crate::growth_text;
 
 /// Rows in one part of the list: few enough for a browser to lay them out without a stutter.
 const ROWS_PER_PART: usize = 100;
-/// Most processes shown in a model's row.
 const MAX_SHOWN_PROCESSES: usize = 4;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -468,7 +467,6 @@ fn part_links(wish: &OverviewQuery, part: usize, parts: usize, all: usize) -> Ma
     }
 }
 
-/// Returns instance, version and overall rates, and warnings about lost lines.
 fn instance_facts(picture: &PageSnapshot) -> Markup {
     let instance = &picture.status.instance;
     let requests: f64 = picture.paces.values().map(|pace| pace.requests).sum();

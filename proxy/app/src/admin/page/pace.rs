@@ -10,8 +10,8 @@ use crate::admin::request_counts::{CounterValues, increase_since, quantile};
 const RATE_WINDOW: Duration = Duration::from_secs(10);
 /// Most samples kept; there is at most one a second.
 const MAX_SAMPLES: usize = 16;
-/// Length of a window for times to first token, which are taken from the last one to two windows: long
-/// enough for the 99th percentile, short enough to forget old times.
+/// Window of the times to first token, which cover the last one to two windows: enough times for the 99th
+/// percentile, and no old ones.
 const FIRST_TOKEN_WINDOW: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,15 +21,13 @@ pub(crate) struct RequestRates {
     pub(crate) failed: f64,
     pub(crate) output_tokens: f64,
     pub(crate) prompt_tokens: f64,
-    /// Median time to first token of streams.
+    /// Time to first token of streams.
     pub(crate) first_p50: Option<Duration>,
-    /// 99th percentile of the time to first token.
     pub(crate) first_p99: Option<Duration>,
 }
 
 pub(crate) type ModelCounters = BTreeMap<String, CounterValues>;
 
-/// Recent samples of the counters.
 #[derive(Debug, Default)]
 pub(crate) struct RateTracker {
     /// Samples, oldest first: a time since a fixed beginning, and the counters at that time.
@@ -39,8 +37,7 @@ pub(crate) struct RateTracker {
 }
 
 impl RateTracker {
-    /// Takes a sample. If samples are less than a second apart, only the first is kept; the newest sample is
-    /// always kept.
+    /// Takes a sample. Of samples less than a second apart, keeps only the first, and always the newest.
     pub(crate) fn add_sample(&mut self, at: Duration, now: ModelCounters) {
         let too_close =
             |older: Duration, newer: Duration| newer.saturating_sub(older) < Duration::from_millis(950);

@@ -33,7 +33,6 @@ pub(crate) fn search_field(words: &str, placeholder: Option<&str>) -> Markup {
     }
 }
 
-/// Formats a rate with as many digits as are meaningful.
 pub(crate) fn rate_text(per_second: f64) -> String {
     match per_second {
         rate if rate < 0.005 => "0".to_owned(),

@@ -9,7 +9,6 @@ use crate::admin::query::address_with_query;
 use crate::admin::requests::{RequestDetail, RequestList, milliseconds_text, timing_text};
 use crate::clock;
 
-/// Columns of the tables, with explanations.
 const COLUMNS: [(&str, &str); 10] = [
     ("Request", ""),
     ("Model", ""),
@@ -23,8 +22,7 @@ const COLUMNS: [(&str, &str); 10] = [
     ("Process", "Generation and replica; how many it took"),
 ];
 
-/// Returns the content of the page's `<main>` element. `token`: the form token of a viewer who may cancel.
-/// `recorded`: ids of recorded requests.
+/// `token`: the form token of a viewer who may cancel; `recorded`: ids of recorded requests.
 pub(crate) fn requests_view(list: &RequestList, token: Option<&str>, recorded: &[String]) -> Markup {
     let (now, ended): (Vec<_>, Vec<_>) = list.requests.iter().partition(|one| one.is_in_flight());
     let in_flight = format!("In flight: {}", list.in_flight);
@@ -51,7 +49,7 @@ fn request_section(
             @if rows.is_empty() {
                 p { (none) }
             } @else {
-                // A box around the table, so that on a narrow screen only the table scrolls.
+                // Put a box around the table, so that on a narrow screen only the table scrolls.
                 div class="wide" tabindex="0" role="region" aria-label=(caption) {
                     table {
                         thead {

@@ -14,7 +14,6 @@ pub(crate) enum PageView {
 }
 
 impl PageView {
-    /// Views in the navigation.
     pub(crate) const LISTED: [Self; 8] = [
         Self::Overview,
         Self::Memory,
@@ -101,7 +100,6 @@ pub(crate) fn parse_path(path: &str) -> Option<PageRoute<'_>> {
     })
 }
 
-/// Returns whether a redirect target is an address of the page.
 pub(crate) fn is_page_address(address: &str) -> bool {
     address.starts_with("/page/") && address.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
 }

@@ -50,7 +50,6 @@ pub(crate) struct ServiceManager {
     last_status: Mutex<String>,
     /// The last message could not be sent, and this was logged.
     send_failed: AtomicBool,
-    /// The instance is stopping.
     ending: AtomicBool,
 }
 
@@ -75,8 +74,7 @@ impl ServiceManager {
         self.send("READY=1").await;
     }
 
-    /// Reports that the configuration is being reloaded; [`Self::report_ready`] reports the end of the
-    /// reload.
+    /// Reports that a reload begins; [`Self::report_ready`] reports its end.
     pub(crate) async fn report_reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let micros = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1000;
@@ -94,8 +92,7 @@ impl ServiceManager {
             &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n", TIMEOUT_EXTENSION.as_micros()),
         )
         .await;
-        // Event loops now end one after the other, each within its deadline, so the watchdog is fed
-        // unconditionally.
+        // Event loops now end one after the other, each within its deadline, so always feed the watchdog.
         let fed = if self.watchdog.is_some() { "\nWATCHDOG=1" } else { "" };
         let pause = self.watchdog.map_or(EXTENSION_INTERVAL, |limit| EXTENSION_INTERVAL.min(limit / 4));
         let mut left = longest;
@@ -115,7 +112,6 @@ impl ServiceManager {
         }
     }
 
-    /// Reports the program's status until `stop` is cancelled.
     pub(crate) async fn report_status(
         self: Arc<Self>,
         fleet: Fleet,
@@ -140,8 +136,7 @@ impl ServiceManager {
         stop.run_until_cancelled(tell).await;
     }
 
-    /// Feeds the watchdog, if there is one, while all event loops that `ask` asks respond, until `stop` is
-    /// cancelled.
+    /// Feeds the watchdog while all event loops respond to `ask`, until `stop` is cancelled.
     pub(crate) async fn feed_watchdog(
         self: Arc<Self>,
         ask: impl Fn() -> LoopAnswers,

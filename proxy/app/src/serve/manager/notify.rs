@@ -9,8 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::time::Duration;
 
-/// Most attempts to send. A busy manager has a full queue; a manager that does not read must not delay the
-/// program.
+/// A busy manager has a full queue; a manager that does not read must not delay the program.
 const SEND_ATTEMPTS: u32 = 50;
 const SEND_RETRY_PAUSE: Duration = Duration::from_millis(20);
 

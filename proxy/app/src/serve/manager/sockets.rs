@@ -23,7 +23,6 @@ pub(crate) struct ActivatedSockets {
     pub(crate) public: Vec<TcpListener>,
     /// Unix socket for the admin routes, with the path at which programs connect.
     pub(crate) admin: Option<(UnixListener, PathBuf)>,
-    /// Loopback socket for the admin routes.
     pub(crate) admin_tcp: Option<TcpListener>,
 }
 
@@ -34,8 +33,7 @@ enum SocketPurpose {
 }
 
 impl ActivatedSockets {
-    /// Takes the sockets, and removes their variables from the environment. Must be called before there is a
-    /// second thread.
+    /// Takes the sockets and removes their variables. Must be called before there is a second thread.
     pub(crate) fn take() -> Result<Self, CommandError> {
         let text = |name: &str| std::env::var_os(name).unwrap_or_default();
         let count = socket_count(&text("LISTEN_FDS"), &text("LISTEN_PID"), std::process::id());

@@ -29,7 +29,7 @@ pub(super) struct OpenedInstance {
     pub(super) take_over: TakeOver,
 }
 
-/// How this program begins to serve.
+/// State with which this program begins to serve.
 pub(super) struct TakeOver {
     /// Cancelled when this program has taken over completely.
     pub(super) begun: CancellationToken,

@@ -20,7 +20,6 @@ use crate::serve::upgrade::ending::StopTimes;
 use crate::serve::upgrade::talk::{HandoverHeader, InstancePlace};
 use crate::sync::lock;
 
-/// The listening sockets, for a successor.
 pub(super) struct HandoverSockets {
     /// Empty if no upgrade is possible any more, or it has taken place.
     copies: Mutex<SocketCopies>,
@@ -75,22 +74,18 @@ impl HandoverSockets {
         Ok((header, all.map(OwnedFd::try_clone).collect::<io::Result<_>>()?))
     }
 
-    /// Drops the duplicates. A socket listens while any duplicate is open, and clients would wait there in
-    /// vain.
+    /// A socket listens while any duplicate is open, and clients would wait there in vain.
     pub(super) fn forget(&self) {
         drop(std::mem::take(&mut *lock(&self.copies)));
         drop(lock(&self.restored_admin).take());
     }
 }
 
-/// For an upgrade: taking over and handing over.
 impl RunningInstance {
-    /// Returns the time limit of an upgrade.
     pub(in crate::serve) const fn upgrade_wait(&self) -> Duration {
         self.resolved.settings.server.upgrade_wait
     }
 
-    /// Returns the time limit for a program to print its version.
     pub(in crate::serve) const fn version_timeout(&self) -> Duration {
         self.resolved.settings.child.version_timeout
     }
@@ -143,9 +138,8 @@ impl RunningInstance {
         self.gateway.ends.stop.cancel();
     }
 
-    /// Returns the times of a stop of this program. `delay` is the whole `probe.drain_delay`, even if an
-    /// operator ordered the instance to leave before. The serving program knows how much of that time has
-    /// passed, and accepts requests for no longer than this.
+    /// Returns the times of a stop of this program. `delay` is the whole `probe.drain_delay`: the serving
+    /// program knows how much of it has passed, and accepts requests no longer than that.
     pub(in crate::serve) const fn stop_times(&self, deadline: Duration) -> StopTimes {
         let delay = self.resolved.settings.probe.drain_delay;
         StopTimes { delay, grace: self.resolved.settings.server.stopped_keep_alive, deadline }
@@ -199,8 +193,7 @@ impl RecordingTasks {
             tracing::warn!("some memory readings could not be written in time");
         }
         let series = self.series.clone();
-        // Queue this after the writes in progress. A disk that hangs must not keep the successor from
-        // serving.
+        // Queue this after the writes in progress, so that a disk that hangs does not delay the successor.
         self.state.write(StateKind::Series, 0, move || {
             series.hand_over_files();
             Ok(())

@@ -22,7 +22,7 @@ pub(in crate::serve) struct StopTimes {
 }
 
 impl StopTimes {
-    /// Time until all is cut.
+    /// Returns the time until running requests are cut.
     pub(super) const fn total(&self) -> Duration {
         self.delay.saturating_add(self.deadline)
     }

@@ -21,7 +21,6 @@ use crate::admin::answer::AdminState;
 /// Limit in bytes of the answer: `/health` of a thousand models is smaller.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-/// The gateway and the admin routes, to be tested.
 pub(in crate::serve) struct SelfTest {
     inward: InwardConnector,
     admin: AdminState,
@@ -32,11 +31,7 @@ impl SelfTest {
         Self { inward, admin }
     }
 
-    /// Checks that we answer a client and an operator within `limit`.
-    ///
-    /// # Errors
-    ///
-    /// The part that does not answer, in words.
+    /// Sends requests of a client and an operator; the error names the part that does not answer in time.
     pub(in crate::serve) async fn run(&self, limit: Duration) -> Result<(), String> {
         let asked = async {
             test_client(&self.inward).await.map_err(|why| format!("it does not answer a client: {why}"))?;
@@ -74,8 +69,7 @@ async fn test_client(inward: &InwardConnector) -> Result<(), String> {
     check_status(status?)
 }
 
-/// Checks a status. A missing key, an unknown host or a drain may refuse the request; a server error is a
-/// failure.
+/// A missing key, an unknown host or a drain may refuse the request; a server error is a failure.
 fn check_status(status: StatusCode) -> Result<(), String> {
     let fails = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
     if fails { Err(format!("`/health` says {status}")) } else { Ok(()) }

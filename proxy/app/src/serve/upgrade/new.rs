@@ -23,13 +23,11 @@ const NEWS_INTERVAL: Duration = Duration::from_millis(200);
 /// Time limit for sending a message; beyond it, the old program counts as gone.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
-/// The connection to the predecessor.
 #[derive(Clone, Debug)]
 pub(in crate::serve) struct PredecessorLink {
     talk: UpgradeChannel,
 }
 
-/// Sockets, lock and state that the predecessor handed over.
 #[derive(Debug)]
 pub(in crate::serve) struct ReceivedHandover {
     pub(in crate::serve) sockets: InheritedSockets,
@@ -41,7 +39,6 @@ pub(in crate::serve) struct ReceivedHandover {
     pub(in crate::serve) begun: CancellationToken,
 }
 
-/// The predecessor's listening sockets.
 #[derive(Debug)]
 pub(in crate::serve) struct InheritedSockets {
     pub(in crate::serve) public: Vec<OwnedFd>,
@@ -49,7 +46,6 @@ pub(in crate::serve) struct InheritedSockets {
     pub(in crate::serve) probes: Vec<OwnedFd>,
 }
 
-/// Sockets of the admin routes.
 #[derive(Debug)]
 pub(in crate::serve) struct InheritedAdmin {
     pub(in crate::serve) socket: OwnedFd,
@@ -99,8 +95,7 @@ impl PredecessorLink {
         let socket = rest.next().ok_or_else(strange)?;
         let lock = rest.next_back().ok_or_else(strange)?;
         let mut probes: Vec<OwnedFd> = rest.by_ref().rev().take(legacy.probes).collect();
-        // Restore the order of the sockets: if the system chose the ports of both, the first is the probe
-        // listener.
+        // Restore the order: if the system chose the ports of both, the first is the probe listener.
         probes.reverse();
         Ok(ReceivedHandover {
             sockets: InheritedSockets {

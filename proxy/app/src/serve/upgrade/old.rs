@@ -13,8 +13,7 @@ use super::{program, retired::RetiredProgram};
 use crate::admin::upgrade_order::UpgradeReport;
 use crate::serve::{RunningInstance, SignalHandlers};
 
-/// Time limit of the freeze while the new program prepares. Only the handover and its checks fall into this
-/// time.
+/// Time limit of the freeze: the handover to the new program, and its checks.
 const PREPARE_LIMIT: Duration = Duration::from_secs(20);
 /// Time limit from `go` until the new program reports that it serves.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(10);
@@ -34,8 +33,8 @@ impl From<String> for UpgradeError {
     }
 }
 
-/// Upgrades to another program. On success only the work of [`RetiredProgram`] is left. A signal to end is handled
-/// here until the point of no return; after it, the new program handles it.
+/// Upgrades to another program. On success only the work of [`RetiredProgram`] is left. This function
+/// handles a signal to end until the point of no return; after it, the new program does.
 pub(in crate::serve) async fn hand_over(
     server: &RunningInstance,
     to: Option<PathBuf>,
@@ -105,8 +104,7 @@ async fn prepare_successor(
     Ok((since, processes))
 }
 
-/// Lets the new program take over. This is the point of no return: the new program owns everything from
-/// here on.
+/// The point of no return: the new program owns everything from here on.
 async fn let_successor_take_over(
     server: &RunningInstance,
     talk: UpgradeChannel,

@@ -31,7 +31,7 @@ impl NextProgram {
     }
 }
 
-/// The file to continue with: the named one, or the one now at the path that we were started from.
+/// Returns the named file, or the file now at the path that llama-warden was started from.
 fn choose(named: Option<PathBuf>) -> Result<PathBuf, String> {
     let path = match named {
         Some(path) => path,
@@ -54,13 +54,13 @@ pub(in crate::serve) fn note_own_name() {
     });
 }
 
-/// The path at which a restart with the same name finds the program.
+/// Returns the path at which a restart with the same name finds the program.
 fn restart_path() -> Option<PathBuf> {
     let name = std::env::args_os().next()?;
     find_program(&name, &std::env::var_os("PATH").unwrap_or_default())
 }
 
-/// The path of a program with this name, as a shell finds it; a service manager passes a whole path.
+/// Finds a program by its name, as a shell does; a service manager passes a whole path.
 fn find_program(name: &OsStr, search: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return std::path::absolute(name).ok();
@@ -75,7 +75,6 @@ fn restart_differs(next: &Path) -> Option<PathBuf> {
     restart_path().filter(|path| path.canonicalize().is_ok_and(|path| path != next))
 }
 
-/// Returns true if `next` is the file that runs now.
 fn is_running_file(next: &Path) -> bool {
     let same = |a: std::fs::Metadata, b: std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     std::fs::metadata("/proc/self/exe").ok().zip(next.metadata().ok()).is_some_and(|(a, b)| same(a, b))
@@ -125,8 +124,7 @@ pub(super) async fn program_version(path: &Path, limit: Duration) -> Result<Stri
 pub(super) fn with_own_arguments(binary: PathBuf) -> SuccessorProgram {
     let mut words = std::env::args_os();
     let called = words.next().unwrap_or_else(|| OsString::from("llama-warden"));
-    // Pass on `argv[0]`, which selects the mode: under the name `llama-server` the program runs in drop-in
-    // mode.
+    // Pass on `argv[0]`: under the name `llama-server` the program runs in drop-in mode.
     let called = if called.as_bytes().is_empty() { OsString::from("llama-warden") } else { called };
     SuccessorProgram { binary, called, args: words.collect() }
 }

@@ -31,15 +31,14 @@ impl RetiredProgram {
         Self { talk: Some(talk) }
     }
 
-    /// Runs until the last request of this program has ended; in the first program, until all programs have
-    /// ended.
+    /// Runs until this program's last request has ended; in the first program, until all programs have.
     pub(in crate::serve) async fn run_to_end(
         mut self,
         mut server: RunningInstance,
         deadline: Duration,
         signals: &mut SignalHandlers,
     ) -> Result<(), CommandError> {
-        // However we end from here on, the directories belong to the successor.
+        // From here on the directories belong to the successor, even if this program fails.
         server.release_directories();
         let nursery = server.nursery().clone();
         if let Some(talk) = self.talk.clone() {
@@ -50,8 +49,7 @@ impl RetiredProgram {
         // Set once the serving program has ended with exit code 0.
         let mut is_over = false;
         let mut told = RemainingWork::default();
-        // Wait for requests that remain in our predecessor, too, because only this program reports them to
-        // the successor.
+        // Wait for the predecessor's requests, too: only this program reports them to the successor.
         while !server.has_ended() || !server.fleet().handover().remaining_work().is_done() {
             tokio::select! {
                 () = server.gateway_ended(), if !server.has_ended() => {}
@@ -120,8 +118,8 @@ impl RetiredProgram {
         let Some(talk) = &self.talk else { return };
         let said = talk.send(remains.clone(), Vec::new(), Instant::now() + SEND_LIMIT).await;
         if said.is_err() {
-            // The successor is gone or does not read: our requests continue. `follow` ends with the
-            // connection, and the successor frees our slots.
+            // The successor is gone or does not read, so requests here continue. Closing the connection ends
+            // `follow_gates`, and the successor frees their slots.
             talk.close();
             self.talk = None;
         }
@@ -145,7 +143,7 @@ async fn follow_gates(talk: UpgradeChannel, fleet: Fleet) {
 struct RootProgram {
     nursery: NurseryHandle,
     times: StopTimes,
-    /// When the other programs have cut their requests; set once they are stopped.
+    /// Time by which the other programs have cut their requests; `None` before a stop.
     cut: Option<Instant>,
     /// True if the serving program has ended with exit code 0.
     is_over: bool,
@@ -187,8 +185,7 @@ impl RootProgram {
     }
 }
 
-/// Converts the exit of the serving program to this program's result, because a service manager sees only
-/// this program.
+/// The serving program's exit becomes this program's, because a service manager sees only this one.
 fn exit_result(exit: ProcessExit) -> Result<(), CommandError> {
     match exit {
         ProcessExit::Code(0) => Ok(()),

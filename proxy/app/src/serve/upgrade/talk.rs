@@ -16,7 +16,6 @@ use warden_supervisor::{ModelRefusal, OpenGate, WorkKind, run_job, wire};
 
 use crate::config::resolve::ResolvedConfig;
 
-/// Version of the protocol.
 pub(super) const PROTOCOL: u32 = 1;
 
 /// First message of the new program.
@@ -30,8 +29,7 @@ pub(super) enum UpgradeHello {
     CannotCome { message: String },
 }
 
-/// Directories and addresses of an instance. Both programs must have the same, or the new one would be
-/// another instance.
+/// Both programs must have the same place, or the new one would be another instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::serve) struct InstancePlace {
     state_dir: PathBuf,
@@ -81,7 +79,7 @@ pub(super) enum SuccessorMessage {
     Serves,
 }
 
-/// Sent by the new program after the handover, at every change.
+/// Report of the new program at every change after the handover.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct GateReport {
     pub(super) gates: Vec<OpenGate>,
@@ -90,7 +88,7 @@ pub(super) struct GateReport {
     pub(super) refusals: Vec<ModelRefusal>,
 }
 
-/// A connection between the two. Waiting for a message blocks no other task.
+/// A connection between the old and the new program. Waiting for a message blocks no other task.
 #[derive(Clone, Debug)]
 pub(super) struct UpgradeChannel(Arc<UnixStream>);
 

@@ -53,8 +53,7 @@ pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<Rule
     found
 }
 
-/// Finds models that take more requests than slots: the rest waits in the process, and a replacement loses
-/// it.
+/// Finds models that take more requests than slots: a replacement loses those waiting in the process.
 pub(super) fn more_requests_than_slots(one: &ModelSummary<'_>) -> Option<RuleFinding> {
     let most = one.model.max_in_flight?;
     let slots = one.slots?;
@@ -97,7 +96,6 @@ pub(super) fn bodies_above_their_memory(whole: &ConfigSummary<'_>) -> Vec<RuleFi
     found
 }
 
-/// Reports if the addresses for clients and for operators are the same.
 pub(super) fn clients_and_admin_on_one_port(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let server = &whole.settings.server;
     let Some((host, port)) = whole.settings.admin.address.as_deref().and_then(|text| text.rsplit_once(':'))
@@ -167,7 +165,6 @@ pub(super) fn groups_closed_by_pin(whole: &ConfigSummary<'_>) -> Vec<RuleFinding
     found.collect()
 }
 
-/// Reports if more models are pinned than may be loaded.
 pub(super) fn pins_above_max_loaded(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let most = whole.settings.loading.max_loaded;
     let pins = whole.models.iter().filter(|one| one.model.run.pin).count();

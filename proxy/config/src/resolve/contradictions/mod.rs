@@ -104,7 +104,6 @@ impl RuleFinding {
 }
 
 impl ModelSummary<'_> {
-    /// Creates a finding about this model, at one of the model's keys.
     fn finding(&self, keys: &[&str], message: &str, hint: impl Into<String>) -> RuleFinding {
         let path: Vec<&str> = ["models", self.name].into_iter().chain(keys.iter().copied()).collect();
         RuleFinding::new(&path, format!("model `{}`: {message}", self.name), hint)

@@ -63,8 +63,7 @@ pub(super) fn ineffective_idle_limits(whole: &ConfigSummary<'_>) -> Vec<RuleFind
     found
 }
 
-/// Default interval of the comments that llama-server sends while it computes a prompt and sends nothing
-/// else.
+/// llama-server sends comments at this interval while it computes a prompt and sends nothing else.
 const DEFAULT_PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Finds models whose streams may be silent for longer than `stream_idle`: until the first comment, or,
@@ -234,8 +233,7 @@ pub(super) fn ages_outside_windows(one: &ModelSummary<'_>) -> Option<RuleFinding
     Some(one.finding(&["policy", "max_age"], &message, hint))
 }
 
-/// Finds models whose `growth_drain` exceeds `growth_quiet`: their replacements never wait for a quiet
-/// moment.
+/// Finds models whose `growth_drain` exceeds `growth_quiet`: replacements never wait for a quiet moment.
 pub(super) fn misordered_horizons(one: &ModelSummary<'_>) -> Option<RuleFinding> {
     let policy = &one.model.policy.common;
     if policy.growth_drain <= policy.growth_quiet {

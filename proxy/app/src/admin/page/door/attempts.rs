@@ -1,6 +1,5 @@
-//! Limits attempts with wrong keys by client address. Guessing a key is hopeless anyway; the limit keeps
-//! attempts cheap for the server. Beyond the limit no key from the address is checked, so that a right key
-//! has to wait, too. Other addresses are not affected.
+//! Limits attempts with wrong keys by client address. Beyond the limit, a wrong key is refused with the time
+//! to wait; a right key is accepted. Other addresses are not affected.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,7 +12,7 @@ use warden_policies::{RateLimit, client_network};
 
 use crate::sync::lock;
 
-/// Wrong keys allowed in [`ATTEMPT_PERIOD`] from one address: enough for a person who pastes a wrong key a few times.
+/// Wrong keys allowed in [`ATTEMPT_PERIOD`] from one address: a person may paste a wrong key a few times.
 const MAX_WRONG_KEYS: u64 = 10;
 const ATTEMPT_PERIOD: Duration = Duration::from_secs(60);
 /// Most addresses with a separate count; all others share one count.
@@ -32,10 +31,7 @@ impl Default for SignInAttempts {
 }
 
 impl SignInAttempts {
-    /// Checks whether a key from `from` may be tried.
-    ///
-    /// # Errors
-    /// The time to wait, if too many wrong keys came from the address.
+    /// Fails with the time to wait if too many wrong keys came from the address.
     pub(super) fn check(&self, from: IpAddr, now: Instant) -> Result<(), Duration> {
         let used = lock(&self.used);
         let now = self.since(now);
@@ -60,7 +56,7 @@ impl SignInAttempts {
         }
         let until = used.entry(place).or_default();
         if let Some(rate) = RateLimit::new(MAX_WRONG_KEYS, ATTEMPT_PERIOD) {
-            // Beyond the limit the count does not change.
+            // Attempts beyond the limit do not count.
             *until = rate.take_unit(*until, now).unwrap_or(*until);
         }
     }

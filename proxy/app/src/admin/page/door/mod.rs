@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   request ─ guard ─┬─ style, script ──────────────────────────────> as on the admin socket
-//!                    ├─ sign-in ─ attempts left? ─ a key with the right? ─> session, cookie
+//!                    ├─ sign-in ─ a key with the right? ─────────────────> session, cookie
 //!                    └─ other ─ cookie or key, with the right now? ─┬─ no ──> the form, or 401, 403, 429
 //!                                                                   └─ yes ─> the page, in the name of the key
 //! ```
@@ -36,7 +36,6 @@ use crate::admin::query::{QueryPairs, address_with_query};
 const SIGN_IN_PATH: &str = "/page/sign-in";
 const SIGN_OUT_PATH: &str = "/page/sign-out";
 
-/// Serves the page on the public listener.
 pub(crate) struct SignInGuard {
     /// Runtime in which pages are made, separate from the threads that pass answers on.
     runtime: Handle,
@@ -76,7 +75,7 @@ impl OperatorPage for SignInGuard {
 }
 
 impl SignInGuard {
-    /// Creates the guard. Must be called in the runtime in which pages are to be made.
+    /// Uses the caller's runtime to make pages.
     pub(crate) fn new(admin: AdminState) -> Self {
         Self {
             runtime: Handle::current(),
@@ -161,8 +160,7 @@ impl SignInGuard {
                 Err(other) => why = other,
             }
         }
-        // Apply the limit only after looking for a right key: behind a proxy all visitors have the same
-        // address.
+        // Limit only attempts with a wrong key, because behind a proxy all visitors have the same address.
         if let Err(wait) = self.attempts.check(asker.peer, Instant::now()) {
             return Err(SignInError::TooMany(wait.as_secs() + 1));
         }
@@ -256,7 +254,6 @@ fn refusal(why: &SignInError, request: &Request<Incoming>, way: PageRoute<'_>) -
     redirect(&address_with_query(SIGN_IN_PATH, &[("back", here)]))
 }
 
-/// Returns the name of a key, if the key has the right to open the page now.
 fn key_name_with_right(control: &GatewayControl, key: &KeyHash) -> Result<Arc<str>, SignInError> {
     match control.known_key(key) {
         Some((name, true)) => Ok(name),
@@ -291,16 +288,14 @@ fn return_path(asked: &QueryPairs) -> &str {
         .unwrap_or("/page/")
 }
 
-/// Returns the name of the session cookie, which contains the instance's port, because browsers share
-/// cookies between all ports of a host.
+/// The cookie's name contains the port, because browsers share cookies between all ports of a host.
 fn cookie_name(host: &str) -> String {
     let port = host.rsplit_once(':').map_or("", |(_, port)| port);
     let port: String = port.chars().filter(char::is_ascii_digit).take(5).collect();
     format!("llama-warden-{port}")
 }
 
-/// Returns all cookies of this name. There may be several, because a page of a neighbouring host may have
-/// set another.
+/// There may be several cookies of one name, because a page of a neighbouring host may set another.
 fn cookies<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
     let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));

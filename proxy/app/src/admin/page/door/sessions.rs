@@ -21,8 +21,7 @@ const COOKIE_BYTES: usize = 32;
 #[derive(Debug)]
 struct PageSession {
     hash: KeyHash,
-    /// The key that opened the session. Each request checks that the key still has the right to open the
-    /// page.
+    /// The key that opened the session. Each request checks that the key may still open the page.
     key: KeyHash,
     until: Instant,
 }
@@ -48,7 +47,6 @@ impl PageSessions {
         secret
     }
 
-    /// Returns the key of the session with this cookie, if the session is still valid.
     pub(super) fn key(&self, secret: &str, now: Instant) -> Option<KeyHash> {
         let hash = KeyHash::from_key(secret.as_bytes());
         let all = lock(&self.0);
