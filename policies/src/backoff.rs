@@ -1,7 +1,7 @@
 //! Delay before a crashed backend is started again.
 //!
-//! The delay grows exponentially, with a cap and jitter, as in Kubernetes for crash loops. The delay is never
-//! zero, so that a backend that dies at once is not restarted in a busy loop.
+//! The delay grows exponentially, with a cap and jitter. The delay is never zero, so that a backend that dies
+//! at once is not restarted in a busy loop.
 
 use std::time::Duration;
 
@@ -19,11 +19,10 @@ pub struct BackoffPolicy {
 /// Shortest delay ever returned: a floor for misconfigured or jittered values.
 pub const DELAY_LEAST: Duration = Duration::from_millis(10);
 
-/// Returns the delay after `failures` consecutive failures (1 or more); `unit` is a random number in `[0,
-/// 1)`.
+/// Returns the delay after this many consecutive failures, 1 or more; `unit`: a random number in `[0, 1)`.
 ///
-/// Doubles the delay with each failure up to the cap, then picks a random point between half of the result
-/// and all of it ("equal jitter"). So replicas that died together are not restarted together.
+/// Equal jitter: the delay is a random point between half and all of the doubled value, so replicas that died
+/// together restart apart.
 pub fn delay(policy: &BackoffPolicy, failures: u32, unit: f64) -> Duration {
     let doublings = failures.saturating_sub(1).min(20);
     let full = policy.first.saturating_mul(1 << doublings).min(policy.cap);

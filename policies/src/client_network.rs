@@ -3,8 +3,8 @@
 // Address types only: this module opens no connection.
 use core::net::{IpAddr, Ipv6Addr};
 
-/// Returns the network that counts as one client. For IPv6, the first 64 bits, because one customer controls
-/// all addresses that share them; for IPv4, the address, even if given in its IPv6-mapped form.
+/// Returns the network that counts as one client: an IPv4 address, or an IPv6 /64, which one customer
+/// controls.
 pub fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

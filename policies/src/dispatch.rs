@@ -5,7 +5,7 @@
 //!   caller ------------> [ room on an open generation? ] --yes--> granted
 //!                               | no
 //!                               v
-//!                        [ FIFO queue, bounded ] --full--> Denied::Full
+//!                        [ FIFO queue, bounded ] --full--> LeaseAnswer::Full
 //!                               | cancel (client left, deadline)
 //!                               v
 //!                             gone
@@ -14,8 +14,7 @@
 //! A generation (one process of the model) is *open* if it takes leases, and *closed* if it drains. An open
 //! generation may be *held*: the queue gets none of its slots, because a caller whose turn has come waits
 //! for memory there ([`LeaseDispatch::hold`], [`LeaseDispatch::take`]). The queue is strictly FIFO within a
-//! class: a newcomer never overtakes an earlier caller. The owner keeps this value under one lock, so that
-//! no decision rests on a stale read.
+//! class: a newcomer never overtakes an earlier caller. The owner keeps this value under one lock.
 //!
 //! The holder of a lease may seek to be *alone* on its generation ([`LeaseDispatch::seek_alone`],
 //! [`LeaseDispatch::try_alone`]). From then on no other request gets a slot there, and the holder is alone
@@ -33,14 +32,12 @@ use crate::names::GenerationId;
 pub enum LeaseKind {
     /// The request occupies a slot while it runs: completions, embeddings, rerank, audio.
     Slot,
-    /// The request needs no slot: tokenize, props, health, metrics. Delays a drain, but never waits for a
-    /// slot.
+    /// The request needs no slot (tokenize, props, health, metrics), but delays a drain.
     Aux,
-    /// The request needs no slot and only reads (`/metrics`, `/slots`). Not counted as use of the model: the
-    /// idle time continues.
+    /// The request needs no slot and only reads (`/metrics`, `/slots`), so the model's idle time continues.
     Read,
-    /// The answer is an endless stream of events, which a drain does not wait for. A lease gets this kind
-    /// when its answer turns out to be such a stream ([`LeaseDispatch::convert_to_watch`]).
+    /// The answer is an endless stream of events, which a drain does not wait for.
+    /// [`LeaseDispatch::convert_to_watch`] converts a lease to this kind.
     Watch,
 }
 
@@ -88,7 +85,7 @@ struct OpenGeneration {
     slots: u32,
     aux: u32,
     watch: u32,
-    /// Leases that wait to be alone, and (`seeking_slots`) how many of them hold a slot.
+    /// Leases that wait to be alone; `seeking_slots` of them hold a slot.
     seeking: u32,
     seeking_slots: u32,
     /// Leases without a slot that only read.
@@ -141,8 +138,7 @@ impl LeaseDispatch {
         self.depth = depth;
     }
 
-    /// Requests a lease on the open generation with the lowest load relative to its limit; at a tie, on the
-    /// older generation.
+    /// Requests a lease on the open generation with the lowest relative load; at a tie, on the older one.
     pub fn request(&mut self, kind: LeaseKind) -> LeaseAnswer {
         match self.grant_at_once(kind) {
             Some(generation) => LeaseAnswer::Granted(generation),
@@ -151,13 +147,11 @@ impl LeaseDispatch {
         }
     }
 
-    /// Requests a lease for a caller whose previous lease became void before its work was done. Such a caller
-    /// may wait even in a full queue; there are never more such callers than there were leases.
+    /// Requests a lease, even in a full queue, for a caller whose previous lease became void.
     pub fn request_again(&mut self, kind: LeaseKind) -> LeaseAnswer {
         self.grant_at_once(kind).map_or_else(|| self.enqueue(kind), LeaseAnswer::Granted)
     }
 
-    /// Grants a lease if no earlier caller of the class waits and a generation has room.
     fn grant_at_once(&mut self, kind: LeaseKind) -> Option<GenerationId> {
         let overtakes = self.queue.iter().any(|(_, waiting)| waiting.class() == kind.class());
         if overtakes { None } else { self.place_lease(kind) }
@@ -169,8 +163,7 @@ impl LeaseDispatch {
         LeaseAnswer::Queued(ticket)
     }
 
-    /// Cancels a waiting caller. Returns false if the ticket is not in the queue: a lease was granted
-    /// meanwhile, and the caller must release it.
+    /// Cancels a waiting caller. Returns false if a lease was granted meanwhile: the caller must release it.
     pub fn cancel(&mut self, ticket: QueueTicket) -> bool {
         let before = self.queue.len();
         self.queue.retain(|(waiting, _)| *waiting != ticket);
@@ -211,8 +204,7 @@ impl LeaseDispatch {
         self.generations.remove(&generation);
     }
 
-    /// Issues a ticket without queueing, for a caller whose turn has come but who waits for another
-    /// condition.
+    /// Issues a ticket outside the queue, for a caller whose turn has come but who still waits for memory.
     pub fn issue_ticket(&mut self) -> QueueTicket {
         let ticket = QueueTicket(self.next_ticket);
         self.next_ticket += 1;
@@ -227,8 +219,7 @@ impl LeaseDispatch {
         self.serve_queue()
     }
 
-    /// Takes a lease on one generation, bypassing the queue and a hold. Returns false if the generation is
-    /// closed or has no free slot.
+    /// Takes a lease on one generation, bypassing queue and hold. Returns false if that is impossible.
     pub fn take(&mut self, generation: GenerationId, kind: LeaseKind) -> bool {
         let Some(known) = self.generations.get_mut(&generation).filter(|known| known.open) else {
             return false;
@@ -240,8 +231,7 @@ impl LeaseDispatch {
         true
     }
 
-    /// Counts a request taken over from the previous llama-warden, even on a closed generation: as a slot
-    /// lease if a slot is free, else as an auxiliary lease. `None` if the generation is unknown.
+    /// Counts a request taken over from the previous llama-warden, even on a closed generation.
     pub fn count_in(&mut self, generation: GenerationId) -> Option<LeaseKind> {
         let known = self.generations.get_mut(&generation)?;
         let kind = if known.has_slot() { LeaseKind::Slot } else { LeaseKind::Aux };
@@ -291,16 +281,15 @@ impl LeaseDispatch {
         self.generations.get(&generation).is_some_and(|known| known.seeking > 0)
     }
 
-    /// Counts a lease without a slot that only reads (a `GET`) and so is left out of `other_leases`. `begins`
-    /// is true when the lease begins and false when it ends.
+    /// Counts a lease that only reads (a `GET`) and is left out of `other_leases`. `begins`: false at its
+    /// end.
     pub fn count_reader(&mut self, generation: GenerationId, begins: bool) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.readers = if begins { known.readers + 1 } else { known.readers.saturating_sub(1) };
         }
     }
 
-    /// Returns the number of leases that may run work next to the exclusive one. Seekers and readers run
-    /// none.
+    /// Returns the leases that may run work next to the exclusive one, without seekers and readers.
     pub fn other_leases(&self, generation: GenerationId) -> u32 {
         let idle = |known: &OpenGeneration| known.seeking + known.readers + u32::from(known.alone);
         self.generations
@@ -551,8 +540,7 @@ mod tests {
     }
 
     proptest! {
-        /// A simple model that stores every lease and every waiting caller agrees with the dispatch after
-        /// each step.
+        /// The dispatch agrees with a simple model that stores every lease and every waiting caller.
         #[test]
         fn every_caller_is_granted_once_in_order_or_still_waits(ops in proptest::collection::vec(op(), 1..200)) {
             let mut dispatch = LeaseDispatch::new(5);

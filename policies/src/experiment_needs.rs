@@ -1,4 +1,4 @@
-//! Memory needs that an experiment has measured, for later processes of the same build, model and arguments.
+//! Memory needs measured by an experiment, for later processes of the same build, model and arguments.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,6 @@
-//! Accepted host names: the protection against DNS rebinding. In that attack, the name of a web page's own
-//! host is resolved to this machine, so that the page's requests count as same-origin. The attack needs a
-//! name whose resolution the attacker controls. Addresses and `localhost` are no such names, so they are
-//! always accepted. Compares text and resolves nothing.
+//! Accepted host names, against DNS rebinding: an attacker lets the name of a web page's own host resolve to
+//! this machine, so that the page's requests count as same-origin. Addresses and `localhost` are always
+//! accepted, because no attacker controls their resolution.
 
 // Address types only: this module opens no connection.
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -28,8 +27,7 @@ pub enum HostNames {
 pub struct HostPattern(String);
 
 impl HostNames {
-    /// Replaces `Auto` by a rule. `exposed`: a web page that gets around the same-origin policy with its host
-    /// name could use the models.
+    /// Resolves `Auto`. `exposed`: a page whose host name resolves to this machine could use the models.
     #[must_use]
     pub fn resolve(self, exposed: bool) -> Self {
         match self {

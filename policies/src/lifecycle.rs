@@ -17,9 +17,8 @@
 //! ```
 //!
 //! No phase is final: after a failure the next start is a trial, and trials continue. A process that had been
-//! ready is restarted after short pauses ([`LifecyclePolicy::crash_cap`]), because a start has worked before.
-//! A process that never became ready is restarted after pauses that grow up to [`BackoffPolicy::cap`]. If a
-//! start needs a change first (of a flag, a file), the backend waits for that change in
+//! ready is restarted after short pauses ([`LifecyclePolicy::crash_cap`]), another one after pauses that grow
+//! up to [`BackoffPolicy::cap`]. If a start needs a change first (of a flag, a file), the backend waits in
 //! [`BackendPhase::Failed`], with occasional trials, because the diagnosis may be wrong.
 //!
 //! A [`LifecycleMachine`] is the life cycle of one process at a time. An overlapping replacement uses two
@@ -58,8 +57,8 @@ pub enum BackendPhase {
     Stopping,
     /// The process died; the next start waits for a timer.
     Backoff,
-    /// The backend cannot start until a flag or a file changes. Such a change, or an occasional trial, starts
-    /// the backend.
+    /// The backend cannot start until a flag or a file changes; such a change, or an occasional trial, starts
+    /// it.
     Failed,
 }
 
@@ -129,8 +128,7 @@ pub enum LifecycleEvent {
     Drained,
     /// The process has exited and was reaped. The cause matters only for an unexpected exit.
     Exited(EndCause),
-    /// Like `Exited`, but caused by one request, which is refused from now on; no evidence against the
-    /// backend.
+    /// Like `Exited`, but caused by one request, which is refused from now on.
     KilledByRequest,
     /// The process could not be created.
     SpawnFailed(EndCause),
@@ -159,8 +157,8 @@ pub enum LifecycleTimer {
     Backoff {
         /// Number of consecutive failures of the same kind, 1 or more, for [`crate::backoff::delay`].
         failures: u32,
-        /// The pause is at most [`LifecyclePolicy::crash_cap`], because the process had been ready, or only
-        /// lacked memory.
+        /// The pause is at most [`LifecyclePolicy::crash_cap`]: the process had been ready, or only lacked
+        /// memory.
         short: bool,
     },
     /// Pause before the next trial of a backend that waits for a change.
@@ -208,8 +206,7 @@ pub struct LifecycleMachine {
 }
 
 impl LifecyclePolicy {
-    /// Returns the time limit of a probe after an apparent crash, chosen so that all probes that must be lost
-    /// before the backend is suspect fit into `crash_ends`.
+    /// Returns the time limit of a probe after an apparent crash: all probes fit into `crash_ends`.
     pub fn crash_probe(&self) -> Duration {
         self.crash_ends / self.probes_lost.saturating_add(1)
     }
@@ -270,8 +267,7 @@ impl LifecycleMachine {
     }
 
     /// Applies an event at `now` (time since the caller's epoch, never decreasing) and returns the actions.
-    ///
-    /// Events without meaning in the present phase have no effect, so late probes and timers are harmless.
+    /// Events without meaning in the present phase, such as late probes and timers, have no effect.
     pub fn step(
         &mut self,
         event: LifecycleEvent,
@@ -381,7 +377,6 @@ impl LifecycleMachine {
         }
     }
 
-    /// Applies the end of a process.
     fn step_at_end(
         &mut self,
         event: LifecycleEvent,
@@ -391,8 +386,8 @@ impl LifecycleMachine {
         use BackendPhase::{Backoff, Draining, Ready, Starting, Stopping, Suspect};
         match (self.phase, event) {
             (Ready | Suspect, LifecycleEvent::KilledByRequest) => {
-                // The exit is not counted as a failure, but there is a pause: if the wrong request was
-                // blamed, restarts would follow each other without end.
+                // The exit is not counted as a failure, but a pause follows: the wrong request may have been
+                // blamed.
                 self.clear_if_stable(now, policy);
                 self.phase = Backoff;
                 vec![
@@ -458,8 +453,7 @@ impl LifecycleMachine {
         cause: EndCause,
         policy: &LifecyclePolicy,
     ) -> Vec<LifecycleEffect> {
-        // A process that was ready could start, so the next start may succeed, whatever the cause of the
-        // exit.
+        // A process that was ready could start, so the next start may succeed.
         let cause = if self.was_ready { EndCause::MayPass } else { cause };
         self.clear_if_stable(now, policy);
         let mut effects = vec![LifecycleEffect::CloseGate];
@@ -488,13 +482,11 @@ impl LifecycleMachine {
         effects
     }
 
-    /// Counts an unexpected exit. Alarms when the count reaches the limit, and only once while it stays
-    /// there.
     fn count_unexpected_end(&mut self, now: Duration, policy: &LifecyclePolicy) -> Option<LifecycleEffect> {
         self.recent.push_back(now);
         let most = policy.breaker_failures.max(1) as usize;
         let late = |at: &Duration| now.saturating_sub(*at) > policy.breaker_window;
-        // Bounded, so that months of failures do not use more and more memory.
+        // Keep the list bounded over months of failures.
         while self.recent.len() > most || self.recent.front().is_some_and(late) {
             self.recent.pop_front();
         }
@@ -504,7 +496,6 @@ impl LifecycleMachine {
         news.then_some(LifecycleEffect::Alarm)
     }
 
-    /// Clears earlier failures if the process was in service for a long time.
     fn clear_if_stable(&mut self, now: Duration, policy: &LifecyclePolicy) {
         if self.ready_since.take().is_some_and(|since| now.saturating_sub(since) >= policy.stable_after) {
             self.clear_failures();

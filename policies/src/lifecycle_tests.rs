@@ -130,7 +130,7 @@ fn a_process_that_had_served_is_followed_after_a_short_pause_however_often_it_di
         assert!(policy().pause(failures, true, 1.0) <= Duration::from_secs(15));
         run(&mut machine, &[LifecycleEvent::Timer(timer)]);
     }
-    // A failed start now is the first consecutive one; earlier deaths of the running process do not count.
+    // This failed start is the first consecutive one; earlier deaths of the running process do not count.
     let first = LifecycleTimer::Backoff { failures: 1, short: false };
     assert_eq!(run(&mut machine, &[CRASH]).last(), Some(&LifecycleEffect::Arm(first)));
 }
@@ -153,7 +153,7 @@ fn a_start_that_needs_a_change_waits_for_it_and_is_tried_now_and_then() {
         run(&mut machine, &[LifecycleEvent::Timer(LifecycleTimer::Trial)]).last(),
         Some(&LifecycleEffect::Spawn)
     );
-    // A process that had served could start, so its end needs no change.
+    // A process that had served could start, so its exit needs no change.
     run(&mut machine, &[LifecycleEvent::ProbeReady, HOPELESS]);
     assert_eq!(machine.phase(), BackendPhase::Backoff);
 }
@@ -251,7 +251,7 @@ fn event() -> impl Strategy<Value = LifecycleEvent> {
     ]
 }
 
-/// The world outside of the machine, as changed by its effects.
+/// State outside the machine, as changed by its effects.
 #[derive(Default)]
 struct World {
     alive: bool,
@@ -270,7 +270,7 @@ proptest! {
         let mut now = 0;
         for (event, seconds) in events {
             now += seconds;
-            // Facts about the world are reported only while they are true.
+            // Report events only while they can happen.
             match event {
                 LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest | LifecycleEvent::SpawnFailed(_) if !world.alive => continue,
                 LifecycleEvent::Timer(timer) => match (timer, world.armed) {
@@ -338,14 +338,14 @@ proptest! {
             machine.step(event, Duration::from_secs(1), &policy());
         }
         machine.step(LifecycleEvent::Down, Duration::from_secs(1), &policy());
-        // A backend that ignores everything but SIGKILL: only timers expire, then it is gone.
+        // The backend ignores everything but SIGKILL: only timers expire until the process is gone.
         for event in [LifecycleEvent::Timer(LifecycleTimer::Drain), LifecycleEvent::Timer(LifecycleTimer::Grace), CRASH] {
             machine.step(event, Duration::from_secs(2), &policy());
         }
         prop_assert!(matches!(machine.phase(), BackendPhase::Idle | BackendPhase::Failed), "{}", machine.phase());
     }
 
-    /// Without any action, timers expire, and once starts succeed again the backend serves.
+    /// Timers and probes alone bring the backend back once starts succeed again.
     #[test]
     fn whatever_happened_a_wanted_backend_comes_back_by_itself(
         events in proptest::collection::vec((event(), 0u64..120), 0..200)
@@ -377,7 +377,7 @@ proptest! {
                 BackendPhase::Ready => break,
                 BackendPhase::Starting | BackendPhase::Suspect => LifecycleEvent::ProbeReady,
                 BackendPhase::Stopping => { alive = false; LifecycleEvent::Exited(EndCause::MayPass) }
-                // Not wanted when its process ended, because no request came since: the owner asks again.
+                // No request came since the process ended: the owner sends `Up` again.
                 BackendPhase::Idle => LifecycleEvent::Up,
                 _ => LifecycleEvent::Timer(armed.unwrap()),
             };

@@ -31,7 +31,7 @@ pub enum SocketMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDeath {
-    /// The request is sent once more, to the next process, because computing an answer has no other effect.
+    /// llama-warden sends the request once more, to the next process: computing has no other effect.
     #[default]
     Continue,
     /// The client gets an error and may retry.
@@ -42,13 +42,12 @@ pub enum OnDeath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhileLoading {
-    /// The head of the answer, then comments, which clients ignore and which keep proxies from closing the
-    /// connection.
+    /// Sends the head, then comments: clients ignore these, and proxies keep the connection open.
     #[default]
     Comment,
-    /// In chats, the progress of the load as reasoning text; elsewhere comments.
+    /// Sends the progress of the load as reasoning text in chats, and comments elsewhere.
     Reasoning,
-    /// Nothing before the model's own answer.
+    /// Sends nothing before the model answers.
     Off,
 }
 
@@ -78,10 +77,10 @@ pub enum WarmMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelMode {
-    /// The build's own cancellation is used, if the build contains that fix.
+    /// Uses the build's own cancellation, if the build contains that fix.
     Auto,
-    /// A stream is requested instead, which can be closed, and the answer is assembled from it.
+    /// Requests a stream instead, which can be closed, and assembles the answer from it.
     Assemble,
-    /// The computation is not stopped.
+    /// Does not stop the computation.
     Off,
 }

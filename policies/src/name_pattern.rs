@@ -5,8 +5,7 @@ pub fn is_pattern(name: &str) -> bool {
     name.contains('*')
 }
 
-/// Returns true if a pattern matches a name; a pattern without `*` matches only the equal name. Takes time at
-/// most proportional to the product of both lengths.
+/// Returns true if a pattern matches a name, in time at most proportional to the product of both lengths.
 pub fn pattern_matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let (Some(head), Some(tail)) = (parts.next(), parts.next_back()) else { return pattern == name };

@@ -6,14 +6,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A map for trusted keys only, such as configured names and generated numbers. Its hash is several times as
-/// fast as a hash that resists crafted collisions.
+/// A map for trusted keys only: its hash is several times as fast as one that resists crafted collisions.
 pub type QuickMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
-/// The configured name of a model, as clients write it in `"model"`. Cheap to clone.
-///
-/// Aliases are resolved to this name before a lease is requested, so the name identifies one configured
-/// model.
+/// The configured name of a model, to which aliases are resolved before a lease. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ModelName(Arc<str>);
@@ -42,11 +38,8 @@ impl AsRef<str> for ModelName {
     }
 }
 
-/// Identifies one child process. The number increases with every start and is unique in the life of the
-/// supervisor.
-///
-/// Generations are never reused, so messages about an old child are never taken for messages about its
-/// successor.
+/// Identifies one child process. The number increases with every start and is never reused, so messages about
+/// an old child are never taken for its successor's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GenerationId(pub u64);

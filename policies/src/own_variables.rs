@@ -7,8 +7,8 @@
 //! | `OTEL_EXPORTER_OTLP*` | exposes the collector's key, and sends to the collector |
 //! | `LLAMA_WARDEN_SECTION__KEY` and the like | exposes secrets of other models (`…__ENV__HF_TOKEN`) |
 //!
-//! A variable set in a model's `env` is passed on. So are variables that our patches read in llama-server,
-//! such as `LLAMA_WARDEN_GRAPH_CACHE_CAP`: they have the same prefix, but no double underscore.
+//! A variable set in a model's `env` is passed on, as are variables that our patches read in llama-server:
+//! these have the same prefix, but no double underscore (`LLAMA_WARDEN_GRAPH_CACHE_CAP`).
 
 /// Variables set for llama-warden by a service manager or by the llama-warden that it replaces.
 const INHERITED_VARIABLES: [&str; 8] = [
@@ -21,7 +21,6 @@ const INHERITED_VARIABLES: [&str; 8] = [
     "CREDENTIALS_DIRECTORY",
     "WARDEN_SUCCEEDS",
 ];
-/// Variables of llama-warden that do not set a configuration key.
 const CONFIGURATION_VARIABLES: [&str; 2] = ["LLAMA_WARDEN_CONFIG", "LLAMA_WARDEN_ADMIN_SOCKET"];
 
 /// Returns true if a variable is withheld from child processes.

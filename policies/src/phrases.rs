@@ -6,8 +6,7 @@ use crate::growth::{AllowanceFill, GrowthBlame, GrowthForecast, IntervalEstimate
 use crate::units::{ByteAmount, MIB, as_f64, format_span};
 use crate::{ByteSize, MemoryKind, Reason, RecycleDecision};
 
-/// Formats growth per request with its interval, always in MiB so that figures can be compared: `+4.42 MiB a
-/// request (4.40 to 4.45)`. An unknown end of the interval is `?`.
+/// Formats growth per request with its interval, always in MiB: `+4.42 MiB a request (4.40 to 4.45)`.
 pub fn slope_phrase(slope: &IntervalEstimate) -> String {
     let mib = |bytes: f64| {
         let mib = bytes / as_f64(MIB);

@@ -1,7 +1,7 @@
 //! Rate limits such as `60/min`. Unused units are saved for up to one full period (token bucket).
 //!
-//! The state is a single number, the time up to which the rate is used up, so that it fits into an atomic
-//! (generic cell rate algorithm, ITU-T I.371). No clock: times are nanoseconds since the caller's epoch.
+//! The state is a single number, the time up to which the rate is used up (generic cell rate algorithm, ITU-T
+//! I.371). Times are nanoseconds since the caller's epoch.
 //!
 //! ```text
 //!        now                    used up to           now + per

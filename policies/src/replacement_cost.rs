@@ -11,8 +11,7 @@
 //! with `a` arrivals per second, `n` requests in flight and `F` the cost of a failed request. Lulls come at
 //! random, one every `G` on average, so memory that lasts for `T` is exhausted before the next lull with
 //! probability `exp(-T/G)`. A replacement now is better if that risk costs more than waiting for a lull
-//! saves. With overlap a replacement interrupts nothing, so it costs nothing now or at a lull, and the old
-//! process serves until its answers end.
+//! saves. A replacement with overlap costs nothing at any time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,8 +22,8 @@ use crate::defaults::Moment;
 use crate::growth::GrowthForecast;
 use crate::units::{as_f64, format_span};
 
-/// Multiple of the mean time between lulls that is reserved for finding one. As long a time without a lull
-/// happens once in 160,000 cases; an earlier restart would only waste service time.
+/// Multiple of the mean time between lulls that is reserved for finding one; a longer search happens once in
+/// 160,000 cases.
 const LULL_SEARCH_FACTOR: f64 = 12.0;
 /// Cost of a failed request in waiting time: people give up after about a minute.
 const FAILED_REQUEST_COST: Duration = Duration::from_secs(60);
@@ -82,15 +81,14 @@ impl std::fmt::Display for ReplacementCosts {
 }
 
 impl ReplacementLoad {
-    /// Returns the time before memory is exhausted at which the search for a lull must begin; `None` if the
-    /// time between lulls is unknown.
+    /// Returns the time before memory is exhausted at which the search for a lull must begin.
     pub fn lull_search_time(&self) -> Option<Duration> {
         Duration::try_from_secs_f64(self.lull_every?.as_secs_f64() * LULL_SEARCH_FACTOR).ok()
     }
 }
 
-/// Compares a replacement now with one at the next lull. `end` is the forecast for the exhaustion of
-/// memory; without a forecast there is no risk, and waiting for a lull is always better.
+/// Compares a replacement now with one at the next lull. `end`: forecast for the exhaustion of memory;
+/// without it, waiting for a lull is always better.
 pub fn weigh_replacement(
     policy: &ReplacementCostPolicy,
     load: &ReplacementLoad,
@@ -134,8 +132,7 @@ impl LullHistory {
         Self { kept: numbers.lulls.max(1), first: numbers.first_lull, since: now, begun: VecDeque::new() }
     }
 
-    /// Records that the backend has been idle since `since`, long enough to be quiet. The same lull may be
-    /// reported repeatedly.
+    /// Records that the backend has been idle since `since`. The same lull may be reported repeatedly.
     pub fn record_lull(&mut self, since: Duration) {
         // Two clock readings for one lull differ slightly; two lulls differ by at least one request.
         if self.begun.back().is_some_and(|last| since <= last.saturating_add(Duration::from_millis(1))) {

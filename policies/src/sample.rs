@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Work done by one process since its spawn. Counters never decrease; `later - earlier` is the work in
-/// between.
+/// Work done by one process since its spawn. Counters never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkDone {
     /// Number of answered requests that the model evaluated.
@@ -104,8 +103,7 @@ pub struct GpuIndex(pub u32);
 pub enum VramSource {
     /// Reported by the driver for the processes of the group.
     Process,
-    /// Present use of the GPU minus its use before the spawn: an estimate, made only if no other program
-    /// uses the GPU.
+    /// Estimate: present use of the GPU minus its use before the spawn, if no other program uses the GPU.
     Estimate,
 }
 
@@ -130,7 +128,6 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// Returns the noun used in sentences.
     pub(crate) fn noun(self) -> String {
         match self {
             Self::Host => "host memory".to_owned(),
@@ -149,7 +146,7 @@ impl std::fmt::Display for MemoryKind {
     }
 }
 
-/// `{0}` does not name a kind of memory.
+/// A text that names no kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no series of readings: they are `host`, `vram0`, `vram1`, …")]
 pub struct MemoryKindError(String);
@@ -189,8 +186,7 @@ pub struct BackendSample {
     pub host: Option<HostMemory>,
     /// VRAM by GPU; GPUs with unknown values are left out.
     pub vram: Vec<VramReading>,
-    /// Bytes in pools that the server keeps on purpose and whose size is known from a memory report or the
-    /// log: growth in these pools is no leak.
+    /// Bytes in pools of known size that the server keeps on purpose: growth in these pools is no leak.
     pub pools: Vec<(MemoryKind, u64)>,
     /// Number of requests in flight at the time of the reading.
     pub in_flight: u32,

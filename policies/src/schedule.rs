@@ -1,9 +1,8 @@
 //! Daily windows in which a backend may be replaced.
 //!
 //! Windows are written `02:00-05:00`, in local time, with an exclusive end; `22:00-04:00` crosses midnight,
-//! and `00:00-24:00` is the whole day, which is no restriction. Several windows may be given. Callers pass
-//! the time of the day in minutes: this module has no clock and no time zone. On days on which the clock
-//! changes, a window may be an hour longer or shorter, which does no harm.
+//! and `00:00-24:00` is no restriction. Callers pass the time of the day in minutes. On days on which the
+//! clock changes, a window may be an hour longer or shorter, which does no harm.
 
 use std::fmt;
 use std::str::FromStr;
@@ -45,7 +44,6 @@ impl DayWindow {
         }
     }
 
-    /// Returns true if the window never closes.
     const fn is_whole_day(self) -> bool {
         self.from == 0 && self.to == DAY_MINUTES
     }
@@ -134,8 +132,7 @@ impl DayWindows {
         (0..DAY_MINUTES).map(|minute| self.opens_in(minute)).max().unwrap_or(0)
     }
 
-    /// Returns the time for which a window has been open, in whole minutes; `None` if replacements are
-    /// allowed all day, or no window is open now.
+    /// Returns the whole minutes for which a window has been open; `None` if closed, or open all day.
     pub(crate) fn open_for(&self, minute: u16) -> Option<Duration> {
         if self.is_always() || !self.is_open(minute) {
             return None;
@@ -150,8 +147,7 @@ impl DayWindows {
         self.is_open(minute) && !self.is_open((minute + 1) % DAY_MINUTES)
     }
 
-    /// Returns the time until the window after the present one opens: the least wait if the present window is
-    /// missed. Zero if replacements are allowed all day, or no window is open now.
+    /// Returns the time until the window after the present one opens; zero if there is no such window.
     pub(crate) fn time_to_next(&self, minute: u16) -> Duration {
         if self.is_always() || !self.is_open(minute) {
             return Duration::ZERO;
@@ -177,7 +173,6 @@ impl fmt::Display for DayWindows {
 impl FromStr for DayWindows {
     type Err = WindowError;
 
-    /// Parses one window, or several separated by commas.
     fn from_str(text: &str) -> Result<Self, WindowError> {
         text.split(',').map(|part| part.trim().parse()).collect::<Result<_, _>>().map(Self)
     }

@@ -10,7 +10,6 @@ use serde::{Deserialize, Deserializer, Serialize as _, Serializer};
 /// Serializes seconds with at most three decimals.
 ///
 /// # Errors
-///
 /// Errors of the serializer.
 pub fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     time.map(rounded).serialize(to)
@@ -19,7 +18,6 @@ pub fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok,
 /// Deserializes seconds, or the format of earlier versions.
 ///
 /// # Errors
-///
 /// Errors of the deserializer; a time that is negative or too large.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     Option::<WrittenTime>::deserialize(from)?.map(WrittenTime::time).transpose()
@@ -32,7 +30,6 @@ pub mod known {
     /// Serializes seconds with at most three decimals.
     ///
     /// # Errors
-    ///
     /// Errors of the serializer.
     pub fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_f64(rounded(*time))
@@ -41,7 +38,6 @@ pub mod known {
     /// Deserializes seconds, or the format of earlier versions.
     ///
     /// # Errors
-    ///
     /// Errors of the deserializer; a time that is negative or too large.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         WrittenTime::deserialize(from)?.time()

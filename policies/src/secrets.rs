@@ -1,18 +1,15 @@
-//! Redacts secrets in output: reports, `config show`, `status`, `logs`, `events`, `history`, llama-warden's
-//! log.
+//! Redacts secrets in output: reports, command output and llama-warden's log.
 //!
-//! A secret is recognised by the name of its variable, field or flag (`HF_TOKEN`, `"api_key"`,
-//! `--api-key`), by its position in an address (user, password, query), or by its form: tokens of common
-//! services have known prefixes (`hf_`, `sk-`, `ghp_`), and a token follows `Bearer`. Secrets given to a
-//! process are redacted wherever its output repeats them ([`KnownSecrets`]). Other secrets are not
-//! recognised.
+//! A secret is recognised by the name of its variable, field or flag (`HF_TOKEN`, `"api_key"`, `--api-key`),
+//! by its position in an address (user, password, query), or by its form: a known prefix (`hf_`, `sk-`,
+//! `ghp_`), or `Bearer` before it. Secrets given to a process are redacted wherever its output repeats them
+//! ([`KnownSecrets`]). Other secrets are not recognised.
 
 use serde_json::Value;
 
 /// Replacement text of a secret.
 pub const REDACTED: &str = "***";
 
-/// Flags with a secret value.
 const SECRET_FLAGS: [&str; 3] = ["--api-key", "-hft", "--hf-token"];
 
 /// Returns true if a text contains a redacted secret, so that it must not be passed to a server.
@@ -119,8 +116,8 @@ pub fn redact_text(text: &str) -> String {
     redact_addresses(&shown)
 }
 
-/// Returns the secret that follows its name in a text, and its position in `after`. Recognises `HF_TOKEN=…`,
-/// `--api-key=…` and `"api_key": "…"`. `word`: the name; `after`: the text after it.
+/// Returns the secret that follows its name `word` in the text `after`, and its position there. Recognises
+/// `HF_TOKEN=…`, `--api-key=…` and `"api_key": "…"`.
 fn assigned_secret<'a>(word: &str, after: &'a str) -> Option<(usize, &'a str)> {
     let bare = |text: &'a str| text.strip_prefix(' ').map_or(text, |text| text.trim_start_matches(' '));
     let inside = |text: &'a str| {
@@ -147,13 +144,11 @@ fn is_flag(word: &str) -> bool {
         || (word.starts_with("--") && SECRET_FLAGS.contains(&word.replace('_', "-").as_str()))
 }
 
-/// Returns true if a name has the form of a variable name: upper case, digits and `_`.
 fn is_variable(name: &str) -> bool {
     name.bytes().any(|byte| byte.is_ascii_uppercase())
         && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-/// Returns true for request and configuration fields whose text is a secret.
 fn is_field(name: &str) -> bool {
     const FIELDS: [&str; 9] = [
         "api_key",
@@ -193,7 +188,6 @@ const TOKEN_PREFIXES: [(&str, usize); 14] = [
     ("nvapi-", 30),
 ];
 
-/// Returns true for characters of tokens, including base64 and parts joined by dots.
 fn is_of_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+' | '~')
 }
@@ -249,8 +243,7 @@ fn is_secret(name: &str, value: &str) -> bool {
         || name.split("TOKEN").skip(1).any(|rest| is_token(rest, value))
 }
 
-/// Decides by the rest of a name after `TOKEN`: `HF_TOKEN` is a secret; `MAX_TOKENS` with a number and
-/// `TOKENIZERS_PARALLELISM` are not.
+/// Decides by the rest of a name after `TOKEN`: `HF_TOKEN` is secret, `TOKENIZERS_PARALLELISM` is not.
 fn is_token(rest: &str, value: &str) -> bool {
     let counts = rest.starts_with('S') && value.trim().parse::<f64>().is_ok();
     !counts && !rest.starts_with("IZ")
@@ -258,8 +251,7 @@ fn is_token(rest: &str, value: &str) -> bool {
 
 /// Least length of a flag's value to be redacted; shorter values occur within other words.
 const SECRET_LENGTH_LEAST: usize = 6;
-/// Least length of a variable's value that lacks letters or digits: short words such as `enabled` are
-/// common in logs.
+/// Least length of a variable's value that lacks letters or digits: `enabled` is common in logs.
 const PLAIN_SECRET_LENGTH_LEAST: usize = 16;
 
 /// Secrets of one process. `Debug` prints only their number.

@@ -1,8 +1,7 @@
 //! Behaviour of a llama-server program, independent of its model and settings. A build made by llama-warden
 //! is measured when it is verified, another program at its first start.
 //!
-//! Each fact may be unknown. Unknown facts are handled cautiously: as the behaviour that does the least harm
-//! if the guess is wrong. So the default value is always safe.
+//! Unknown facts, the default, are handled as the behaviour that does the least harm if the guess is wrong.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,18 +13,17 @@ pub struct ServerFacts {
     pub stream_head: StreamHeadTime,
     /// True if the server can listen on a Unix socket, as llama.cpp can since about b5000. `None`: unknown.
     pub unix_sockets: Option<bool>,
-    /// Number of connections served at a time, 1 or more: a further connection, idle or busy, waits until
-    /// another is closed. [`ServerFacts::THREADS_ON_DEMAND`] if threads are created as needed, as in
-    /// llama.cpp since about b8485. With more slots than during the measurement a server may serve more
-    /// connections, never fewer. `None`: unknown.
+    /// Number of connections served at a time, 1 or more; further ones wait.
+    /// [`ServerFacts::THREADS_ON_DEMAND`] if threads are created as needed, as in llama.cpp since about
+    /// b8485. `None`: unknown.
     pub http_threads: Option<u32>,
     /// True if the server's slot directory can be set and only clients that may save slots can list it.
     /// False for `ik_llama.cpp`, which lists slot files for all clients. `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot_files: Option<bool>,
-    /// True if, when a request is answered before its body was read, the server discards the body or closes
-    /// the connection. cpp-httplib before 0.40, in llama.cpp until about b8570, does neither: it parses the
-    /// rest of the body as the next request. `None`: unknown.
+    /// True if the server discards the unread body of an answered request or closes the connection.
+    /// cpp-httplib before 0.40 (llama.cpp until about b8570) parses the rest of the body as the next request.
+    /// `None`: unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discards_bodies: Option<bool>,
 }
@@ -46,8 +44,7 @@ pub enum StreamHeadTime {
 }
 
 impl ServerFacts {
-    /// Value of [`http_threads`](Self::http_threads) for a server that creates threads as needed: the limit
-    /// in llama.cpp itself.
+    /// Value of [`http_threads`](Self::http_threads) for threads as needed: the limit in llama.cpp itself.
     pub const THREADS_ON_DEMAND: u32 = 1024;
 
     /// Fills unknown facts from `other`.
@@ -68,14 +65,13 @@ impl ServerFacts {
         }
     }
 
-    /// Returns true if computing a streamed request had certainly not begun when its connection ended without
-    /// any byte of an answer.
+    /// Returns true if a connection that ended without any byte of an answer shows that nothing was computed.
     pub const fn no_head_means_not_begun(&self) -> bool {
         matches!(self.stream_head, StreamHeadTime::BeforeFirstToken)
     }
 
-    /// Returns true if the server may parse the rest of a request's body as another request. Then a request
-    /// with a body must be the last on its connection and say so (`Connection: close`).
+    /// Returns true if the server may parse the rest of a body as another request. Then a request with a body
+    /// must be the last on its connection and say so (`Connection: close`).
     pub const fn may_read_body_as_request(&self) -> bool {
         !matches!(self.discards_bodies, Some(true))
     }

@@ -1,10 +1,9 @@
 //! Backends that share a budget or a GPU: decides which one is replaced first.
 //!
 //! - [`choose_first`] chooses the backend to replace if the sum exceeds a shared budget: the one that frees
-//!   the most memory for the cost of its replacement. The others are checked again afterwards.
+//!   the most memory for the cost of its replacement.
 //! - [`ReplacementArbiter`] allows one replacement per model and per GPU at a time, and one kill for lack of
-//!   memory at a time. Replacements get slots; the holder returns its slot when the replacement has ended in
-//!   any way.
+//!   memory at a time.
 
 use std::time::Duration;
 
@@ -57,8 +56,7 @@ pub struct SharedBudget {
     pub hard: Option<u64>,
 }
 
-/// Returns the index of the backend to replace; `None` if the sum is within the budget or no replacement
-/// would free memory. Unknown values count as zero, so the sum is a lower bound.
+/// Returns the index of the backend to replace. Unknown values count as zero, so the sum is a lower bound.
 pub fn choose_first(
     series: MemoryKind,
     members: &[SharedMember],
@@ -81,8 +79,7 @@ pub fn choose_first(
     Some((best.0, SharedChoice { series, level, limit }))
 }
 
-/// Returns the bytes freed per second of waiting. A second is added to each cost, so that a replacement
-/// without cost does not win with a trifling gain.
+/// Returns the bytes freed per second of waiting; an added second keeps tiny gains without cost from winning.
 fn gain_per_cost(gain: u64, member: &SharedMember) -> f64 {
     as_f64(gain) / (1.0 + member.cost.unwrap_or_default().as_secs_f64())
 }
@@ -102,8 +99,7 @@ pub enum ReplacementSlot {
         model: ModelName,
         /// Replica of that replacement.
         replica: u32,
-        /// GPU that both share; `None` if both are replicas of one model, or if the host memory is the
-        /// reason.
+        /// GPU that both share; `None` for replicas of one model, or if the host memory is the reason.
         gpu: Option<GpuIndex>,
     },
 }
@@ -140,8 +136,7 @@ impl ReplacementArbiter {
         Self { next: 0, holders: Vec::new(), ended: Vec::new() }
     }
 
-    /// Requests a slot for replacing one replica that uses these GPUs (empty for none). If the replica
-    /// already has a slot, that slot is returned.
+    /// Requests a slot for one replica that uses these GPUs; a replica's existing slot is returned again.
     pub fn request(
         &mut self,
         model: &ModelName,
@@ -168,8 +163,7 @@ impl ReplacementArbiter {
         ReplacementSlot::Granted(self.claim(model, replica, gpus))
     }
 
-    /// Takes a slot without waiting, for an operator's request or an unavoidable replacement. Other
-    /// replacements wait for this slot as usual.
+    /// Takes a slot without waiting, for an operator's request or an unavoidable replacement.
     pub fn claim(&mut self, model: &ModelName, replica: u32, gpus: &[GpuIndex]) -> ReplacementSlotId {
         self.next += 1;
         let id = ReplacementSlotId(self.next);
@@ -177,15 +171,13 @@ impl ReplacementArbiter {
         id
     }
 
-    /// Releases a slot: its replacement has ended, or does not take place. Returning a slot twice has no
-    /// effect.
+    /// Releases a slot whose replacement has ended or does not take place. Repetition has no effect.
     pub fn release(&mut self, slot: ReplacementSlotId) {
         self.holders.retain(|holder| holder.id != slot);
     }
 
     /// Returns true if a backend may be killed because this memory is almost exhausted; the caller must then
-    /// kill it. All backends see the same shortage, and one kill may suffice: after each kill the others wait
-    /// for `pause`, so that the memory can return. `now` is the time since the caller's epoch.
+    /// kill it. After each kill the others wait for `pause`, so that the memory can return.
     pub fn may_end(&mut self, series: MemoryKind, now: Duration, pause: Duration) -> bool {
         let last = self.ended.iter().find(|(of, _)| *of == series).map(|(_, at)| *at);
         if last.is_some_and(|at| now < at.saturating_add(pause)) {

@@ -1,8 +1,7 @@
 //! Detects a stalled start: the process logs nothing, writes and reads nothing, and computes nothing.
 //!
-//! Loading hundreds of gigabytes from a network takes an hour but always shows activity; a process that waits
-//! for a lock or a dead disk shows none. Answers to our probes, and the memory report that is written each
-//! second, do not count as activity.
+//! Loading from a network takes an hour but always shows activity; a process that waits for a lock or a dead
+//! disk shows none. Answers to our probes, and the periodic memory report, do not count as activity.
 
 use std::time::Duration;
 
@@ -19,14 +18,12 @@ pub struct ProcessActivity {
     pub output: u64,
 }
 
-/// Least share of a CPU that counts as activity: a server that only answers probes needs a tenth of this
-/// share.
+/// Least share of a CPU that counts as activity: answering probes takes a tenth of this.
 const BUSY_SHARE: f64 = 0.05;
 /// Least bytes that count as activity: reading its own state or writing its memory report takes less.
 const IO_STEP: u64 = 1 << 20;
 
 impl ProcessActivity {
-    /// Returns true for activity between two readings that are `time` apart.
     fn has_moved_since(self, before: Self, time: Duration) -> bool {
         self.output > before.output
             || self.written.saturating_sub(before.written) >= IO_STEP
@@ -57,7 +54,7 @@ impl StandstillWatch {
     }
 
     /// Adds a reading made `at` after the start; returns true once there was no activity for the limit. A
-    /// failed reading (`None`) proves nothing and counts as activity.
+    /// failed reading (`None`) counts as activity.
     pub fn is_stalled(&mut self, at: Duration, effort: Option<ProcessActivity>) -> bool {
         let moved = effort.is_none_or(|now| now.has_moved_since(self.last, at.saturating_sub(self.looked)));
         self.last = effort.unwrap_or(self.last);

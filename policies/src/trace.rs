@@ -39,11 +39,10 @@ pub struct RecordingError {
     what: String,
 }
 
-/// Parses all readings of a recording, skipping empty lines. A truncated last line is skipped as well: the
-/// disk was full, or the recording still continues.
+/// Parses all readings of a recording, skipping empty lines and a truncated last line (full disk, or still
+/// recording).
 ///
 /// # Errors
-///
 /// A line is not a reading, or its time is earlier than that of the line above.
 pub fn parse_recording(text: &str) -> Result<Vec<BackendSample>, RecordingError> {
     // Some editors write a byte order mark.
@@ -72,7 +71,6 @@ fn is_truncated(line: &str) -> bool {
     line.starts_with('{') && serde_json::from_str::<Value>(line).is_err_and(|error| error.is_eof())
 }
 
-/// Parses one reading; the error names the field and the problem.
 fn parse_line(line: &str) -> Result<BackendSample, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| format!("not a JSON object: {error}"))?;
     let Value::Object(fields) = value else {

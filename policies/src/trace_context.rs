@@ -7,8 +7,7 @@
 //!                version; later versions are parsed by the rules of this one
 //! ```
 //!
-//! An invalid value begins a new trace (section 4.3 of the Recommendation). Random numbers are passed as
-//! arguments; this module draws none.
+//! An invalid value begins a new trace (section 4.3 of the Recommendation).
 
 use std::fmt;
 
@@ -114,7 +113,6 @@ impl IncomingContext {
     }
 }
 
-/// Parses a number of this many lower-case hexadecimal digits.
 fn parse_hex(text: &str, digits: usize) -> Option<u128> {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     if text.len() != digits || !text.bytes().all(is_digit) {
@@ -123,8 +121,7 @@ fn parse_hex(text: &str, digits: usize) -> Option<u128> {
     u128::from_str_radix(text, 16).ok()
 }
 
-/// Returns true if the `tracestate` fields of a request, which form one list (RFC 9110 section 5.3), may be
-/// passed on. An invalid `tracestate` is dropped completely; the trace continues without it.
+/// Returns true if a request's `tracestate` fields, one list (RFC 9110 section 5.3), may be passed on.
 pub fn is_sound_state<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> bool {
     let (mut members, mut chars) = (0, 0);
     let mut keys: Vec<&[u8]> = Vec::new();
@@ -161,7 +158,6 @@ fn is_key(key: &[u8]) -> bool {
     }
 }
 
-/// Returns true for a value as in section 3.3.1.3.2.
 fn is_value(value: &[u8]) -> bool {
     let is_in = |byte: &u8| matches!(byte, 0x20..=0x2b | 0x2d..=0x3c | 0x3e..=0x7e);
     (1..=256).contains(&value.len()) && value.iter().all(is_in) && value.last() != Some(&b' ')
@@ -180,9 +176,8 @@ pub struct RequestTraceContext {
 }
 
 impl RequestTraceContext {
-    /// Derives the context of a request from a valid incoming context. The program in which a trace begins
-    /// decides on its recording: the parent if there is one, else this function, with probability `ratio`
-    /// (0 to 1). The trace id decides, so that other programs with the same rule decide alike.
+    /// Derives the context of a request. Without a parent, the trace is recorded with probability `ratio` (0
+    /// to 1). The trace id decides, so that other programs with the same rule decide alike.
     pub fn derive(given: Option<IncomingContext>, drawn: (u128, u64), ratio: f64) -> Self {
         let span = SpanId::from_random(drawn.1);
         if let Some(IncomingContext { trace, parent, flags }) = given {
@@ -209,8 +204,7 @@ impl RequestTraceContext {
     }
 }
 
-/// Returns true for this share of all traces, decided by the low 56 bits of the id, as in OpenTelemetry's
-/// consistent sampling.
+/// Returns true for this share of all traces, by the low 56 bits of the id, as OpenTelemetry samples.
 fn is_within_ratio(trace: TraceId, ratio: f64) -> bool {
     const ALL: u64 = 1 << 56;
     let low = u64::try_from(trace.0 & u128::from(ALL - 1)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Valid forms of a recording, and errors about invalid ones.
+//! Tests of valid and invalid recordings.
 
 use super::*;
 

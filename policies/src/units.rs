@@ -1,7 +1,7 @@
 //! Sizes with units: `12GiB`, `512M`, `80%`.
 //!
 //! `K M G T`, without suffix or with `iB`, are powers of 1024, as usual for memory limits; `KB MB GB TB` are
-//! powers of 1000, as in the standard. Fractions are allowed (`1.5GiB`).
+//! powers of 1000. Fractions are allowed (`1.5GiB`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ pub struct ByteSize(pub u64);
 pub const MIB: u64 = 1024 * 1024;
 
 impl ByteSize {
-    /// `n` MiB.
+    /// Creates a size of `n` MiB.
     pub const fn mib(n: u64) -> Self {
         Self(n * MIB)
     }
@@ -28,8 +28,7 @@ impl ByteSize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 
-    /// Rounds up to two significant digits in the display unit, for advice: 141.3 MiB becomes 150 MiB, 1.31
-    /// GiB becomes 1.4 GiB. So slightly different readings lead to the same advice.
+    /// Rounds 141.3 MiB up to 150 MiB, so that slightly different readings lead to the same advice.
     #[must_use]
     pub fn round_up(self) -> Self {
         let mut unit = 1_u64;
@@ -51,8 +50,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// Formats bytes or a difference of bytes: `4.4 MiB`; with `{:.2}`, `4.42 MiB`; with `{:+}`, always with a
-/// sign.
+/// Formats bytes: `4.4 MiB`; with `{:.2}`, `4.42 MiB`; with `{:+}`, always with a sign.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ByteAmount(pub f64);
 
@@ -160,7 +158,6 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-/// Deserializes a number of bytes, or its text form.
 struct SizeVisitor<T> {
     /// Expected form, for error messages.
     expected: &'static str,
@@ -209,8 +206,7 @@ impl MemoryLimit {
         }
     }
 
-    /// Returns the limit in bytes for a total; `None` for [`MemoryLimit::Auto`], which depends on more than
-    /// the total.
+    /// Returns the limit in bytes for a total; `None` for [`MemoryLimit::Auto`].
     pub fn resolve(self, total: ByteSize) -> Option<ByteSize> {
         match self {
             Self::Bytes(bytes) => Some(bytes),

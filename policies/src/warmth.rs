@@ -1,5 +1,5 @@
-//! State carried over in a replacement, so that the next turn of a conversation need not evaluate its whole
-//! prompt again; and a report on the success.
+//! State carried over in a replacement, so that a conversation's next turn need not evaluate its whole
+//! prompt.
 //!
 //! ```text
 //!   conversations, latest first ---+
@@ -31,19 +31,16 @@ pub struct SlotFacts {
     pub busy: bool,
     /// Tokens that the slot holds; `None` if the build does not report them.
     pub tokens: Option<u64>,
-    /// Number of the slot's last task; later tasks have greater numbers. `None` if not reported or without
-    /// a task.
+    /// Number of the slot's last task; later tasks have greater numbers. `None` if not reported.
     pub task: Option<u64>,
 }
 
-/// Largest difference between the token counts of a slot and of the conversation that it holds. A slot lacks
-/// the last token of an answer, and builds count end tokens differently.
+/// Largest difference between the token counts of a slot and its conversation: end tokens differ.
 const TOKEN_SLACK: u64 = 2;
 
-/// Returns the idle slots worth saving, slots with the latest conversation first. `conversations` holds the
-/// token count of each conversation, latest first; slots that match none come last. If two slots may hold
-/// the same conversation, the slot with the later task is preferred. `least`: least tokens of a slot worth
-/// saving.
+/// Returns the idle slots worth saving, slots with the latest conversation first. `conversations`: token
+/// count of each conversation, latest first; `least`: least tokens of a slot worth saving. If two slots may
+/// hold the same conversation, the slot with the later task is preferred.
 pub fn slots_to_save(slots: &[SlotFacts], conversations: &[u64], least: u64) -> Vec<u32> {
     let idle = slots.iter().filter(|slot| !slot.busy && slot.tokens.is_none_or(|tokens| tokens >= least));
     let rank = |slot: &SlotFacts| {
@@ -70,18 +67,16 @@ fn is_same_length(conversation: u64, slot: u64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FileRoom {
     left: u64,
-    /// Bytes per token: measured with the last file; before the first file, an assumed value for large
-    /// models.
+    /// Bytes per token of the last file; before the first file, an assumed value for large models.
     per_token: f64,
 }
 
 /// Assumed bytes per token before any file was written: 80 layers with 8 heads of 128 in f16 take 320 KiB. A
-/// value that is too high skips a file; a value that is too low could fill the disk.
+/// value that is too low could fill the disk.
 const ASSUMED_TOKEN_BYTES: f64 = 512.0 * 1024.0;
 
 impl FileRoom {
-    /// Creates room for at most `bytes`, and at most this share of the free space; `None`: free space is
-    /// unknown.
+    /// Creates room for at most `bytes`, and at most this share of the free space, if known.
     pub fn new(bytes: u64, free: Option<u64>, share: f64) -> Self {
         let of_free = free.map_or(u64::MAX, |free| scale_bytes(free, share));
         Self { left: bytes.min(of_free), per_token: ASSUMED_TOKEN_BYTES }
@@ -106,8 +101,8 @@ impl FileRoom {
 /// Delay in milliseconds that clients do not notice: a file written within this time is always worthwhile.
 const UNNOTICEABLE_MS: f64 = 100.0;
 
-/// Returns true if carrying tokens in a file that took `save_ms` to write is cheaper than evaluating them
-/// at this many milliseconds per token. Reading the file is assumed to take as long as writing it.
+/// Returns true if carrying tokens in a file that took `save_ms` to write is cheaper than evaluating them.
+/// Reading the file is assumed to take as long as writing it.
 pub fn is_worthwhile(tokens: u64, save_ms: f64, per_token_ms: Option<f64>) -> bool {
     save_ms <= UNNOTICEABLE_MS || per_token_ms.is_none_or(|each| 2.0 * save_ms <= as_f64(tokens) * each)
 }
@@ -121,8 +116,7 @@ pub enum CacheProof {
     Evaluated,
 }
 
-/// Tokens that may be evaluated although the cache works: at the end of the prompt, where the answer begins,
-/// the text may be tokenised differently.
+/// Tokens that may be evaluated although the cache works: the end of a prompt may be tokenised differently.
 const SEAM_TOKENS: u64 = 16;
 
 /// Classifies a result by the counts of cached and evaluated tokens in the answer.
@@ -135,9 +129,8 @@ pub fn classify_proof(cached: u64, evaluated: u64) -> CacheProof {
     }
 }
 
-/// Returns the time limit for a server to show that it has a prompt of `tokens` cached; evaluation takes this
-/// many milliseconds per token. If clients wait, the limit is `least`, which suffices on a busy machine;
-/// otherwise it is long enough to evaluate the prompt.
+/// Returns the time limit for a server to show that it has a prompt of `tokens` cached: `least` if clients
+/// wait, else long enough to evaluate the prompt.
 pub fn proof_timeout(
     tokens: u64,
     per_token_ms: Option<f64>,
@@ -145,26 +138,23 @@ pub fn proof_timeout(
     least: Duration,
 ) -> Duration {
     if !nobody_waits {
-        // A cached prompt of any length costs one token; a longer limit would only allow time for an
-        // evaluation.
+        // A cached prompt of any length costs one token; a longer limit would only allow an evaluation.
         return least;
     }
     let whole = per_token_ms.map_or(0.0, |each| as_f64(tokens) * each / 1000.0);
     Duration::try_from_secs_f64(whole * 1.5).map_or(least, |share| share.max(least))
 }
 
-/// Returns true if the next turn of a conversation shows that its restored slot was useless. `held`: tokens
-/// in that slot. `prompt`: tokens of the turn's prompt; `evaluated`: tokens that were not cached.
+/// Returns true if the next turn shows that a restored slot was useless. `held`: tokens in that slot;
+/// `prompt`: tokens of the turn's prompt; `evaluated`: tokens that were not cached.
 pub const fn is_useless(held: u64, prompt: u64, evaluated: u64) -> bool {
-    // A server chooses the slot that is most similar to the prompt. If the prompt is much longer than this
-    // slot's content, the server may have chosen another slot.
+    // A server chooses the slot most similar to the prompt: for a much longer prompt, perhaps another slot.
     let is_taken = held.saturating_mul(2) >= prompt;
     // Add 1 for the token that begins every prompt, which may be cached in any case.
     is_taken && prompt > 0 && evaluated.saturating_add(1) >= prompt
 }
 
-/// Size of the prompt pieces that are evaluated after the gate has opened for requests; a new request waits
-/// at most for the end of a piece.
+/// Size of the prompt pieces evaluated after the gate has opened; a new request waits at most for one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptPieces {
     size: u64,
@@ -185,8 +175,7 @@ impl PromptPieces {
         self.size
     }
 
-    /// Records the time of a piece. The next piece is at most four times as large, because the measured speed
-    /// may be wrong.
+    /// Records the time of a piece. The next piece is at most four times as large: the speed may be wrong.
     pub fn record_time(&mut self, tokens: u64, time: Duration) {
         let fits = as_f64(tokens) * self.time.as_secs_f64() / time.as_secs_f64().max(1e-6);
         self.size = truncate_to_u64(fits).clamp(Self::FIRST, self.size.saturating_mul(4));
@@ -282,8 +271,7 @@ impl ColdReason {
     }
 }
 
-/// Result for the conversations of a replaced process. Each conversation counts once: as carried,
-/// evaluated, due later, unproven or cold.
+/// Result for the conversations of a replaced process. Each conversation counts once.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WarmthReport {
@@ -293,8 +281,7 @@ pub struct WarmthReport {
     pub carried: u64,
     /// Number of conversations that the next process evaluated again.
     pub evaluated: u64,
-    /// Number of conversations to be evaluated after the gate has opened for requests, when nothing else
-    /// runs.
+    /// Number of conversations to be evaluated after the gate has opened, when nothing else runs.
     pub later: u64,
     /// Number of restored conversations without evidence so far that the content is used.
     pub unproven: u64,
@@ -325,8 +312,7 @@ impl WarmthReport {
     /// Adds the results of evaluations that took place after the gate had opened.
     pub fn add_later(&mut self, behind: &Self) {
         self.later = 0;
-        // Conversations that were active at the switch and returned to the old process were not counted as
-        // due before.
+        // Conversations that were active at the switch and returned to the old process were not yet counted.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
         let due = self.conversations.saturating_sub(known);
         self.conversations += behind.conversations.saturating_sub(due);
@@ -335,8 +321,7 @@ impl WarmthReport {
         for (cold, count) in &behind.cold {
             self.count_cold(*cold, *count);
         }
-        // Clients continued the remaining conversations before the evaluation reached these, so they count
-        // as cold.
+        // Clients continued the remaining conversations before their evaluation, so these count as cold.
         let known = self.carried + self.evaluated + self.unproven + self.cold.values().sum::<u64>();
         self.count_cold(ColdReason::Time, self.conversations.saturating_sub(known));
     }

@@ -1,4 +1,4 @@
-//! Examples and properties of carrying state over, and of its report.
+//! Examples and properties of carrying state over.
 
 use proptest::prelude::*;
 
@@ -158,7 +158,7 @@ proptest! {
         free in proptest::option::of(0_u64..10_000),
         files in proptest::collection::vec((1_u64..500, 0_u64..4000), 0..20),
     ) {
-        // In MiB, because a token is assumed to take half of one.
+        // Sizes in MiB: a token is assumed to take half of one.
         let (bytes, free) = (bytes << 20, free.map(|free| free << 20));
         let files: Vec<(u64, u64)> = files.into_iter().map(|(tokens, size)| (tokens, size << 20)).collect();
         let mut room = FileRoom::new(bytes, free, 0.5);

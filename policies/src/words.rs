@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Deserializer};
 
-/// Deserializes a single text as a list of one.
 pub(crate) fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

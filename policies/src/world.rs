@@ -6,8 +6,7 @@
 //!  seed ──> random numbers ──> noise, peaks of requests in flight ──────┘
 //! ```
 //!
-//! Used for tests, benchmarks and `policy simulate`. Equal seeds give equal worlds on every machine. No real
-//! server is involved.
+//! Used for tests, benchmarks and `policy simulate`. Equal seeds give equal worlds on every machine.
 
 use std::time::Duration;
 
@@ -117,14 +116,12 @@ pub struct WorldLoad {
     pub output_tokens: (u64, u64),
     /// Share of the requests with an image.
     pub images: f64,
-    /// `None`: a reading after each request, with no request in flight. `Some`: readings at this interval,
-    /// with requests in flight and their transient peaks, as on a busy server.
+    /// Interval of readings, with requests in flight; `None`: one after each request, with none in flight.
     pub ticks: Option<Duration>,
 }
 
 impl Default for WorldLoad {
-    /// Half a request per second, prompts of 20 to 4,000 tokens, answers of 16 to 512 tokens, every fourth
-    /// request with an image.
+    /// Half a request per second, prompts of 20 to 4,000 tokens, every fourth request with an image.
     fn default() -> Self {
         Self {
             per_second: 0.5,
@@ -191,15 +188,13 @@ pub struct WorldRun {
     generation: WorldGeneration,
 }
 
-/// State of the simulated world that ends with the process.
 #[derive(Clone, Debug, Default)]
 struct WorldGeneration {
     work: WorkDone,
     largest_prompt: u64,
-    /// Bytes leaked by each leak of host memory, and (`vram`) of VRAM.
+    /// Bytes leaked by each leak of host memory; `vram`: by each leak of VRAM.
     host: Vec<f64>,
     vram: Vec<f64>,
-    /// Bytes of each background.
     background: Vec<f64>,
     /// Request numbers at which plateaus begin, and their heights in bytes.
     plateaus: Vec<(u64, f64)>,
@@ -369,7 +364,6 @@ impl Iterator for WorldRun {
     }
 }
 
-/// Rounds down to a multiple of `step`.
 fn round_down_to_step(bytes: f64, step: u64) -> f64 {
     if step == 0 { bytes } else { (bytes / as_f64(step)).floor() * as_f64(step) }
 }

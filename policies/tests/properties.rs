@@ -1,5 +1,4 @@
-//! What must not change a verdict: the unit of bytes, the time of day, readings taken twice. And a stronger leak is
-//! found no later.
+//! Scaling, time of day and repeated readings change no verdict; a stronger leak is found no later.
 
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use warden_policies::{BackendSample, MemoryKind, defaults};
 
 const MIB: f64 = 1_048_576.0;
 
-/// Every change of verdict: series, request, verdict.
+/// Returns every change of verdict: series, request, verdict.
 fn turns(policy: &GrowthPolicy, samples: &[BackendSample]) -> Vec<(MemoryKind, u64, GrowthVerdict)> {
     let mut monitor = GrowthMonitor::new(policy);
     let turns = samples.iter().flat_map(|sample| monitor.observe(sample));
@@ -66,8 +65,8 @@ proptest! {
         prop_assert_eq!(turns(&defaults().growth, &samples), turns(&defaults().growth, &twice));
     }
 
-    // With the same noise. Scales double, so noise may let a leak pass at a scale that a slightly stronger one just
-    // misses: then it passes at the next one, within twice the requests.
+    // Scales double, so noise may hide a leak at a scale at which a slightly weaker one shows. The stronger
+    // one then shows at the next scale, within twice the requests.
     #[test]
     fn a_stronger_leak_is_found_no_later(seed in any::<u64>(), mib in 0.5..8.0_f64, factor in 1.2..20.0_f64) {
         let weak = leaking_at(&recording(seed, mib, 2000));

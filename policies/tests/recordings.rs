@@ -1,4 +1,4 @@
-//! Recordings of real servers: what the detector must say of them, whole, cut, thinned and shaken.
+//! Verdicts on recordings of real servers, and on variants of these: cut, thinned, shaken.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its recordings has failed")]
 
@@ -19,7 +19,7 @@ fn read(name: &str) -> Vec<BackendSample> {
     trace::parse_recording(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// What was said of a recording.
+/// The detector's verdicts on a recording.
 struct Said {
     first_leaking: Vec<(MemoryKind, u64)>,
     last: Vec<SeriesGrowth>,
@@ -55,7 +55,7 @@ fn judge(samples: &[BackendSample], declared: u64) -> Said {
     Said { first_leaking, last: monitor.growth().to_vec(), blamed }
 }
 
-/// The same recording as another observer would have made it.
+/// Variants of a recording that other observers could have made.
 fn variants(samples: &[BackendSample]) -> Vec<(&'static str, Vec<BackendSample>)> {
     let only = |edge| samples.iter().filter(|sample| sample.edge == edge).cloned().collect();
     let mut random = SplitMix::new(3);
@@ -140,7 +140,7 @@ fn servers_that_do_not_leak_are_steady() {
             let said = judge(&samples, 0);
             assert_eq!(said.first_leaking, [], "{name} {variant}");
             for growth in &said.last {
-                // A server that is hardly ever idle has too few idle edges for a judgement.
+                // A server that is hardly ever idle has too few idle edges for a verdict.
                 let few = variant == "without timers" && growth.verdict == GrowthVerdict::Warming;
                 assert!(few || growth.verdict == GrowthVerdict::Steady, "{name} {variant} {}", growth.series);
             }
@@ -187,14 +187,14 @@ fn four_hundred_requests_of_mixed_load_are_enough_to_suspect_a_leak_and_no_more(
         }
         assert!(suspected.contains(&HOST) && suspected.contains(&VRAM), "{name} {suspected:?}");
     }
-    // The cache that it is told to keep is no suspect.
+    // A declared cache is not suspected.
     let said = judge(&read("h200-b8827-mixed2-reuse"), 8192 * MIB);
     assert_eq!(said.last(HOST).verdict, GrowthVerdict::Bounded);
 }
 
 #[test]
 fn long_mixed_load_is_called_a_leak_with_its_slope() {
-    // Slopes by least squares over the last two thirds.
+    // Slopes by least squares over the last two thirds of the recording.
     for (name, host, vram) in
         [("h200-b8827-mixed-long-graphs", 1.19, 0.235), ("h200-b8827-mixed-long-vary", 1.05, 0.212)]
     {
@@ -212,7 +212,7 @@ fn long_mixed_load_is_called_a_leak_with_its_slope() {
     }
 }
 
-/// Recorded after the detector's rules and numbers were fixed, so that they cannot have been fitted to it.
+/// Made after the detector's rules and numbers were fixed, so these cannot be fitted to it.
 #[test]
 fn a_leak_under_mixed_load_that_no_rule_was_made_for_is_found_on_host_and_gpu() {
     for (variant, samples) in variants(&read("h200-b8827-mixed-held-out")) {
@@ -263,14 +263,15 @@ fn trained_weights_are_called_what_is_known_of_them() {
             assert_eq!((&said.first_leaking, &said.blamed), (&vec![], &vec![]), "{variant}");
         }
     }
-    // A preloaded library leaks so many MiB for each request.
+    // A preloaded library leaks this many MiB per request.
     for (name, declared, truth) in
         [("h200-b11549-smollm2-text-leak", 0, 0.25), ("h200-b11549-gemma3-talks-512-leak", 512 * MIB, 0.5)]
     {
         for (variant, samples) in variants(&read(name)) {
             let said = judge(&samples, declared);
             let growth = said.last(HOST);
-            // Three busy slots are hardly ever at rest together, and few readings beside a cache that fills say nothing.
+            // Three busy slots are hardly ever idle at once, so only few readings remain while the cache
+            // fills.
             if declared > 0 && variant == "without timers" {
                 assert_eq!(growth.verdict, GrowthVerdict::Bounded, "{name}");
                 continue;
@@ -295,7 +296,8 @@ fn pictures_between_texts_are_a_leak_only_where_a_library_leaks() {
         let said = judge(&samples, 0);
         assert_eq!((&said.first_leaking, &said.blamed), (&vec![], &vec![]), "{variant}");
     }
-    // MiB a request: a preloaded library leaks 1 MiB for each picture (28 in 100 requests have one), or 0.25 MiB for each request.
+    // MiB per request: a preloaded library leaks 1 MiB per image (28 in 100 requests), or 0.25 MiB per
+    // request.
     for (name, truth) in
         [("h200-b11549-gemma4-mixed-image-leak", 0.284), ("h200-b11549-gemma4-mixed-request-leak", 0.25)]
     {
@@ -304,10 +306,11 @@ fn pictures_between_texts_are_a_leak_only_where_a_library_leaks() {
             let growth = said.last(HOST);
             println!("{name} {variant}: {:?} {:?} {:?}", growth.verdict, growth.slope, said.blamed.last());
             assert!(said.first_leaking.iter().all(|(series, _)| *series == HOST), "{name} {variant}");
-            // Leaked blocks fill the holes that freed pictures leave, so memory rises at the next picture, whoever leaks.
+            // Leaked blocks fill the holes of freed images, so memory rises at the next image for either
+            // leak.
             let wrong = if name.ends_with("image-leak") { WorkUnit::Request } else { WorkUnit::Image };
             assert!(!said.blamed.contains(&wrong), "{name} {variant}: {:?}", said.blamed);
-            // Three busy slots are hardly ever idle together, so idle edges alone are few.
+            // Three busy slots are hardly ever idle at once, so there are few idle edges.
             if variant == "without timers" {
                 continue;
             }

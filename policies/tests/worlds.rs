@@ -1,4 +1,4 @@
-//! Made-up worlds: how soon leaks are found, how seldom something else is called one, and who is blamed.
+//! Simulated worlds: delay until a leak is found, false alarms, and blame.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ mod catalogue;
 const MIB: f64 = 1_048_576.0;
 const SILENT: WorldNoise = WorldNoise { sigma: 0.0, phi: 0.0, spikes: 0.0, spike: 0.0 };
 
-/// The first time that something is called a leak within so many requests.
+/// Returns the first verdict "leaking" within this many requests.
 fn first_leak(monitor: &mut GrowthMonitor, world: &SimulatedWorld, requests: u64) -> Option<VerdictChange> {
     for sample in world.run() {
         let changes = monitor.observe(&sample);
@@ -45,7 +45,7 @@ fn alarm(case: &Case, requests: u64) -> bool {
 #[test]
 fn of_six_hundred_runs_without_a_leak_at_most_one_is_called_a_leak() {
     let kinds = Harmless::ALL.into_iter().filter(|kind| *kind != Harmless::Busy);
-    // All of them at night; a quarter always, of which none may be called one.
+    // Nightly runs use all seeds; usual runs a quarter, without any false alarm.
     let (seeds, most) = if std::env::var_os("WARDEN_LONG").is_some() { (86, 1) } else { (22, 0) };
     let runs: Vec<(Harmless, u64)> =
         kinds.flat_map(|kind| (0..seeds).map(move |seed| (kind, seed))).collect();
@@ -79,7 +79,6 @@ fn leaks_of_every_size_are_found_and_large_ones_at_once() {
     }
 }
 
-/// What is blamed at the end of so many requests.
 fn blamed(world: &SimulatedWorld, requests: u64) -> Option<GrowthBlame> {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
     for sample in world.run() {
@@ -122,7 +121,6 @@ fn the_unit_of_work_that_pays_is_blamed_and_never_another() {
     }
 }
 
-/// Every unit of work that is blamed within so many requests.
 fn ever_blamed(world: &SimulatedWorld, requests: u64) -> Vec<WorkUnit> {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
     let mut units = vec![];
@@ -191,7 +189,7 @@ fn growth_within_what_is_declared_is_bounded_and_beyond_it_a_leak() {
     assert_eq!(monitor.growth()[0].verdict, GrowthVerdict::Bounded, "more turned out to be declared");
 }
 
-/// A leak of 8 MiB a request in a pool that somebody measures.
+/// A leak of 8 MiB per request in a measured pool, reported from one request to another.
 fn measured(from: u64, to: u64) -> impl Iterator<Item = BackendSample> {
     let world = leaking(2, 8.0 * MIB);
     world.run().take(600).map(move |mut sample| {

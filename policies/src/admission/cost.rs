@@ -7,9 +7,9 @@
 //!  prompt          L0                                 ┘
 //! ```
 //!
-//! Memory rises while a prompt is evaluated, but llama-server reports the prompt's size only afterwards.
-//! Therefore the last idle reading before the prompt is compared with the highest reading since. The first
-//! prompt of a process also pays for the start, so no cost is learnt from it.
+//! llama-server reports a prompt's size only after evaluating it. Therefore the learner compares the last
+//! idle reading before the prompt with the highest reading since. It skips a process's first prompt, which
+//! also pays for the start.
 
 use std::collections::VecDeque;
 
@@ -19,14 +19,11 @@ use super::AdmissionPolicy;
 use crate::sample::{BackendSample, MemoryKind};
 use crate::units::{as_f64, truncate_to_u64};
 
-/// Readings kept to find the memory before a prompt.
 const READINGS_SEARCHED: usize = 32;
-/// Pieces of evidence kept for each kind of memory.
 const EVIDENCE_KEPT: usize = 32;
 /// Least increase of the largest prompt, in tokens, that counts as evidence.
 const STEP_TOKENS_LEAST: u64 = 64;
-/// Divisor of the previous largest prompt: an increase below the quotient is not yet evidence, because pages
-/// and pools may hide its cost.
+/// Least increase as a divisor of the previous largest prompt: pages and pools may hide the cost of less.
 const STEP_DIVISOR: u64 = 4;
 
 /// A learnt cost per prompt token.
@@ -36,12 +33,11 @@ pub struct PromptPrice {
     pub series: MemoryKind,
     /// Bytes per prompt token beyond the largest prompt so far.
     pub bytes_per_token: f64,
-    /// Number of pieces of evidence (increases of the largest prompt) behind this cost.
+    /// Number of increases of the largest prompt behind this cost.
     pub evidence: usize,
 }
 
-/// Learns bytes per prompt token. A learner may serve several processes in turn: the cost belongs to the
-/// model, only the largest prompt so far belongs to the process.
+/// Learns a model's bytes per prompt token, over several processes in turn.
 #[derive(Clone, Debug)]
 pub struct PromptCost {
     policy: AdmissionPolicy,
@@ -57,7 +53,6 @@ struct PriceLearner {
     recent: VecDeque<(u64, bool)>,
     /// Sums of increases that are too small as evidence until added up: bytes and tokens.
     open: (u64, u64),
-    /// Learnt values in bytes per token, oldest first.
     evidence: VecDeque<f64>,
 }
 
@@ -98,8 +93,7 @@ impl PromptCost {
         &mut self.learners[at]
     }
 
-    /// Sets a price from a diagnosis, or from an earlier run of the same build, model and flags. The price
-    /// holds until a higher price is learnt.
+    /// Sets a known price, from a diagnosis or an earlier process; valid until a higher price is learnt.
     pub fn set_price(&mut self, price: PromptPrice) {
         if price.bytes_per_token.is_finite() && price.bytes_per_token >= 0.0 {
             self.told.retain(|known| known.series != price.series);
@@ -130,8 +124,7 @@ impl PromptCost {
         self.learners.iter().filter_map(|learner| self.price(learner.series)).collect()
     }
 
-    /// Returns the bytes that a prompt of `tokens` needs in each memory with a price, if the largest prompt
-    /// so far had `largest` tokens.
+    /// Returns the need of a prompt of `tokens` in each priced memory; `largest`: largest prompt so far.
     pub fn needed_bytes(&self, tokens: u64, largest: u64) -> Vec<(MemoryKind, u64)> {
         let mut known: Vec<MemoryKind> = self.learners.iter().map(|learner| learner.series).collect();
         known.extend(self.told.iter().map(|price| price.series));
@@ -150,7 +143,6 @@ fn price_bytes(bytes_per_token: f64, tokens: u64) -> u64 {
 }
 
 impl PriceLearner {
-    /// Records that the largest prompt rose by `tokens` from `before`, with memory now at `bytes`.
     fn record_step(&mut self, bytes: u64, tokens: u64, before: u64) {
         let quiet = self.recent.iter().rposition(|(_, idle)| *idle);
         let low = match quiet {

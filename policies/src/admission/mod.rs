@@ -6,8 +6,8 @@
 //!  replicas ── headroom, in flight, fresh ─────┘
 //! ```
 //!
-//! llama-server keeps its buffers for the largest prompt so far, so memory has a high-water mark. Only a
-//! prompt larger than all earlier prompts needs more: a price for each token above the mark.
+//! llama-server keeps its buffers for the largest prompt so far. Only a larger prompt needs more memory: a
+//! price for each token beyond that size.
 
 mod cost;
 #[cfg(test)]
@@ -26,10 +26,10 @@ use crate::units::{ByteSize, as_f64, truncate_to_u64};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdmissionMode {
-    /// No check is made.
+    /// The gateway checks no prompt.
     #[default]
     Off,
-    /// The prompt is sent with a warning in the log.
+    /// The gateway sends the prompt and logs a warning.
     Warn,
     /// The prompt waits, goes to another replica, or is refused.
     Enforce,
@@ -52,7 +52,7 @@ impl AdmissionMode {
 /// Settings of admission. `defaults.toml`, section `[admission]`, gives the reasons.
 pub type AdmissionPolicy = crate::defaults::Admission;
 
-/// A kind of memory of an open replica, with the prompt's need.
+/// Room in one kind of memory of a replica, and the prompt's need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRoom {
     /// Kind of memory.
@@ -147,9 +147,8 @@ impl std::fmt::Display for AdmitDecision {
 
 /// Decides on a prompt for the replica numbered `chosen`, which is among `replicas`.
 ///
-/// Prefers the cheapest way that works: another replica costs a cold cache, waiting costs the rest of the
-/// running answers, a recycle costs a load. Unknown memory counts as sufficient, because a refusal needs
-/// evidence.
+/// Prefers the cheapest way that works: another replica costs a cold cache, a wait the rest of the running
+/// answers, a recycle a load. Unknown memory counts as sufficient: a refusal needs evidence.
 pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) -> AdmitDecision {
     let reserve = policy.reserve.0;
     let Some(own) = replicas.iter().find(|replica| replica.replica == chosen) else {
@@ -204,7 +203,6 @@ impl MemoryRoom {
 }
 
 impl ReplicaRoom {
-    /// Returns the memory that lacks most for the prompt; `None` if no memory is short.
     fn shortest_memory(
         &self,
         reserve: u64,

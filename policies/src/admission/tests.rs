@@ -26,8 +26,7 @@ fn sample(vram: u64, largest_prompt: u64, in_flight: u32) -> BackendSample {
     }
 }
 
-/// Creates a backend that takes `price` bytes per token of its largest prompt, plus 200 MiB with the first
-/// prompt.
+/// Creates a learner whose backend takes `price` bytes per token of its largest prompt, plus 200 MiB once.
 fn taught(price: u64, prompts: &[u64]) -> PromptCost {
     let mut cost = PromptCost::new(policy());
     cost.observe(&sample(500 * MIB, 0, 0));

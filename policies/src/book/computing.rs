@@ -4,11 +4,11 @@ use super::{CacheType, LayerShape, ModelShape, OutputDemand, ServerRun};
 
 /// Least plausible build number: a source archive without git history reports build 0 or 1.
 pub(crate) const LEAST_BUILD_NUMBER: u32 = 1000;
-/// First build known to reserve output rows for one token per slot (llama.cpp #23861, between b9413 and
-/// this one). Earlier builds reserve output rows for each token of a micro-batch.
+/// First build known to reserve output rows for one token per slot (llama.cpp #23861, after b9413). Earlier
+/// builds reserve them for each token of a micro-batch.
 const OUTPUTS_BY_SLOT_SINCE: u32 = 9489;
 /// First build that reserves the copies of a quantised cache with the compute buffers (llama.cpp #23907).
-/// Earlier builds take these copies from the CUDA backend's pool while computing.
+/// Earlier builds take them from the CUDA backend's pool while computing.
 const COPIES_RESERVED_SINCE: u32 = 9489;
 
 /// Known properties of the llama-server that will run a model.
@@ -33,11 +33,9 @@ impl ServerBuild {
     }
 }
 
-/// Sizes that determine the buffers.
 pub(super) struct BatchSizes {
     /// Tokens of context of all slots together.
     pub(super) context: u64,
-    /// Tokens per micro-batch.
     pub(super) ubatch: u64,
     pub(super) slots: u64,
     /// Bytes of the copies of one layer's cache; see [`half_copy_bytes`].
@@ -45,8 +43,8 @@ pub(super) struct BatchSizes {
 }
 
 pub(super) struct ComputeBuffers {
-    /// Bytes allocated when the model is loaded; for builds before [`COPIES_RESERVED_SINCE`], plus the later
-    /// growth of the CUDA backend's pool.
+    /// Bytes allocated at load; before [`COPIES_RESERVED_SINCE`], with the later growth of the CUDA pool.
+    /// pool.
     pub(super) reserved: u64,
     /// Bytes written while the longest prompt is evaluated; never more than `reserved`.
     pub(super) touched: u64,
@@ -71,8 +69,7 @@ impl ComputeBuffers {
         let copied = if in_pool { 0 } else { batch.copied };
         let layers = (inner + attention).max(attention + row * shape.embedding * 2 + copied);
         let with_outputs = |tokens: u64| layers.max(4 * tokens * (shape.vocabulary + shape.embedding));
-        // A slot needs the output of its prompt's last token; an embedding request needs outputs of all
-        // tokens.
+        // A slot needs the output of its prompt's last token, an embedding request the outputs of all tokens.
         let asked = match run.outputs {
             OutputDemand::EachToken => batch.ubatch,
             OutputDemand::LastToken => batch.slots.min(batch.ubatch),
@@ -83,8 +80,7 @@ impl ComputeBuffers {
     }
 }
 
-/// Returns the bytes of the 16-bit copies that flash attention on CUDA makes of a layer's keys and values for
-/// a prompt, if the cache has another type. Only one layer at a time needs such copies.
+/// Returns the bytes of the f16 copies that CUDA flash attention makes of a layer's cache of another type.
 pub(super) fn half_copy_bytes(layer: &LayerShape, run: &ServerRun, server: ServerBuild, tokens: u64) -> u64 {
     if run.flash == Some(false) || run.cache.on_host || !server.is_cuda {
         return 0;

@@ -54,8 +54,8 @@ pub enum FitError {
     },
 }
 
-/// Assigns all models at once: models with fewest possible GPUs first, then the largest. Each model goes to
-/// one GPU if possible, else it is split over as few GPUs as suffice.
+/// Assigns all models at once, those with the fewest allowed GPUs first, then the largest. A model is split
+/// only if no single GPU has room, over as few GPUs as suffice.
 ///
 /// # Errors
 /// The models do not fit.
@@ -63,14 +63,12 @@ pub fn fit_models(
     machine: &MachineCapacity,
     wanted: &[&PlacementRequest],
 ) -> Result<Vec<ModelFit>, FitError> {
-    // The kernel can reclaim mapped pages, but each token would read them again, so these pages must fit,
-    // too.
+    // The kernel can reclaim mapped pages, but each token would read them again: they must fit, too.
     let needed = wanted.iter().map(|one| one.needs.host_bytes() + one.needs.mapped).sum();
     if needed > machine.host {
         return Err(FitError::Host { needed, there: machine.host });
     }
     let mut order: Vec<&PlacementRequest> = wanted.to_vec();
-    // Models with fewer possible GPUs come first; among models with equally many, the largest comes first.
     let choices =
         |one: &PlacementRequest| if one.gpus.is_empty() { machine.gpus.len() } else { one.gpus.len() };
     order.sort_by_key(|one| (choices(one), std::cmp::Reverse(one.needs.gpu_bytes(1)), one.name.clone()));

@@ -15,7 +15,7 @@ pub struct HeldMemory {
     pub most: u64,
 }
 
-/// Divisor of a value: only a change above the quotient is stored.
+/// A change is stored if it exceeds the value divided by this.
 const SMALL_CHANGE_DIVISOR: u64 = 64;
 
 /// Records a process's present bytes. The maximum rises only if `sound`: no part is known to be a leak.

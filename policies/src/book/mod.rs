@@ -44,8 +44,7 @@ const DEFAULT_UBATCH: u64 = 512;
 const CACHE_STEP: u64 = 256;
 /// Bytes of a process before it has loaded anything: library buffers, threads.
 const PROCESS_BYTES: u64 = 18 * MIB;
-/// Host bytes per vocabulary token: its text in two tables, its score, and its index in a third table.
-/// Measured with 262,144 tokens.
+/// Host bytes per vocabulary token: text, score and index. Measured with 262,144 tokens.
 const BYTES_PER_WORD: u64 = 150;
 /// Host bytes per merge rule of the vocabulary: two texts and a rank. Measured with 48,900 merges.
 const BYTES_PER_MERGE: u64 = 180;
@@ -187,7 +186,6 @@ fn context_and_slots(shape: &ModelShape, run: &ServerRun) -> (u64, u64, bool) {
     (context, slots, unified)
 }
 
-/// Bytes on the host and on GPUs, by purpose.
 #[derive(Default)]
 struct NeedParts {
     host: [u64; 6],
@@ -205,8 +203,7 @@ impl NeedParts {
     }
 }
 
-/// Predicts the memory needs of a model for this llama-server build and these flags. `projector`: size of
-/// the projector's file in bytes.
+/// Predicts a model's memory needs. `projector`: bytes of the projector's file.
 pub fn predict_needs(
     shape: &ModelShape,
     run: &ServerRun,
@@ -277,14 +274,12 @@ pub fn predict_needs(
     }
 }
 
-/// Upper bounds of caches in host memory that fill while a server runs. Their size depends on the requests, so
-/// these caches do not count among a model's needs.
+/// Upper bounds of host caches that fill while a server runs; they are not part of a model's needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaterMemory {
     /// Largest size of the prompt cache in bytes; `None` without a limit in bytes.
     pub prompt_cache: Option<u64>,
-    /// Bytes of one context checkpoint: the cache of windowed layers, or the recurrent state, of one slot. 0
-    /// for models without checkpoints.
+    /// Bytes of one context checkpoint; 0 for models without checkpoints.
     pub checkpoint: u64,
     /// Most checkpoints that all slots together can hold.
     pub checkpoints: u64,
@@ -310,12 +305,12 @@ impl LaterMemory {
         Self { prompt_cache, checkpoint, checkpoints }
     }
 
-    /// Most bytes of all context checkpoints.
+    /// Returns the most bytes that all context checkpoints can hold.
     pub const fn checkpoint_bytes(&self) -> u64 {
         self.checkpoint.saturating_mul(self.checkpoints)
     }
 
-    /// Most bytes of all caches; `None` without a limit.
+    /// Returns the most bytes that all caches can hold; `None` without a limit.
     pub fn bytes(&self) -> Option<u64> {
         Some(self.prompt_cache?.saturating_add(self.checkpoint_bytes()))
     }

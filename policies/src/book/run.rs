@@ -61,7 +61,6 @@ pub struct CacheSettings {
 }
 
 impl CacheSettings {
-    /// Returns the bytes of one layer's cache of this many tokens.
     pub(super) const fn layer_bytes(&self, layer: &LayerShape, tokens: u64) -> u64 {
         self.key_type.bytes(layer.keys * tokens) + self.value_type.bytes(layer.values * tokens)
     }
@@ -130,7 +129,6 @@ impl CacheType {
     }
 }
 
-/// Flags that take memory and that the book does not support.
 const UNSUPPORTED_FLAGS: [&str; 9] = [
     "--model-draft",
     "-md",
@@ -143,7 +141,6 @@ const UNSUPPORTED_FLAGS: [&str; 9] = [
     "-ot",
 ];
 
-/// A command's arguments and environment, for looking up flags.
 pub(crate) struct CommandWords<'a> {
     args: &'a [String],
     /// Arguments with `-` in place of `_` in long flags: llama-server accepts both.
@@ -158,8 +155,7 @@ impl<'a> CommandWords<'a> {
         Self { args, words: args.iter().map(normal).collect(), env }
     }
 
-    /// Returns a flag as written, and the word after it. The last of repeated flags counts, as in
-    /// llama-server.
+    /// Returns a flag as written, and the word after it. The last of repeated flags counts.
     pub(crate) fn flag(&self, flags: &[&str]) -> Option<(&'a str, &'a str)> {
         let at = self.words.iter().rposition(|word| flags.contains(&word.as_str()))?;
         Some((&self.args[at], self.args.get(at + 1)?))
@@ -169,7 +165,6 @@ impl<'a> CommandWords<'a> {
         self.env.get(name).map(String::as_str)
     }
 
-    /// Returns the value of a flag, or else of a variable.
     fn value(&self, flags: &[&str], variable: &str) -> Option<&'a str> {
         self.flag(flags).map(|(_, value)| value).or_else(|| self.variable(variable)).map(str::trim)
     }
@@ -178,13 +173,11 @@ impl<'a> CommandWords<'a> {
         self.value(flags, variable)?.parse().ok()
     }
 
-    /// Returns a number above zero.
     fn positive(&self, flags: &[&str], variable: &str) -> Option<u64> {
         let number: i64 = self.number(flags, variable)?;
         u64::try_from(number).ok().filter(|number| *number > 0)
     }
 
-    /// Returns the setting of a switch; `None` if neither flag nor variable sets it.
     fn switch(&self, on: &[&str], off: &[&str], variable: &str) -> Option<bool> {
         let last = self.words.iter().rev().find_map(|word| match word.as_str() {
             word if on.contains(&word) => Some(true),
@@ -230,7 +223,7 @@ impl GpuPlacement {
 }
 
 impl CacheSettings {
-    /// Parses a command. Adds types that the book does not support to `unknown`.
+    /// Adds cache types that the book does not support to `unknown`.
     fn from_command(command: &CommandWords<'_>, unknown: &mut Vec<String>) -> Self {
         let mut type_of = |flags: &[&str], variable: &str| {
             let name = command.value(flags, variable);
@@ -263,8 +256,7 @@ impl OutputDemand {
 }
 
 impl ServerRun {
-    /// Returns true if all slots share one cache: by flag, or because llama-server chooses the number of
-    /// slots.
+    /// Returns true if all slots share one cache: llama-server's default without `--parallel`.
     pub fn is_one_pool(&self) -> bool {
         self.unified.unwrap_or(self.slots.is_none())
     }

@@ -63,8 +63,7 @@ pub struct ModelShape {
     pub window: u64,
 }
 
-/// Period of layers with full attention by architecture, used if the file does not state the period; values
-/// from llama.cpp.
+/// Full-attention period by architecture, from llama.cpp, for files that do not state it.
 const WINDOW_PERIODS: [(&str, u64); 6] =
     [("gemma2", 2), ("gemma3", 6), ("gemma3n", 5), ("gpt-oss", 2), ("cohere2", 4), ("exaone4", 4)];
 
@@ -77,7 +76,6 @@ impl OwnNumbers<'_> {
         Some(values.iter().map(|value| truncate_to_u64(*value)).collect())
     }
 
-    /// Returns the largest number of an array.
     fn one(&self, name: &str) -> Option<u64> {
         self.all(name)?.into_iter().max()
     }
@@ -93,21 +91,20 @@ fn of_layer(values: &[u64], layer: u64) -> Option<u64> {
     if values.len() == 1 { values.first().copied() } else { values.get(index).copied() }
 }
 
-/// The attention of a model's layers.
 struct AttentionShape {
     heads: u64,
     head_counts: Option<Vec<u64>>,
     kv_heads: Option<Vec<u64>>,
-    /// Lengths of a head's key and value, and (`short`) the same in windowed layers.
+    /// Lengths of a head's key and value; `short`: the same in windowed layers.
     lengths: (u64, u64),
     short: (u64, u64),
     /// Latent attention (MLA) caches one short row for both keys and values.
     is_latent: bool,
     window: u64,
     pattern: Option<Vec<u64>>,
-    /// Windowed layers come in groups of this many, and the last layer of each group has full attention.
+    /// Each group of this many layers is windowed except its last, which has full attention.
     period: Option<u64>,
-    /// The last layer of each group of this many has attention; the others are recurrent.
+    /// Each group of this many layers is recurrent except its last, which has attention.
     attends_every: Option<u64>,
 }
 

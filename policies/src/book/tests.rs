@@ -10,7 +10,6 @@ use crate::units::as_f64;
 
 const GIB: u64 = 1 << 30;
 
-/// Describes a file.
 fn file(architecture: &str, numbers: &[(&str, &[f64])], words: u64) -> GgufDescription {
     let key = |name: &str| format!("{architecture}.{name}");
     GgufDescription {
@@ -46,7 +45,6 @@ fn run(words: &str) -> ServerRun {
     ServerRun::from_command(&args, &BTreeMap::new())
 }
 
-/// Returns the needs with the newest build.
 fn needs(shape: &ModelShape, run: &ServerRun, has_gpu: bool, projector: u64) -> MemoryNeeds {
     predict_needs(shape, run, ServerBuild::newest(has_gpu), projector)
 }
@@ -132,7 +130,7 @@ fn windows_recurrence_and_shared_layers_keep_less() {
         let shape = ModelShape::from_file(described).unwrap();
         of(&needs(&shape, &run(words), false, 0).host, NeedPurpose::Cache) / (2 * 2 * 1024)
     };
-    // Two layers with full attention, ten with their window and one micro-batch.
+    // Two layers cache the whole context, ten their window and one micro-batch.
     assert_eq!(cells(&gemma, "-c 32768 -np 1"), 2 * 32_768 + 10 * 1536);
     assert_eq!(cells(&gemma, "-c 32768 -np 4"), 2 * 32_768 + 10 * 4 * 1536);
     assert_eq!(cells(&gemma, "-c 32768"), 2 * 32_768 + 10 * (4 * 1024 + 512));
@@ -194,7 +192,6 @@ fn flags_are_read_as_llama_server_reads_them() {
     assert_eq!(run("-c 0 -np -1"), ServerRun::default());
 }
 
-/// A model of this many GiB.
 fn wanted(name: &str, gib: u64) -> PlacementRequest {
     let needs = MemoryNeeds {
         gpu: vec![(NeedPurpose::Weights, gib * GIB)],
@@ -224,7 +221,7 @@ fn one_gpu_is_preferred_pins_hold_and_the_large_ones_are_spread() {
     assert_eq!(places(&two, &[wanted("a", 40)]), Ok(vec![vec![0, 1]]));
     let pinned = PlacementRequest { gpus: vec![0], ..wanted("b", 20) };
     assert_eq!(places(&two, &[wanted("a", 20), pinned.clone()]), Ok(vec![vec![1], vec![0]]));
-    // The larger model would take the only allowed place of the pinned one.
+    // The larger model would take the only allowed GPU of the pinned one.
     assert_eq!(places(&machine(&[24, 12]), &[wanted("a", 9), pinned]), Ok(vec![vec![1], vec![0]]));
     let whole = PlacementRequest { may_split: false, ..wanted("a", 40) };
     assert_eq!(
@@ -303,7 +300,7 @@ fn what_was_measured_counts_in_the_place_of_what_was_planned() {
     // Without a reading, the GPU needs are as planned.
     let host_only = MemoryNeeds { measured: MeasuredNeeds::from_sources(&seen[..1], &[]), ..planned };
     assert_eq!((host_only.host_bytes(), host_only.gpu_bytes(1)), (90, 1050));
-    // Less than the contexts of the GPUs: no number becomes negative.
+    // Measured less than a GPU's context: no number may become negative.
     let tiny = MemoryNeeds { measured: MeasuredNeeds { host: None, gpu: Some((10, 1)) }, ..needs };
     let wanted = PlacementRequest { name: "m".to_owned(), needs: tiny, gpus: Vec::new(), may_split: true };
     assert!(fit_models(&MachineCapacity { host: 1000, gpus: vec![5, 5] }, &[&wanted]).is_err());
@@ -367,7 +364,7 @@ fn a_real_process_of_each_kind_of_vocabulary_holds_what_is_fixed() {
         let shape = ModelShape { vocabulary: words, merges, ..gemma_270m() };
         of(&needs(&shape, &run("-c 512"), false, 0).host, NeedPurpose::Fixed) / MIB
     };
-    // Heap and small mappings after prompts: 57 MiB of Gemma 3 270M, 24 MiB of SmolLM2-135M.
+    // Measured after prompts: 57 MiB for Gemma 3 270M, 24 MiB for SmolLM2-135M.
     assert!(fixed(262_144, 0).abs_diff(57) <= 8);
     assert!(fixed(49_152, 48_900).abs_diff(24) <= 12);
 }
@@ -393,8 +390,8 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
     let newest = ServerBuild::newest(true);
     let plain = computing("-fa on", newest);
     let more = |words: &str, server| computing(words, server).0 - computing("-fa on", server).0;
-    // 16 heads of 128 for 131,072 tokens in two bytes: 512 MiB of keys and as much of values. While these
-    // exist, the feed-forward buffers do not.
+    // 16 heads of 128 for 131,072 tokens in two bytes: 512 MiB each for keys and values, reusing the memory
+    // of the feed-forward buffers.
     let inner = 4 * 512 * 3 * 8192;
     let both = more("-fa on -ctk q8_0 -ctv q8_0", newest);
     assert_eq!(both, GIB - inner);
@@ -402,7 +399,7 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
     assert_eq!(more("-fa on -ctk q8_0", newest), GIB / 2 - inner);
     assert_eq!(more("-fa on -ctv bf16", newest), GIB / 2 - inner);
     assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0 -np 4 -no-kvu", newest), both, "of all slots together");
-    // Before b9489 the copies are in the pool, besides the buffers.
+    // Before b9489 the pool holds the copies, in addition to the buffers.
     let older = ServerBuild { number: Some(9488), ..newest };
     assert_eq!(more("-fa on -ctk q8_0 -ctv q8_0", older), GIB);
     // Other backends make no copies.
@@ -413,7 +410,7 @@ fn flash_attention_on_cuda_copies_what_a_cache_has_in_another_type() {
     assert_eq!(plain.1, computing("-fa on -ctk q8_0 -ctv q8_0", newest).1, "none of it on the host");
     let off = computing("-fa off", newest);
     assert_eq!(off, computing("-fa off -ctk q8_0", newest));
-    // The layer with the largest cache counts: windowed layers keep less.
+    // Only the layer with the largest cache counts: windowed layers keep less.
     let gemma = gemma_270m();
     let of_gemma = |words: &str| {
         of(&needs(&gemma, &run(&format!("-c 1048576 -np 1 {words}")), true, 0).gpu, NeedPurpose::Computing)

@@ -1,9 +1,9 @@
-//! Sequential evidence that may be checked after every request. The evidence is the wealth of a gambler who
-//! bets against a hypothesis, and whose expected gain is zero or less if the hypothesis holds.
+//! Sequential evidence that may be checked after every request: the wealth of a gambler who bets against a
+//! hypothesis, and who gains nothing on average if the hypothesis holds.
 //!
-//! If the hypothesis holds, the wealth reaches `1 / wrong` with probability at most `wrong`, for any
-//! number of checks (Ville's inequality). Stopping at that moment keeps the declared error rate. Several
-//! bets run with equal shares of the wealth, because the size of the difference is unknown.
+//! If the hypothesis holds, the wealth reaches `1 / wrong` with probability at most `wrong`, for any number
+//! of checks (Ville's inequality). Several bets share the wealth, because the size of the difference is
+//! unknown.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,6 @@ use crate::units::as_f64;
 /// Stakes of bets on a mean: small stakes find small differences, large stakes decide sooner.
 const BET_STAKES: [f64; 5] = [0.1, 0.25, 0.5, 0.75, 0.95];
 
-/// Pairs of failure rates (serving build, canary) to bet on.
 const BET_FAILURE_RATES: [(f64, f64); 10] = [
     (0.001, 0.02),
     (0.001, 0.1),
@@ -56,7 +55,6 @@ impl PositiveMean {
         Self(BetWealth::new(BET_STAKES.len()))
     }
 
-    /// Adds a value, clamped to [-1, 1].
     pub(super) fn add_value(&mut self, value: f64) {
         let value = value.clamp(-1.0, 1.0);
         for (log, stake) in self.0.0.iter_mut().zip(BET_STAKES) {
@@ -69,10 +67,9 @@ impl PositiveMean {
     }
 }
 
-/// Bets that the canary fails more often. Each block multiplies the wealth by its probability under two
-/// given failure rates, divided by its probability under the mean of these rates. Such a bet is fair if both
-/// builds have the same rate, and loses if the canary fails less (Turner, Ly and Grünwald: generic
-/// E-variables for exact sequential k-sample tests, 2024).
+/// Bets that the canary fails more often. Each block multiplies the wealth by its probability under two given
+/// failure rates, divided by its probability under their mean (Turner, Ly and Grünwald: generic E-variables
+/// for exact sequential k-sample tests, 2024).
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct MoreFailures(BetWealth);
 
@@ -81,7 +78,6 @@ impl MoreFailures {
         Self(BetWealth::new(BET_FAILURE_RATES.len()))
     }
 
-    /// Adds a block: a canary request, the number of requests compared with it, and their failures.
     pub(super) fn add_block(&mut self, failed: bool, beside: u64, failures: u64) {
         let (all, broken) = (as_f64(beside), as_f64(failures.min(beside)));
         let log = |rate: f64, failures: f64, sound: f64| failures * rate.ln() + sound * (-rate).ln_1p();
@@ -108,8 +104,7 @@ impl MoreDeaths {
         Self(BetWealth::new(BET_DEATH_FACTORS.len()))
     }
 
-    /// Adds a death. `tried`: true if the canary died; `share`: the canary's share of all work, between 0
-    /// and 1.
+    /// Adds a death of the canary (`tried`) or the serving build. `share`: the canary's share of all work.
     pub(super) fn add_death(&mut self, tried: bool, share: f64) {
         for (wealth, times) in self.0.0.iter_mut().zip(BET_DEATH_FACTORS) {
             let own = times * share / (times * share + 1.0 - share);
@@ -122,9 +117,8 @@ impl MoreDeaths {
     }
 }
 
-/// Groups requests for comparison: one canary request with requests of the serving build that ended at about
-/// the same time. Changes that affect both builds, such as load or time of day, cancel out. The grouping
-/// depends only on the time when requests end, not on their results.
+/// Groups requests: one canary request with requests of the serving build that ended at about the same time,
+/// so that load and time of day cancel out. The grouping does not depend on the results.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RequestBlocks<T> {
     serves: VecDeque<T>,
@@ -133,7 +127,6 @@ pub(super) struct RequestBlocks<T> {
 }
 
 impl<T> RequestBlocks<T> {
-    /// Creates blocks with at most `most` values of the serving build.
     pub(super) fn new(most: usize) -> Self {
         Self { serves: VecDeque::new(), tried: VecDeque::new(), most: most.max(1) }
     }

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Each question is a bet that may be checked after every request (`evidence`), so the trial ends once an
-//! answer is certain, with the declared error rates. Speeds are compared by rank, without assumptions on
-//! their distribution. Each conversation counts once for speed, because its requests resemble each other.
+//! answer is certain. Speeds are compared by rank. Each conversation counts once for speed, because its
+//! requests resemble each other.
 
 mod evidence;
 #[cfg(test)]
@@ -122,8 +122,7 @@ pub struct CanaryReport {
     pub evidence: Vec<QuestionEvidence>,
 }
 
-/// Evidence on one question. Each of the two evidence values starts at 1 and is conclusive once it reaches
-/// its threshold.
+/// Evidence on one question. Each value starts at 1 and is conclusive once it reaches its threshold.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QuestionEvidence {
     /// Name of the question: `failures`, `latency` or `pace`.

@@ -1,4 +1,4 @@
-//! Many simulated trials: the declared error rates hold with a check after every request, and planted
+//! Simulated trials: error rates stay below the declared ones with a check after every request, and planted
 //! faults are found.
 
 use std::time::Duration;
@@ -9,17 +9,15 @@ use crate::growth::IntervalEstimate;
 use crate::sample::MemoryKind;
 use crate::world::SplitMix;
 
-/// Properties of a build in a simulated trial.
 #[derive(Clone, Copy)]
 struct Made {
     fails: f64,
-    /// Factor of slowness.
+    /// Factor on all times.
     slow: f64,
 }
 
 const SOUND: Made = Made { fails: 0.0, slow: 1.0 };
 
-/// Settings as declared, except for memory, which these trials do not cover.
 fn numbers() -> CanaryConfig {
     CanaryConfig { memory_requests: 0, ..crate::defaults().canary }
 }
@@ -37,8 +35,8 @@ fn ready(numbers: CanaryConfig) -> CanaryTrial {
     trial
 }
 
-/// Plays a trial until it is over. Each conversation has some similar requests, like a person's; `noise` is
-/// the deviation of a latency's logarithm.
+/// Plays a trial until it is over, with several similar requests per conversation. `noise`: deviation of a
+/// latency's logarithm.
 fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (CanaryVerdict, u64) {
     let mut random = SplitMix::new(seed);
     let mut trial = ready(CanaryConfig { requests: 600, ..numbers() });
@@ -47,7 +45,7 @@ fn play(seed: u64, share: f64, noise: f64, base: Made, canary: Made) -> (CanaryV
         conversation += 1;
         let arm = if random.chance(share) { TrialArm::Canary } else { TrialArm::Base };
         let made = if arm == TrialArm::Canary { canary } else { base };
-        // Noise of the prompt, constant over the turns.
+        // All turns of a conversation share the noise of its prompt.
         let own = random.normal() * noise;
         for _ in 0..=random.below(4) {
             let mut ms = |mean: f64| mean * made.slow * (own + random.normal() * noise / 4.0).exp();
@@ -81,7 +79,7 @@ fn equal_builds_are_called_worse_as_rarely_as_declared_and_are_let_go_early() {
     for (share, noise, fails) in [(0.1, 0.2, 0.0), (0.5, 0.2, 0.02), (0.1, 0.5, 0.05), (0.5, 1.0, 0.2)] {
         let both = Made { fails, ..SOUND };
         let (worse, _) = rate("worse", share, noise, both, both);
-        // At a rate of 0.01, 5 or more of 100 happen less than once in two hundred times.
+        // At a rate of 0.01, 5 or more of 100 occur once in two hundred times.
         assert!(worse <= 0.04, "share {share}, noise {noise}, fails {fails}: {worse}");
     }
     let (equal, requests) = rate("better_or_equal", 0.1, 0.2, SOUND, SOUND);
@@ -107,7 +105,7 @@ fn a_build_that_is_slower_is_found_and_one_at_the_margin_is_not_called_as_good()
         let (worse, requests) = rate("worse", 0.1, noise, SOUND, Made { slow, ..SOUND });
         assert!(worse >= 0.95 && requests <= 300.0, "noise {noise}, {slow}: {worse} after {requests}");
     }
-    // Latency and pace have to agree here, so the error rate is below that of each alone.
+    // Latency and pace must agree, so the error rate is below that of each alone.
     let (equal, _) = rate("better_or_equal", 0.5, 0.1, SOUND, Made { slow: 1.0 + numbers().slower, ..SOUND });
     assert!(equal <= 0.08, "{equal}");
 }

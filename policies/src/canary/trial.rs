@@ -12,11 +12,9 @@ use crate::growth::stats::median;
 use crate::growth::{self, SeriesGrowth};
 use crate::units;
 
-/// Number of successful answers without a token count after which the trial no longer waits for token
-/// speeds. Embedding answers, for example, have no token count.
+/// Successful answers without a token count, as for embeddings, after which token speeds are not awaited.
 const MISSING_PACE_ANSWERS: u64 = 32;
-/// Error rate of each of the three tests (failures, latency, pace) that must agree before a canary counts
-/// as good. The leak detector continues to watch after that.
+/// Error rate of each test (failures, latency, pace) that must pass before a canary counts as good.
 const WRONG_EQUAL_CHANCE: f64 = 0.05;
 /// Number of tests that may call a canary worse by chance: failures, deaths, latency, pace.
 const WORSE_TESTS: f64 = 4.0;
@@ -41,7 +39,6 @@ pub struct CanaryTrial {
     slowest_ms: f64,
 }
 
-/// State of one build.
 #[derive(Clone, Debug, Default)]
 struct ArmState {
     report: ArmReport,
@@ -50,7 +47,6 @@ struct ArmState {
     growth: Vec<SeriesGrowth>,
 }
 
-/// Comparison of the builds' latencies, or of their times per token.
 #[derive(Clone, Debug)]
 struct SpeedComparison {
     blocks: RequestBlocks<f64>,
@@ -70,8 +66,7 @@ impl SpeedComparison {
         }
     }
 
-    /// Adds a duration in milliseconds. A canary that takes exactly `margin` times as long as the serving
-    /// build loses half of the comparisons.
+    /// Adds a duration. A canary `margin` times as slow as the serving build loses half of the comparisons.
     fn note(&mut self, arm: TrialArm, ms: f64) {
         let Some((tried, others)) = self.blocks.add_value(arm, ms) else { return };
         let lost = |other: f64| match tried.total_cmp(&(other * self.margin)) {
@@ -112,8 +107,7 @@ impl CanaryTrial {
         }
     }
 
-    /// Records a request that has ended. Callers must leave out requests that do not depend on the build
-    /// (the client left, the request was refused).
+    /// Records an ended request. Callers leave out requests whose result does not depend on the build.
     pub fn record_exchange(&mut self, exchange: &TrialExchange) {
         let TrialExchange { arm, conversation, failed, latency_ms, token_ms } = *exchange;
         let shown = self.numbers.shown;
@@ -210,7 +204,6 @@ impl CanaryTrial {
         self.paceless < MISSING_PACE_ANSWERS
     }
 
-    /// Returns the aspects in which the canary is worse.
     fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         let (base, canary) = (&self.base.report, &self.canary.report);
@@ -247,7 +240,6 @@ impl CanaryTrial {
         reasons
     }
 
-    /// Returns a reason for "worse" if the canary leaks and the serving build leaks less or not at all.
     fn leak_reason(&self) -> Option<String> {
         self.canary.growth.iter().filter(|growth| growth.verdict.leaks()).find_map(|growth| {
             let other = self.base.growth.iter().find(|other| other.series == growth.series);
@@ -263,7 +255,6 @@ impl CanaryTrial {
         })
     }
 
-    /// Returns the evidence missing for the verdict "better or equal".
     fn missing(&self) -> Vec<String> {
         let needs = 1.0 / WRONG_EQUAL_CHANCE;
         let mut missing = Vec::new();

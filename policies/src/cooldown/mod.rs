@@ -30,12 +30,12 @@ use working_set::{BudgetPass, BudgetRecords, BudgetShortfall};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PauseRule {
-    /// `policy.min_interval`.
+    /// `policy.min_interval` applies.
     #[default]
     MinInterval,
-    /// `policy.min_interval_hard`.
+    /// `policy.min_interval_hard` applies.
     MinIntervalHard,
-    /// A multiple of the load time.
+    /// A multiple of the load time applies.
     LoadTime,
 }
 
@@ -74,15 +74,15 @@ pub enum HoldReason {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         series: Option<MemoryKind>,
     },
-    /// Several recycles because of growth within a few hours, so growth causes no more recycles until an
-    /// operator acts. Budgets still apply.
+    /// Growth caused several recycles within a few hours, so growth causes no more until an operator acts.
+    /// Budgets still apply.
     GrowthGoesOn {
         /// Recycles because of growth.
         recycles: u32,
         /// Time span in seconds.
         seconds: u64,
     },
-    /// Memory did not return after the process exited, so the process is not what leaks.
+    /// Memory did not return after the process exited, so the driver leaks, not the process.
     DriverLeak {
         /// Memory in question.
         series: MemoryKind,
@@ -91,8 +91,8 @@ pub enum HoldReason {
     },
     /// The next process could not start, so stopping the present process would only cause an outage.
     CannotStart,
-    /// The budget is below the working set of the model. The budget causes no replacement until an operator
-    /// acts, or until the process exceeds the suggested budget.
+    /// The budget is below the working set of the model, so the budget causes no replacement until an
+    /// operator acts or the process exceeds the suggested budget.
     BudgetTooSmall {
         /// Memory in question.
         series: MemoryKind,
@@ -166,7 +166,7 @@ impl std::fmt::Display for HoldReason {
     }
 }
 
-/// Circumstances of a check.
+/// Facts for a cooldown check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CooldownQuery {
     /// Present time, as the time since the caller's epoch.
@@ -185,12 +185,10 @@ pub struct RecycleCooldown {
     last: Option<Duration>,
     /// Consecutive recycles that did not help, by kind of memory.
     futile: Vec<(MemoryKind, u32)>,
-    /// Times of the latest recycles because of growth.
     growth: Vec<Duration>,
     growth_off: Option<HoldReason>,
     /// Consecutive exits after which memory was missing, and the bytes missing after the last exit.
     unreturned: Vec<(MemoryKind, u32, u64)>,
-    /// Budgets that were exceeded soon after ready.
     #[serde(default)]
     budgets: BudgetRecords,
 }
@@ -199,8 +197,7 @@ impl RecycleCooldown {
     /// Checks that a recycle for this decision may happen now.
     ///
     /// # Errors
-    ///
-    /// Reason that holds the recycle back.
+    /// The cooldown holds the recycle back, for the returned reason.
     pub fn check(
         &self,
         decision: &RecycleDecision,
@@ -211,7 +208,7 @@ impl RecycleCooldown {
         if let Some(held) = decision.reason.and_then(barred) {
             return Err(held);
         }
-        // The intervals are for policies that do not help, not for a machine that is running out of memory.
+        // Intervals prevent useless recycles; they must not delay one while the machine runs out of memory.
         if decision.threat || decision.action == RecycleAction::KillNow {
             return Ok(());
         }
@@ -225,8 +222,7 @@ impl RecycleCooldown {
         Ok(())
     }
 
-    /// Returns the reason that bars a recycle until an operator acts; ignores the time since the last
-    /// recycle. `held`: bytes of the process in that memory.
+    /// Returns the reason that bars a recycle until an operator acts. `held`: bytes of the process.
     pub fn find_bar(
         &self,
         reason: Reason,
@@ -251,8 +247,7 @@ impl RecycleCooldown {
         self.budgets.record_replacement(first, load_time, policy);
     }
 
-    /// Returns true if a recycle for this budget is futile: this process and its predecessor exceeded it
-    /// soon.
+    /// Returns true if a recycle for this budget is futile: process and predecessor both exceeded it soon.
     pub fn is_repeated(
         &self,
         first: &BudgetPass,
@@ -262,8 +257,7 @@ impl RecycleCooldown {
         self.budgets.is_repeated(first, load_time, policy)
     }
 
-    /// Records that the process after a recycle is ready. Intervals count from this time, so that the load
-    /// time is not part of them.
+    /// Records that the process after a recycle is ready. Intervals exclude the load time.
     pub fn record_ready(&mut self, now: Duration) {
         self.last = self.last.map(|last| last.max(now));
     }
@@ -292,8 +286,7 @@ impl RecycleCooldown {
         Ok(())
     }
 
-    /// Records the start of a recycle by policy. If this recycle is one too many, returns the reason that
-    /// bars further recycles.
+    /// Records a recycle by policy; returns the reason that bars further recycles if this is one too many.
     pub fn record_start(
         &mut self,
         now: Duration,
@@ -315,8 +308,7 @@ impl RecycleCooldown {
         Some(held)
     }
 
-    /// Records whether a recycle because of `series` helped, once the new process has settled. If too many
-    /// recycles in a row did not help, returns the reason that bars further recycles.
+    /// Records if a recycle helped; returns the reason that bars further ones if too many in a row did not.
     pub fn record_result(
         &mut self,
         series: MemoryKind,
@@ -331,8 +323,8 @@ impl RecycleCooldown {
             .then_some(HoldReason::Futile { recycles, series: Some(series) })
     }
 
-    /// Records an exit after which memory had time to return; `missing` comes from [`unreturned_bytes`]. If
-    /// memory was missing after too many exits, returns the reason that bars further recycles.
+    /// Records an exit after which memory had time to return. `missing` comes from [`unreturned_bytes`]. If
+    /// it is set after too many exits, returns the reason that bars further recycles.
     pub fn record_exit(
         &mut self,
         series: MemoryKind,
@@ -355,8 +347,6 @@ impl RecycleCooldown {
     }
 }
 
-/// Returns the least time between two recycles, and the rule behind it. Urgent recycles wait no longer than
-/// others.
 fn least_interval(
     action: RecycleAction,
     ask: &CooldownQuery,
@@ -381,12 +371,11 @@ fn least_interval(
     (Duration::try_from_secs_f64(plain.as_secs_f64() * (1.0 + jitter)).unwrap_or(plain), rule)
 }
 
-/// Returns true if a recycle helped: the next process is clearly smaller, and within the budget that
-/// caused the recycle.
+/// Returns true if a recycle helped: the next process is clearly smaller, and within the budget that caused
+/// the recycle.
 ///
-/// `fresh` is the old process's size when it was young. If known, three quarters of the growth since then
-/// must be gone, because most of a process may be weights, which never shrink. If unknown, a tenth of the
-/// size must be gone, because less may be allocator noise.
+/// `fresh` is the old process's size when young; three quarters of the growth since then must be gone.
+/// Without `fresh`, a tenth of the size must be gone: less may be allocator noise.
 pub fn recycle_helped(before: u64, after: u64, fresh: Option<u64>, budget: Option<u64>) -> bool {
     let most = match fresh.filter(|fresh| *fresh < before) {
         Some(fresh) => fresh.saturating_add((before - fresh) / 4),
@@ -395,8 +384,7 @@ pub fn recycle_helped(before: u64, after: u64, fresh: Option<u64>, budget: Optio
     after <= most && budget.is_none_or(|budget| after < budget)
 }
 
-/// Returns the bytes that were free before the spawn and are not free after the exit. `None` if nothing is
-/// missing, or less than a quarter of the process's last size, because other programs' memory varies, too.
+/// Returns the bytes that are missing after the exit; `None` below a quarter of the process's last size.
 pub fn unreturned_bytes(free_before_spawn: u64, free_after_exit: u64, held_at_end: u64) -> Option<u64> {
     let missing = free_before_spawn.saturating_sub(free_after_exit);
     (missing > 0 && missing >= held_at_end / 4).then_some(missing)

@@ -1,4 +1,4 @@
-//! Tests of what holds a recycle back, and until when.
+//! Reasons that hold a recycle back, and their ends.
 
 use super::*;
 use crate::defaults::{Levels, Recycle};
@@ -179,7 +179,7 @@ fn a_recycle_helped_when_memory_is_clearly_lower_and_under_the_budget() {
     assert!(!recycle_helped(1000, 950, None, None));
     assert!(!recycle_helped(1000, 500, None, Some(400)));
     assert!(recycle_helped(1000, 900, None, None));
-    // Most of the memory is weights.
+    // Most of this process's memory is weights.
     assert!(recycle_helped(3300, 2978, Some(2970), Some(3250)), "all that had grown is gone");
     assert!(!recycle_helped(3300, 3100, Some(2970), None), "a third of it is left");
     assert!(!recycle_helped(1000, 950, Some(1000), None), "it had not grown: then the tenth counts");

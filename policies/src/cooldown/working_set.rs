@@ -6,10 +6,9 @@
 //!                                                 exceeded late ──> the count restarts
 //! ```
 //!
-//! A reading at ready includes no prompts, caches and work buffers, so a replacement may look successful
-//! and be undone by the first request. A leak exceeds its budget late, or the detector reports it; a
-//! working set exceeds it with the first requests. Therefore the time and work between ready and the first
-//! reading above the budget are compared.
+//! A leak exceeds its budget late; a working set exceeds it with the first requests, although the reading at
+//! ready was below it. Therefore this module compares the time and work between ready and the first reading
+//! above the budget.
 //!
 //! A barred budget is replaced by the suggested one until an operator acts. If a young process grows beyond
 //! the suggested budget, the suggestion rises; if an older process does, it is recycled.
@@ -50,8 +49,7 @@ pub struct BudgetPass {
 }
 
 impl BudgetPass {
-    /// Returns the budgets exceeded at this reading. Estimated readings are ignored, because they may
-    /// include other programs' memory.
+    /// Returns the exceeded budgets. Estimates are ignored: they may include other programs' memory.
     pub fn find(series: &[SeriesFacts], age: Duration, requests: u64) -> Vec<Self> {
         let known = series.iter().filter(|facts| !facts.estimated);
         let passed = known.flat_map(|facts| {
@@ -77,8 +75,7 @@ impl BudgetPass {
         passed.collect()
     }
 
-    /// Returns true if the budget was exceeded so soon after ready that a new process would exceed it as
-    /// well.
+    /// Returns true if the budget was exceeded so soon after ready that a new process would do the same.
     pub(super) fn is_soon(&self, load_time: Option<Duration>, policy: &RecyclePolicy) -> bool {
         let hard = matches!(self.reason, Reason::HostHard | Reason::VramHard);
         let action = if hard { RecycleAction::DrainNow } else { RecycleAction::RecycleWhenQuiet };
@@ -119,14 +116,12 @@ impl PassedBudgets {
     }
 }
 
-/// Evidence against one budget of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct BudgetRecord {
     reason: Reason,
     series: MemoryKind,
     /// Consecutive replacements of processes that had exceeded the budget soon after ready.
     tries: u32,
-    /// Set if the budget is below the working set.
     shortfall: Option<BudgetShortfall>,
 }
 
@@ -206,8 +201,7 @@ const fn budget_key(reason: Reason) -> &'static str {
     }
 }
 
-/// Finds budgets that are too small for the memory that earlier processes held without a leak. `total`
-/// returns the size of one kind of memory in bytes, if known.
+/// Finds budgets too small for what earlier processes held without a leak. `total`: size of a memory.
 pub fn find_shortfalls(
     policy: &RecyclePolicy,
     seen: &[Seen],
@@ -233,7 +227,6 @@ pub fn find_shortfalls(
     seen.iter().flat_map(of_one).collect()
 }
 
-/// Returns the reasons for exceeding the soft and the hard budget of a memory.
 const fn budget_reasons(series: MemoryKind) -> (Reason, Reason) {
     match series {
         MemoryKind::Host => (Reason::HostSoft, Reason::HostHard),
@@ -241,7 +234,6 @@ const fn budget_reasons(series: MemoryKind) -> (Reason, Reason) {
     }
 }
 
-/// All budgets of one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BudgetRecords(Vec<BudgetRecord>);
 
@@ -255,9 +247,8 @@ impl BudgetRecords {
         &mut self.0[index]
     }
 
-    /// Records that a process over a budget was judged. `first`: the first reading above the budget; `now`:
-    /// the present reading. If the budget has proved too small, returns the reason that bars its
-    /// recycles.
+    /// Records a judgement of a process over a budget; returns the reason that bars its recycles if the
+    /// budget has proved too small. `first`: the first reading above the budget; `now`: the present one.
     pub(super) fn record_pass(
         &mut self,
         first: &BudgetPass,
@@ -297,7 +288,6 @@ impl BudgetRecords {
         Some(HoldReason::BudgetTooSmall { series: now.series, reason: now.reason, shortfall })
     }
 
-    /// Records that a process that had exceeded a budget was replaced.
     pub(super) fn record_replacement(
         &mut self,
         first: &BudgetPass,
@@ -308,8 +298,8 @@ impl BudgetRecords {
         entry.tries = if first.is_soon(load_time, policy) { entry.tries.saturating_add(1) } else { 0 };
     }
 
-    /// Returns the reason that bars a budget as too small, if the process holds less than the suggested
-    /// budget. A hard budget that is too small bars the soft budget as well.
+    /// Returns the reason that bars a budget as too small, if the process holds less than the suggested one.
+    /// A hard budget that is too small bars the soft budget as well.
     pub(super) fn find_bar(
         &self,
         reason: Reason,

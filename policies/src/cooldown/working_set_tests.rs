@@ -1,4 +1,4 @@
-//! A budget below the working set is reported after two tries, and a leak is not mistaken for one.
+//! A budget below the working set is reported after two tries; a leak is not mistaken for such a budget.
 
 use super::working_set::{BudgetPass, PassedBudgets};
 use super::*;
@@ -18,7 +18,7 @@ fn policy() -> RecyclePolicy {
     }
 }
 
-/// Facts of a process with `held` MiB, `age` seconds and `requests` after ready, that had 100 MiB at ready.
+/// Facts of a process with 100 MiB at ready: it holds `held` MiB, `age` seconds and `requests` later.
 fn facts(held: u64, age: u64, requests: u64) -> RecycleFacts {
     let mut host = SeriesFacts::from_bytes(MemoryKind::Host, Some(held * MIB));
     host.at_ready = Some(100 * MIB);
@@ -48,8 +48,8 @@ impl Model {
         }
     }
 
-    /// Runs one process with a reading each second: `of` returns its MiB and its answered requests. Returns
-    /// after this many seconds, or at its replacement.
+    /// Runs one process with a reading each second until its replacement, at most for `seconds`. `of` returns
+    /// its MiB and its answered requests.
     fn live(&mut self, seconds: u64, of: impl Fn(u64) -> (u64, u64)) {
         let policy = policy();
         self.passed = PassedBudgets::default();
@@ -116,7 +116,7 @@ fn a_budget_that_a_fresh_process_passes_is_said_to_be_too_small_at_once_and_repl
 fn a_leak_that_passes_its_budget_late_is_replaced_again_and_again() {
     let mut model = Model::new();
     for _ in 0..20 {
-        // Twenty minutes and 1,200 requests each.
+        // Each process lives twenty minutes and answers 1,200 requests.
         model.live(3600, |age| (100 + age / 3, age));
     }
     assert_eq!((model.recycles, model.said.len()), (20, 0));
@@ -145,7 +145,7 @@ fn what_grows_beyond_the_suggested_budget_later_is_growth_and_recycles_again() {
         model.live(1200, |age| if age < 5 { (100, 0) } else { (620, age) });
     }
     assert_eq!(model.recycles, 2);
-    // The same working set plus a leak: 775 MiB are exceeded after half an hour.
+    // The working set plus a leak exceeds 775 MiB after half an hour.
     model.live(7200, |age| if age < 5 { (100, 0) } else { (620 + age / 12, age) });
     assert_eq!(model.recycles, 3);
 }

@@ -51,7 +51,7 @@ pub enum CacheLogLine {
 
 /// Parses one line; `None` if it says nothing about caches.
 pub fn parse_line(line: &str) -> Option<CacheLogLine> {
-    // Nearly all lines of a busy server are about other things, so only cheap searches are made.
+    // Most log lines are about other things, so this function makes only cheap searches.
     if let Some(rest) = text_after(line, "cache state: ") {
         return Some(CacheLogLine::CacheState { bytes: mib(text_after(rest, " prompts, ")?)? });
     }
@@ -103,7 +103,6 @@ fn number(text: &str) -> Option<u32> {
     text[..digits].parse().ok()
 }
 
-/// Parses a size such as `62.813 MiB`; returns bytes.
 fn mib(text: &str) -> Option<u64> {
     let (number, rest) =
         text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));

@@ -1,10 +1,5 @@
 //! Declared memory: caches of a server that fill by design, so that growth inside them is no leak.
 //!
-//! ```text
-//!  arguments, environment, build ──> declared ─┐
-//!  lines of its log ───────────────> learnt ───┴──> bytes, measured, words
-//! ```
-//!
 //! llama-server has two such pools in host memory: the prompt cache (`--cache-ram`), and the checkpoints of
 //! contexts that cannot be truncated (`--ctx-checkpoints`, for models with sliding windows or recurrent
 //! layers). Values in the log replace declared values, because the log describes this process.
@@ -24,7 +19,6 @@ use crate::units::{ByteSize, MIB};
 
 /// First build of llama.cpp with the prompt cache in host memory.
 const PROMPT_CACHE_SINCE: u32 = 6723;
-/// Default limit of the prompt cache in MiB.
 const CACHE_DEFAULT_MIB: u64 = 8192;
 /// First build with checkpoints for any kind of context, and its default number of checkpoints per slot.
 const CHECKPOINTS: (u32, u32) = (6685, 32);
@@ -39,9 +33,9 @@ enum ValueSource {
     Older,
     /// Flag or variable, as written.
     Given(String),
-    /// Log of the process.
+    /// The log of the process.
     Log,
-    /// `/props`.
+    /// llama-server's `/props`.
     Props,
 }
 
@@ -68,7 +62,6 @@ struct SourcedValue<T> {
 pub struct DeclaredMemory {
     /// Limit of the prompt cache in bytes; `None` for no limit.
     cache: SourcedValue<Option<u64>>,
-    /// Checkpoints per slot.
     checkpoints: SourcedValue<u32>,
     slots: SourcedValue<u32>,
     /// The slots share one context. Records of older versions lack this field.
@@ -80,7 +73,7 @@ pub struct DeclaredMemory {
     cache_now: Option<u64>,
     /// Bytes in each slot's checkpoints, by the latest log lines.
     slots_now: BTreeMap<u32, u64>,
-    /// Available memory of the machine.
+    /// Available bytes of the machine.
     available: Option<u64>,
 }
 
@@ -136,10 +129,9 @@ impl DeclaredMemory {
         available: None,
     };
 
-    /// Reads the values from a command. `env` holds the process's variables, `build` llama.cpp's build
-    /// number; an unknown build gets the defaults of the newest, which are the largest. Invalid values are
-    /// ignored, because llama-server does not start with them. The number of slots may also come from
-    /// [`DeclaredMemory::set_slots`] or the log.
+    /// Reads the values from a command. `env`: the process's variables; `build`: llama.cpp's build number; an
+    /// unknown build gets the newest defaults, which are the largest. Invalid values are ignored:
+    /// llama-server does not start with them.
     pub fn from_command(args: &[String], env: &BTreeMap<String, String>, build: Option<u32>) -> Self {
         let build = build.filter(|build| *build >= LEAST_BUILD_NUMBER);
         let since = |first: u32| build.is_none_or(|build| build >= first);
@@ -185,8 +177,7 @@ impl DeclaredMemory {
         self.slots = SourcedValue { value: slots, from: ValueSource::Props };
     }
 
-    /// Returns true if all slots share one context, so that one slot can use all of it. Irrelevant for a
-    /// server with a single slot.
+    /// Returns true if all slots share one context, so that one slot can use all of it.
     pub const fn is_one_pool(&self) -> bool {
         self.one_pool
     }
@@ -241,16 +232,15 @@ impl DeclaredMemory {
         (self.checkpoints.value, self.slots.value)
     }
 
-    /// Returns the most bytes of pools whose present size the log does not report. Callers that subtract
-    /// [`DeclaredMemory::measured`] from a reading must still allow for these bytes.
+    /// Returns the most bytes of the pools whose present size the log does not report.
     pub fn unmeasured(&self) -> u64 {
         let cache = if self.cache_now.is_some() { 0 } else { self.cache_bytes() };
         let checkpoints = if self.slots_now.is_empty() { self.checkpoint_bytes() } else { 0 };
         cache.saturating_add(checkpoints)
     }
 
-    /// Returns the present bytes of the pools according to the log; `None` if the log does not report them.
-    /// Builds since about b9000 log sizes only with `--log-verbosity 4`.
+    /// Returns the present bytes of the pools; `None` if the log does not report them: builds since about
+    /// b9000 do so only with `--log-verbosity 4`.
     pub fn measured(&self) -> Option<u64> {
         if self.cache_now.is_none() && self.slots_now.is_empty() {
             return None;
@@ -271,8 +261,7 @@ impl DeclaredMemory {
     }
 
     fn cache_bytes(&self) -> u64 {
-        // Without a limit in bytes, llama-server limits the cache to as many tokens as the context has; their
-        // size is not reported.
+        // Without a limit in bytes, llama-server limits the cache in tokens, and does not report their size.
         self.cache.value.unwrap_or_else(|| self.available.map_or(CACHE_DEFAULT_MIB * MIB, |bytes| bytes / 2))
     }
 
@@ -281,7 +270,7 @@ impl DeclaredMemory {
         count.saturating_mul(self.checkpoint_size.unwrap_or(0))
     }
 
-    /// Returns one sentence for each value that names its source, for `status`.
+    /// Returns a sentence on each value and its source, for `status`.
     pub fn source_sentences(&self) -> Vec<String> {
         let mut words = Vec::new();
         let cache = ByteSize(self.cache_bytes());

@@ -135,7 +135,7 @@ fn slots_share_one_context_if_that_was_asked_for_or_their_number_was_not() {
     assert!(!told.is_one_pool(), "an old build says nothing of it");
     told.apply_log_line("srv load_model: initializing, n_slots = 4, n_ctx_slot = 2048, kv_unified = 'true'");
     assert!(told.is_one_pool(), "its log knows better");
-    // State written by a predecessor instance.
+    // Versions before `one_pool` wrote state without that field.
     let mut written = serde_json::to_value(&told).unwrap();
     written.as_object_mut().unwrap().remove("one_pool");
     let read: DeclaredMemory = serde_json::from_value(written).unwrap();

@@ -27,7 +27,7 @@ section!(
         probes_lost: u32,
         /// Time after which a suspect backend is replaced.
         pub suspect_timeout: Duration = "duration",
-        /// The same for a backend that has logged a crash.
+        /// Time after which a suspect backend that has logged a crash is replaced.
         crash_ends: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time that running requests of a replaced backend may take. A replacement by policy (size, age,
         /// speed) cuts no request while the machine has memory: the process then continues to serve and is
@@ -35,7 +35,7 @@ section!(
         pub drain_deadline: Duration = "duration",
         /// Time from SIGTERM to SIGKILL.
         pub stop_grace: Duration = "duration",
-        /// The same for a process ended without draining, because memory is almost exhausted.
+        /// Time from SIGTERM to SIGKILL for a process that is ended because memory is almost exhausted.
         kill_grace: Duration = "duration",
         /// First pause after a failure; doubles with each consecutive failure.
         pub backoff_first: Duration = "duration",
@@ -43,9 +43,9 @@ section!(
         pub backoff_cap: Duration = "duration",
         /// Longest pause after the crash of a process that had been ready.
         pub crash_cap: Duration = "duration",
-        /// Number of unexpected ends ...
+        /// Number of unexpected ends within `breaker_window` that is reported as a crash loop.
         breaker_failures: u32,
-        /// ... within this time that is reported as a crash loop. Restarts continue.
+        /// Time window of `breaker_failures`. Restarts continue during a crash loop.
         breaker_window: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Retry interval of a backend that is expected to fail until a flag or a file changes.
         recheck: Duration = "duration",
@@ -63,7 +63,7 @@ section!(
 );
 
 section!(
-    /// Search for a switch that starts a server which dies while it loads.
+    /// Search for a switch that keeps a server from dying while it loads.
     #[derive(Copy)]
     StartSearch of "start_search" {
         /// Consecutive deaths of the configured command before a switch is tried.
@@ -162,22 +162,22 @@ section!(
         pub make_room: bool,
         /// Most models loaded at a time; 0: as many as fit.
         pub max_loaded: u32,
-        /// Turn of a model in use, as a multiple of its load time ...
+        /// Turn of a model in use (time before others may replace it), as a multiple of its load time.
         turn_loads: f64,
-        /// ... its lower limit ...
+        /// Shortest turn.
         turn_least: Duration = "duration",
-        /// ... and its upper limit.
+        /// Longest turn.
         turn_most: Duration = "duration",
         /// An idle model also keeps its turn if its next request is expected within this multiple of its
         /// load time.
         turn_soon: f64,
-        /// Factor on the value of a leaking model, whose next start is also a cure.
+        /// Factor on the value of keeping a leaking model loaded: unloading it also ends the leak.
         leaker: f64,
         /// Factor on a model's estimated needs after its start ran out of memory.
         short: f64,
-        /// Time for which this factor holds after the last such start.
+        /// Time for which `short` applies after the last start that ran out of memory.
         short_for: Duration = "duration",
-        /// Time after which a serving model without a reading counts with its promise.
+        /// Time after which a serving model without a reading counts with its promised memory.
         first_reading: Duration = "duration",
         /// Time for which room is kept for a companion that does not ask to be loaded.
         called: Duration = "duration",
@@ -187,9 +187,9 @@ section!(
         host_kept: f64,
         /// Share of each GPU's memory left to its display and to fragmentation.
         gpu_kept: f64,
-        /// Interval of decisions while a model waits for room ...
+        /// Interval of decisions while a model waits for room.
         look: Duration = "duration",
-        /// ... and while memory of an ended process returns, which drivers give back in steps.
+        /// Interval of decisions while memory of an ended process returns; drivers return it in steps.
         look_closely: Duration = "duration",
         /// Interval at which request counts are recorded.
         noted: Duration = "duration",

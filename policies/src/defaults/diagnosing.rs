@@ -62,7 +62,7 @@ section!(
         answer: u64,
         /// Tokens of an answer to an image.
         image_answer: u64,
-        /// Answer lengths.
+        /// Answer lengths in tokens, for workloads that vary them.
         answers: Vec<u64>,
         /// Width and height of the repeated image, in pixels.
         image: (u32, u32),
@@ -98,13 +98,13 @@ section!(
 section!(
     /// Search for switches that stop growth.
     Cure of "diagnose.cure" {
-        /// Probability that a switch that leaves `stops_share` of the growth or more is reported to stop it.
+        /// Probability of reporting a cure for a switch that leaves `stops_share` or more of the growth.
         false_cure: f64,
-        /// Probability that a switch that leaves less is reported to leave more.
+        /// Probability of missing a switch that leaves less than `stops_share` of the growth.
         missed_cure: f64,
         /// Remaining share of the growth below which a switch stops it.
         stops_share: f64,
-        /// Remaining share below which a switch halves the growth; above, it has no effect.
+        /// Remaining share of the growth below which a switch halves it; above, the switch has no effect.
         halves_share: f64,
         /// Least processes with a switch before it is reported as a cure.
         legs_least: u32,
@@ -124,9 +124,9 @@ section!(
         baseline_failures: u32,
         /// Loss of tokens per second, as a share, above which a switch is costly and others are tried, too.
         dear: f64,
-        /// Sets tried before switches are removed one by one.
+        /// Number of sets of switches tried before switches are removed one by one.
         sets_most: u32,
-        /// Largest set tried on the way up.
+        /// Most switches in a set while sets grow.
         set_size: usize,
         /// Sets of one size that are considered.
         sets_listed: usize,
@@ -144,11 +144,11 @@ section!(
         seldom: f64,
         /// Probability that a crash with death probability `seldom` is reported to recur always.
         false_always: f64,
-        /// Probability that a crash with death probability `always` is reported not to.
+        /// Probability that a crash with death probability `always` is reported not to recur.
         false_seldom: f64,
         /// Probability that a switch without effect is reported to stop a crash.
         false_cure: f64,
-        /// Survivors with a switch after which it stays undecided.
+        /// Number of surviving processes with a switch after which the switch stays undecided.
         runs_most: usize,
         /// Consecutive baseline processes that may bring no result.
         baseline_failures: u32,
@@ -167,9 +167,9 @@ section!(
         pub answers: Strictness where AcceptedValues::OneOf(&["near", "equal", "any"]),
         /// Distance in nats up to which answers are near each other.
         distance: f64,
-        /// Share by which memory may increase ...
+        /// Share by which memory may increase, plus `memory_slack`.
         more_memory: f64,
-        /// ... plus this amount.
+        /// Bytes by which memory may increase beyond `more_memory`.
         memory_slack: ByteSize,
         /// Probability per figure that a build within the limit is reported to exceed it.
         false_worse: f64,

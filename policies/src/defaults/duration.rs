@@ -7,7 +7,6 @@ use serde::{Deserialize, Deserializer};
 /// Parses a duration such as `300s`, `30ms`, `12h`, `10m`.
 ///
 /// # Errors
-///
 /// The text is no number with a unit, or more than a duration can hold.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let error = || DurationError { text: text.to_owned() };
@@ -43,10 +42,6 @@ pub struct DurationError {
     text: String,
 }
 
-/// Deserializes a duration of a configuration.
-///
-/// # Errors
-/// The text is no duration.
 pub(super) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     parse_duration(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
 }

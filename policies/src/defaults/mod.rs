@@ -1,15 +1,5 @@
 //! Typed defaults from the compiled-in `defaults.toml`: numbers that a configuration or a test sets, or
 //! that several places read. The file justifies each number; this module gives it a type and a meaning.
-//!
-//! | module | sections |
-//! |---|---|
-//! | `serving` | between a client and a backend |
-//! | `backends` | a backend's life |
-//! | `diagnosing` | experiments |
-//! | `replacing` | replacement of backends |
-//! | `operating` | exports to other programs, kept history, canaries, updates of builds |
-//! | `duration` | syntax of durations |
-//! | `key` | documentation of keys |
 
 use std::sync::LazyLock;
 
@@ -38,7 +28,6 @@ macro_rules! section {
     };
 }
 
-/// Accepted values of a key.
 macro_rules! takes {
     () => {
         AcceptedValues::Usual

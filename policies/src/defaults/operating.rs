@@ -1,4 +1,4 @@
-//! Defaults of what runs next to serving: exports to other programs, kept history, canaries, updates of builds.
+//! Defaults of work next to serving: exports, kept history, canaries, updates of builds.
 
 use std::time::Duration;
 
@@ -99,9 +99,9 @@ section!(
         live: usize,
         /// Most buckets waiting for the disk.
         waiting: usize,
-        /// Most marks of one model.
+        /// Most marks (events shown in charts) of one model.
         marks_of_model: usize,
-        /// Most marks of all models.
+        /// Most marks (events shown in charts) of all models.
         marks: usize,
         /// Most bytes of a mark's text.
         mark_bytes: usize,
@@ -134,7 +134,7 @@ section!(
         slower: f64,
         /// Largest probability that an equally good build is called worse.
         wrong: f64 where AcceptedValues::Share,
-        /// Excess failures, as a share of requests, ruled out before a build is called as good.
+        /// Excess failures, as a share of requests, that must be ruled out before a build counts as good.
         failing: f64 where AcceptedValues::Share,
         /// Most requests of the serving build that one canary request is compared with.
         beside: usize,
@@ -142,11 +142,11 @@ section!(
         shown: usize,
         /// Answered requests before the canary's memory can show that it does not leak.
         memory_requests: u64,
-        /// Least tokens of an answer for a speed.
+        /// Least tokens of an answer whose speed is compared.
         pace_tokens: u64,
-        /// Wait for the canary's first byte, as a multiple of the serving build's longest ...
+        /// Wait for the canary's first byte, as a multiple of the serving build's longest wait.
         patience: f64,
-        /// ... and at least this.
+        /// Shortest wait for the canary's first byte.
         patience_least: Duration = "duration",
     }
 );

@@ -31,13 +31,13 @@ section!(
         pub max_futile: u32,
         /// A budget exceeded within this many requests is exceeded by work, not by growth.
         budget_requests: u64,
-        /// The same for a budget exceeded within this multiple of the load time.
+        /// A budget exceeded within this multiple of the load time is exceeded by work, not by growth.
         budget_loads: f64,
         /// Action on memory that grows without bound: `off`, `observe` or `recycle`.
         pub growth: GrowthMode where AcceptedValues::OneOf(&["off", "observe", "recycle"]),
-        /// Number of recycles because of growth ...
+        /// Number of recycles within `growth_window` after which growth causes no more.
         growth_recycles: u32,
-        /// ... within this time that ends recycling because of growth.
+        /// Time window of `growth_recycles`.
         growth_window: Duration = "duration",
         /// Time to a budget within which growth calls for a recycle when quiet.
         pub growth_quiet: Duration = "duration",
@@ -50,13 +50,13 @@ section!(
         reclaim_again: Duration = "duration",
         /// Share of the range from a fresh process to the limit that must be free after a reclaim.
         reclaim_room: f64 where AcceptedValues::Share,
-        /// Time for a process to find a good moment ...
+        /// Time for a process to find a good moment for a reclaim.
         reclaim_wait: Duration = "duration",
-        /// ... and at a hard budget.
+        /// Time for a process to find a good moment for a reclaim at a hard budget.
         reclaim_wait_hard: Duration = "duration",
-        /// Time for an answer and a new reading, after which the process is replaced ...
+        /// Time for an answer and a new reading, after which the process is replaced.
         reclaim_limit: Duration = "duration",
-        /// ... and at a hard budget.
+        /// Time for an answer and a new reading at a hard budget.
         reclaim_limit_hard: Duration = "duration",
         /// Action on a prompt for which memory is insufficient: `off`, `warn` or `enforce`.
         pub admission: AdmissionMode where AcceptedValues::OneOf(&["off", "warn", "enforce"]),
@@ -89,23 +89,23 @@ section!(
         vram_soft_left: f64,
         /// For `vram.hard = "auto"` if the settled size leaves little: share of the rest above it.
         vram_hard_left: f64,
-        /// Multiple of the hard budget above which a backend is ended without draining ...
+        /// Multiple of the hard budget above which a backend is ended without draining, after `kill_after`.
         kill_over: f64,
-        /// ... once a drain has been due for this long.
+        /// Time for which a drain must have been due before `kill_over` applies.
         kill_after: Duration = "duration",
         /// Multiple of the critical level below which memory is short; only then a budget cuts requests.
         short: f64,
-        /// Available share of the machine's memory below which a backend is ended ...
+        /// Available share of the machine's memory below which a backend is ended, if also below `kill_host`.
         kill_host_share: f64,
-        /// ... if this much is not available either.
+        /// Available bytes of the machine below which a backend is ended, if also below `kill_host_share`.
         kill_host: ByteSize,
         /// Free GPU memory below which a backend that still grows is ended.
         kill_vram: ByteSize,
         /// Time for which other backends are spared after one was ended for exhausted memory.
         kill_pause: Duration = "duration",
-        /// Size from which memory that does not return after an exit is a driver leak ...
+        /// Bytes missing after `unreturned_exits` exits from which they count as a driver leak.
         unreturned: ByteSize,
-        /// ... after this many consecutive exits.
+        /// Consecutive exits with missing memory that show a driver leak.
         unreturned_exits: u32,
     }
 );
@@ -127,13 +127,13 @@ section!(
         /// Time without progress on waiting requests that is a wedge, if the speed is unknown, or if the
         /// server answers queries but computes nothing.
         pub wedged_after: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
-        /// The same for an answer in one piece whose progress the server does not report.
+        /// Limit like `wedged_after` for an answer in one piece whose progress the server does not report.
         wedged_unseen: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Least silence between tokens that is a wedge.
         token_least: Duration = "duration",
-        /// Tokens without an event that are normal, if the server does not report its progress ...
+        /// Tokens without an event that are normal, if the server does not report its progress.
         silent_tokens: u64,
-        /// ... with this lower limit on the silence.
+        /// Least silence allowed for `silent_tokens`.
         silent_least: Duration = "duration",
         /// Least silence during prefill that is a wedge.
         prefill_least: Duration = "duration",
@@ -144,13 +144,13 @@ section!(
         media_patience: Duration = "duration",
         /// Pages per second read from disk for the process; time with more is not counted.
         paging: u64,
-        /// Share of a similar process's GPU layers below which a process is degraded ...
+        /// Share of a similar process's GPU layers below which a process is degraded.
         offload_layers: f64 where AcceptedValues::Share,
-        /// ... and the share of its VRAM.
+        /// Share of a similar process's VRAM below which a process is degraded.
         offload_vram: f64 where AcceptedValues::Share,
-        /// First pause before a degraded process is restarted; it doubles ...
+        /// First pause before a degraded process is restarted; doubles up to `offload_retry_most`.
         offload_retry: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
-        /// ... up to this.
+        /// Longest pause before a degraded process is restarted.
         offload_retry_most: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Consecutive answers reporting failed computation, without a success in between.
         compute_errors: u32 where AcceptedValues::Whole(1, 1024),
@@ -196,26 +196,26 @@ section!(
         test_every: u64 where AcceptedValues::Whole(1, 1024),
         /// Tests of one length needed for a verdict.
         tests: usize where AcceptedValues::Whole(1, 1024),
-        /// Least ratio of the last slope of these tests to the first ...
+        /// Least ratio of the last to the first slope of these tests, unless the floors form a line.
         persist_ratio: f64 where AcceptedValues::Share,
-        /// ... unless they form a line: the scatter about it is at most this share of the rise, and ...
+        /// Largest scatter about a line, as a share of the rise.
         straight_scatter: f64,
-        /// ... its later half has at least this share of the earlier half's slope.
+        /// Least slope of a line's later half, as a share of the earlier half's slope.
         straight_ratio: f64,
         /// Multiple of the least rise from which a line needs only two tests.
         swift_effect: f64,
         /// Multiple of the least rise from which growth that is no line and does not slow down needs only
         /// two tests.
         steep_effect: f64,
-        /// Such a rise settles only if its later half has less than this share of the earlier half's slope.
+        /// A rise above `steep_effect` settles only if its later half has less than this share of the slope.
         steep_ratio: f64,
         /// Least factor on the required rise for a line straighter than required.
         straight_share: f64,
         /// Factor of scatter up to which a less straight line counts, with a rise larger by the square.
         broad_scatter: f64,
-        /// Least multiple of the least rise for growth along a blamed unit ...
+        /// Multiple of the least rise from which growth along a blamed unit may be a leak.
         paid_effect: f64,
-        /// ... whose later half keeps at least this share of the slope along that unit: then it is a leak.
+        /// Least slope of the later half of such growth along its unit, as a share of the earlier half's.
         paid_pace: f64,
         /// Multiple of the least rise, nearly along a line, from which one test suffices.
         far_effect: f64,
@@ -223,8 +223,7 @@ section!(
         past_scales: usize,
         /// Earlier fall, as a share of the rise, that makes it a fluctuation and no leak.
         fall_share: f64,
-        /// Random-walk deviations for the drift over four floors at a time, where only real movement goes
-        /// far.
+        /// Required rise in deviations of a random walk, measured over four floors at a time.
         drift_far_z: f64,
         /// Deviations from no trend that a test needs.
         trend_z: f64,
@@ -232,7 +231,7 @@ section!(
         bound_z: f64,
         /// Least rise on the host within a test.
         host_effect: ByteSize,
-        /// The same as a share of the baseline; the larger one counts.
+        /// Least rise on the host as a share of the baseline; the larger of this and `host_effect` counts.
         host_effect_share: f64,
         /// Least rise on a GPU within a test.
         vram_effect: ByteSize,

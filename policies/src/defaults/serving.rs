@@ -45,9 +45,9 @@ section!(
         pub body_deadline: Duration = "duration",
         /// Time after which an idle connection is closed.
         pub keep_alive: Duration = "duration",
-        /// The same after a successor has taken over.
+        /// Time after which an idle connection is closed once a successor has taken over.
         retired_keep_alive: Duration = "duration",
-        /// The same after a stop was requested; requests sent before that are still answered.
+        /// Time after which an idle connection is closed once a stop was requested.
         stopped_keep_alive: Duration = "duration",
         /// Time limit of an upgrade in place; after that the old program continues.
         upgrade_wait: Duration = "duration",
@@ -104,7 +104,7 @@ section!(
         h2_local_resets: usize,
         /// Requests that the client may cancel within `h2_reset_window`; more closes the connection.
         h2_resets: usize,
-        /// Time window of that count.
+        /// Time window of `h2_resets`.
         h2_reset_window: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time without a frame after which a connection is pinged.
         h2_ping: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
@@ -247,13 +247,13 @@ section!(
         kept_bytes: ByteSize,
         /// Time limit for saving, restoring and proving while no process takes requests.
         before_gate: Duration = "duration",
-        /// The same, including evaluation, while the old process serves.
+        /// Time limit for saving, restoring, proving and evaluating while the old process serves.
         beside: Duration = "duration",
         /// Time for which prompts are evaluated after the gate opens, whenever nothing else runs.
         behind_gate: Duration = "duration",
-        /// Idle time before such an evaluation begins.
+        /// Idle time before an evaluation begins after the gate has opened.
         quiet_for: Duration = "duration",
-        /// Approximate duration of one piece of it, which a new request has to wait for.
+        /// Approximate duration of one evaluated piece, whose end a new request has to wait for.
         piece: Duration = "duration",
         /// Largest share of a disk's free space, or of free memory if the files are in memory, for slot
         /// files.

@@ -10,11 +10,11 @@
 //! memory is subtracted before fitting.
 //!
 //! The fits are non-negative least squares by coordinate descent inside Huber's iteratively reweighted least
-//! squares. If the load does not separate several units, all of them are named; the module never guesses.
+//! squares. If the load does not separate several units, the module names all of them.
 //!
-//! Differences show what triggers growth, which need not be its cause. For example, the buffers of an image
-//! leave holes in the heap, and blocks that other requests leak fill the holes. Then memory rises only at
-//! the next image. The levels show the cause: in the long run memory follows it.
+//! Differences show the trigger of growth, which need not be its cause: blocks that requests leak fill the
+//! holes that freed image buffers leave, so memory rises at the next image. In the long run, memory follows
+//! the cause; therefore `confirm` also checks the levels.
 
 use crate::growth::floors::FloorPoint;
 use crate::growth::stats::{self, length_as_f64, median};
@@ -39,7 +39,6 @@ const DESCENT_SWEEPS: usize = 30;
 /// A column whose remaining sum of squares is below this share of the original is only rounding error.
 const ROUNDING_SHARE: f64 = 1e-9;
 
-/// Bytes and share of the growth that one unit explains.
 #[derive(Clone, Copy)]
 struct UnitShare {
     /// Bytes for the mean amount of the unit between two floors.
@@ -48,14 +47,13 @@ struct UnitShare {
     share: f64,
 }
 
-/// Differences between consecutive floors.
 #[derive(Clone)]
 struct FloorDifferences {
     rise: Vec<f64>,
     /// For each unit that occurs: the unit, its amounts divided by their mean, and the mean.
     columns: Vec<(WorkUnit, Vec<f64>, f64)>,
-    /// For each unit, the change between two floors of the work done in a floor's own step. Memory still held
-    /// for that work raises a floor and is not growth.
+    /// For each unit, the change of a floor's own step of work from one floor to the next. Memory still held
+    /// for that step raises its floor and is not growth.
     around: Vec<Vec<f64>>,
 }
 
@@ -101,8 +99,7 @@ impl FloorDifferences {
         self
     }
 
-    /// Returns the table with held work removed if that improves the fit, else unchanged, and the deviation
-    /// of the residuals. Pools of a GPU never shrink, so held work does not show there.
+    /// Returns the table with held work removed if that improves the fit, and the deviation of the residuals.
     fn remove_held_if_better(&self, all: &[usize]) -> (Self, f64) {
         let (betas, scale) = self.fit(all, None);
         let without = self.clone().without_held();
@@ -114,8 +111,8 @@ impl FloorDifferences {
         }
     }
 
-    /// Returns the share of `column` when `other` may cause growth, too. `None` if the pair improves too
-    /// little on `loss`, the loss of a fit with `column` only.
+    /// Returns the share of `column` when `other` may cause growth, too; `None` if `other` hardly improves
+    /// the fit.
     fn share_with_other(&self, column: usize, other: usize, loss: f64, scale: f64) -> Option<UnitShare> {
         let of = [column, other];
         let (pair, _) = self.fit(&of, Some(scale));
@@ -139,8 +136,7 @@ impl FloorDifferences {
             / length_as_f64(requests.len().max(1))
     }
 
-    /// Returns true if hours explain the growth clearly better than all units of work, and the request rate
-    /// varies enough to separate hours from requests.
+    /// Returns true if hours explain the growth clearly better than work, and the request rate varies enough.
     fn hours_fit_better(&self, policy: &GrowthPolicy) -> bool {
         if self.unevenness(WorkUnit::Hour) < policy.blame_uneven {
             return false;
@@ -157,8 +153,7 @@ impl FloorDifferences {
         hour + policy.blame_margin < work
     }
 
-    /// Fits some columns robustly, without negative coefficients. `scale` is the deviation of the residuals;
-    /// with `None` it is estimated.
+    /// Fits some columns robustly, without negative coefficients. `scale`: residual deviation, if known.
     fn fit(&self, of: &[usize], scale: Option<f64>) -> (Vec<f64>, f64) {
         let mut betas = vec![0.0; of.len()];
         let mut weights = vec![1.0; self.rise.len()];
@@ -198,7 +193,7 @@ impl FloorDifferences {
         (betas, used)
     }
 
-    /// Estimates the deviation of residuals. A lower limit keeps it above zero; pages and pools are coarser.
+    /// Estimates the deviation of residuals, with a lower limit because pages and pools are coarse.
     fn scale(&self, rests: &[f64]) -> f64 {
         let of = |values: &[f64]| {
             let mut sizes: Vec<f64> = values.iter().map(|value| value.abs()).collect();
@@ -223,8 +218,7 @@ fn huber_loss(rests: &[f64], scale: f64) -> f64 {
     rests.iter().map(loss).sum()
 }
 
-/// Finds the unit of work that explains the growth between these floors, which are given oldest first. Only
-/// [`confirm`] tells if this unit also causes the growth.
+/// Finds the unit of work that explains the growth between these floors, which are given oldest first.
 pub(super) fn explain(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame {
     let whole = FloorDifferences::from_floors(floors);
     let undecided = |why: &str| GrowthBlame::Undecided { why: why.to_owned() };
@@ -270,8 +264,7 @@ pub(super) fn explain(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBla
         each: beta,
         share: if total > 0.0 { (beta * rows / total).clamp(0.0, 1.0) } else { 1.0 },
     };
-    // If hours explain the growth best, no second unit is sought: with a steady stream of requests, a fit
-    // of two units would split the share of the hours.
+    // With a steady stream of requests, a fit of two units would split the share of the hours.
     if unit_at(column) != WorkUnit::Hour {
         for other in all.into_iter().filter(|other| *other != column) {
             let beside = table.share_with_other(column, other, loss, scale);
@@ -285,8 +278,7 @@ pub(super) fn explain(floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBla
     GrowthBlame::Pays { unit: *unit, bytes_per_unit: pays.each / mean, share: pays.share }
 }
 
-/// Withdraws a blame on images or audio clips if the levels of the floors do not follow that unit clearly
-/// better than every other unit of work.
+/// Withdraws a blame on images or audio clips if the levels of the floors do not clearly confirm it.
 pub(super) fn confirm(found: GrowthBlame, floors: &[FloorPoint], policy: &GrowthPolicy) -> GrowthBlame {
     match found {
         GrowthBlame::Pays { unit: unit @ (WorkUnit::Image | WorkUnit::Audio), .. }
@@ -298,8 +290,7 @@ pub(super) fn confirm(found: GrowthBlame, floors: &[FloorPoint], policy: &Growth
     }
 }
 
-/// Returns how much better the levels follow this unit than the next best unit of work, as a chi-squared
-/// statistic. Neighbouring levels resemble each other, so they count as fewer.
+/// Returns how much better the levels follow this unit than any other, as a chi-squared statistic.
 fn follow_margin(floors: &[FloorPoint], unit: WorkUnit) -> Option<f64> {
     let own = level_rests(floors, unit)?;
     // An exact line has no scatter, so assume a scatter of at least one byte.
@@ -310,8 +301,7 @@ fn follow_margin(floors: &[FloorPoint], unit: WorkUnit) -> Option<f64> {
     Some(gain / stats::autoregression_factor(&own, scale))
 }
 
-/// Returns the residuals of the levels from their line over the amounts of a unit; `None` if the unit does
-/// not occur.
+/// Returns the residuals of the levels from their line over a unit; `None` if the unit does not occur.
 fn level_rests(floors: &[FloorPoint], unit: WorkUnit) -> Option<Vec<f64>> {
     let (xs, ys): (Vec<f64>, Vec<f64>) = floors.iter().map(|floor| (floor.done(unit), floor.level)).unzip();
     let slope = stats::sen_slope(&xs, &ys)?;
@@ -320,15 +310,14 @@ fn level_rests(floors: &[FloorPoint], unit: WorkUnit) -> Option<Vec<f64>> {
     Some(rests.iter().map(|rest| rest - middle).collect())
 }
 
-/// Returns true if hours explain the growth both between neighbouring floors and between every fourth floor.
-/// Requests at a constant rate make hours look guilty, all the more because a request in flight takes memory
-/// before it is counted. Over longer stretches the latter effect vanishes.
+/// Returns true if hours explain the growth between neighbouring and between every fourth floor. Neighbours
+/// alone would blame hours at a constant request rate, because a request in flight takes memory before it is
+/// counted.
 fn hourly(floors: &[FloorPoint], table: &FloorDifferences, policy: &GrowthPolicy) -> bool {
     let fourth: Vec<FloorPoint> = floors.iter().step_by(4).copied().collect();
     table.hours_fit_better(policy) && FloorDifferences::from_floors(&fourth).hours_fit_better(policy)
 }
 
-/// Returns true if there are enough floors and hours clearly explain the growth between them.
 pub(super) fn hours_pay(floors: &[FloorPoint], policy: &GrowthPolicy) -> bool {
     floors.len() >= policy.blame_floors && hourly(floors, &FloorDifferences::from_floors(floors), policy)
 }

@@ -7,10 +7,9 @@
 //!  scale 4    .-----------    .----------       …
 //! ```
 //!
-//! A step begins with a reading that shows more requests than the reading before: one more on a quiet server,
-//! hundreds more on a busy server that is read by a timer. Further readings at the same work can only lower
-//! the floor of the step, so extra readings and readings during a request do no harm. Every floor keeps the
-//! exact work count at which it was read.
+//! A step begins with a reading that shows more requests than the reading before. Further readings at the
+//! same work can only lower the floor of the step, so readings during a request do no harm. Every floor keeps
+//! the exact work count at which it was read.
 
 use std::collections::VecDeque;
 
@@ -20,14 +19,12 @@ use crate::growth::WorkUnit;
 use crate::sample::WorkDone;
 use crate::units::as_f64;
 
-/// A memory reading.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct FloorPoint {
     /// Memory in bytes.
     pub(super) level: f64,
     /// Hours since the spawn.
     pub(super) hours: f64,
-    /// Work done since the spawn.
     pub(super) work: WorkDone,
     /// Work of the step in which the reading was taken; some memory of that work may still be held.
     #[serde(default)]
@@ -35,7 +32,6 @@ pub(super) struct FloorPoint {
 }
 
 impl FloorPoint {
-    /// Returns the amount of a unit done since the spawn.
     pub(super) fn done(&self, unit: WorkUnit) -> f64 {
         if unit == WorkUnit::Hour { self.hours } else { as_f64(unit.count_in(&self.work)) }
     }
@@ -59,7 +55,7 @@ pub(super) struct ScaledFloors {
     scales: Vec<FloorScale>,
     keep: usize,
     requests: Option<u64>,
-    /// Work done at the latest reading, and the work before its step.
+    /// Work done at the latest reading; `before`: work done before its step.
     #[serde(default)]
     latest: WorkDone,
     #[serde(default)]
@@ -67,8 +63,7 @@ pub(super) struct ScaledFloors {
 }
 
 impl ScaledFloors {
-    /// Creates `scales` stretch lengths, each twice as long as the one before; each keeps its last `keep`
-    /// floors.
+    /// Creates scales, each with stretches twice as long as before and its last `keep` floors.
     pub(super) fn new(scales: u32, keep: usize) -> Self {
         let scale = |power| FloorScale {
             steps: 1_u64.checked_shl(power).unwrap_or(u64::MAX),
@@ -99,8 +94,7 @@ impl ScaledFloors {
         }
     }
 
-    /// Adds a reading. Returns true if the reading began a new step; only then can floors have been
-    /// completed.
+    /// Adds a reading. Returns true if the reading began a new step, and so may have completed floors.
     pub(super) fn push(&mut self, mut point: FloorPoint) -> bool {
         let step = self.requests != Some(point.work.requests);
         self.requests = Some(point.work.requests);
@@ -136,8 +130,7 @@ impl ScaledFloors {
         &self.scales[scale].floors
     }
 
-    /// Returns true if the latest step completed a floor of the scale, and the number of floors is a multiple
-    /// of `every`.
+    /// Returns true if the latest step completed a floor of the scale, at a multiple of `every` floors.
     pub(super) fn is_due(&self, scale: usize, every: u64) -> bool {
         let scale = &self.scales[scale];
         scale.open == 1 && scale.count > 0 && scale.count.is_multiple_of(every.max(1))

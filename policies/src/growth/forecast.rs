@@ -10,8 +10,8 @@ use crate::growth::stats;
 use crate::growth::{GrowthForecast, IntervalEstimate};
 use crate::units::as_f64;
 
-/// The lag, in floors, at which a random walk is measured is the number of floors divided by this. With a
-/// shorter lag, noise hides the walk; with a longer lag, there are too few samples.
+/// A random walk is measured over a quarter of the floors: noise hides shorter walks, longer ones are too
+/// few.
 const WALK_LAG_DIVISOR: usize = 4;
 
 /// Requests per second, averaged with a half-life, so that recent traffic counts most.
@@ -43,9 +43,7 @@ impl RequestRate {
 /// Uncertainty of a fitted line beyond its last floor.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct LineUncertainty {
-    /// Requests that the line spans.
     seen: f64,
-    /// Floors that the line spans.
     floors: f64,
     /// Deviation of floors about the line, in bytes.
     scatter: f64,
@@ -79,9 +77,8 @@ impl LineUncertainty {
         })
     }
 
-    /// Returns the slope over the next `left` bytes, with `z` deviations to each side. The variance is the
-    /// sum of the line's error, the difference between future and past requests, and the scatter of a
-    /// floor.
+    /// Returns the slope over the next `left` bytes, with `z` deviations to each side. Its variance sums the
+    /// errors of the line and of a floor, and the difference between future and past requests.
     pub(super) fn project_slope(&self, slope: IntervalEstimate, left: f64, z: f64) -> IntervalEstimate {
         if left <= 0.0 {
             return slope;

@@ -1,11 +1,5 @@
 //! Separates a leak from a cache that fills: verdicts on series of memory readings.
 //!
-//! ```text
-//!  BackendSample ──> GrowthMonitor ──┬─ host ──> verdict, slope, blame, fill of the allowance
-//!                                    ├─ vram0 ─> …
-//!                                    └─ vram1 ─> …
-//! ```
-//!
 //! | file | part |
 //! |---|---|
 //! | `floors` | the lowest memory in each stretch of work, for several stretch lengths |
@@ -189,8 +183,8 @@ pub struct AllowanceFill {
     pub used: u64,
 }
 
-/// Straight line that the detector fits to a series, at the present work. All values are bytes charged to the
-/// process: they include measured pools and exclude memory that was reclaimed.
+/// Straight line fitted to a series, at the present work. All values are bytes charged to the process: they
+/// include measured pools and exclude reclaimed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrowthLine {
     /// Value of the line.

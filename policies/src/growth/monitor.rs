@@ -1,6 +1,4 @@
 //! Monitors all memory series (host and each GPU) of one process.
-//!
-//! Sorts readings by series and keeps the request rate; each series is judged separately.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,8 +27,7 @@ impl GrowthMonitor {
         Self::with_prior(policy, Vec::new())
     }
 
-    /// Creates a monitor that knows the leaks of earlier processes of the same build, model and flags. Such a
-    /// leak is reported after the first test that finds it instead of after several.
+    /// Creates a monitor that knows the leaks of earlier processes, and reports these after a single test.
     pub fn with_prior(policy: &GrowthPolicy, priors: Vec<LeakPrior>) -> Self {
         Self {
             policy: policy.clone(),
@@ -43,8 +40,7 @@ impl GrowthMonitor {
         }
     }
 
-    /// Restores the state of another monitor of the same process, stored as JSON. Returns false and
-    /// changes nothing if the state is unreadable or was judged by other rules.
+    /// Restores another monitor's state of the same process; false if unreadable or judged by other rules.
     pub fn resume(&mut self, written: &serde_json::Value) -> bool {
         let Ok(mut other) = Self::deserialize(written) else { return false };
         let whole = other.watches.len() == other.growth.len();
@@ -56,9 +52,8 @@ impl GrowthMonitor {
         true
     }
 
-    /// Sets the bytes that the server is configured to cache in a series; the policy's slack is added. A
-    /// later call replaces the value, for example when a log line reports more. With 0, the default, there
-    /// is neither an allowance nor slack: all growth counts.
+    /// Sets the bytes that the server is configured to cache in a series, in place of an earlier value; the
+    /// policy's slack is added. With 0, the default, all growth counts.
     pub fn set_allowance(&mut self, series: MemoryKind, bytes: u64) {
         self.declared.retain(|(of, _)| *of != series);
         self.declared.push((series, bytes));
@@ -68,8 +63,7 @@ impl GrowthMonitor {
         }
     }
 
-    /// Adds a reading and returns the verdict changes that it causes. Ignores a reading older than the last
-    /// one. If counters have fallen, starts again from nothing.
+    /// Adds a reading; returns the changed verdicts. Ignores old readings; restarts if counters have fallen.
     pub fn observe(&mut self, sample: &BackendSample) -> Vec<VerdictChange> {
         if let Some((at, requests)) = self.last {
             if sample.at < at {

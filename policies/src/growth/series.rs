@@ -13,8 +13,6 @@
 //!           └───────────────────────────────────────────────────────┘ no test, no new height, for long
 //!         within the allowance: Bounded, independent of the tests
 //! ```
-//!
-//! This module takes no action and knows no limit; it only finds growth and the work that causes the growth.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -39,19 +37,17 @@ use crate::units::{self, as_f64};
 const PRIOR_SLOPE_RATIO: f64 = 0.5;
 /// A leak is over after this many times the requests that it usually needs to reach a new height.
 const CALM_FACTOR: f64 = 4.0;
-/// Least requests without growth after which a leak is over; other kinds of requests cause shorter pauses.
+/// Least requests without growth after which a leak is over: other kinds of requests cause shorter pauses.
 const CALM_REQUESTS: u64 = 256;
 /// Number of latest short floors whose lowest is the present level: this drops peaks and lags little.
 const PRESENT_FLOORS: usize = 4;
-/// Ratio of slopes at which the line of a shorter stretch replaces that of a longer stretch, because a leak
-/// that begins late makes a long stretch look flat.
+/// Ratio of slopes from which a shorter stretch's line is shown: late leaks look flat in long stretches.
 const LATE_SLOPE_RATIO: f64 = 1.2;
 /// Consecutive tests that must blame the same unit before it counts as the cause.
 const PAID_TESTS: usize = 5;
 /// Least share of the growth that a blamed unit must explain to count as its cause.
 const PAID_SHARE: f64 = 0.7;
-/// Multiple of the effect that a rise must reach if its line is not straight. Drift, daily cycles and
-/// settling heaps rise by some 100 MiB at most, then turn.
+/// Multiple of the effect for a rise without a straight line: settling heaps rise by some 100 MiB at most.
 const LONG_EFFECT_FACTOR: f64 = 3.5;
 /// Floors per group. Three groups show if the rise still slows down; a group's median tolerates two peaks.
 const SETTLE_FLOORS: usize = 5;
@@ -65,18 +61,15 @@ struct ScaleTests {
     recent: VecDeque<StretchFinding>,
 }
 
-/// Pools whose size is measured and subtracted from the readings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct MeasuredPools {
     pooled: bool,
     /// Consecutive readings that lack the pool sizes which earlier readings had.
     unmeasured: u32,
-    /// Bytes in the pools at the latest reading.
     pool: f64,
 }
 
 impl MeasuredPools {
-    /// Returns the bytes in measured pools, which are subtracted from the readings.
     fn bytes(&self) -> f64 {
         if self.pooled { self.pool } else { 0.0 }
     }
@@ -84,20 +77,20 @@ impl MeasuredPools {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct PresentLevel {
-    /// Number of reclaims, and (`lift`) the bytes reclaimed so far. These bytes are added to the readings, so
-    /// that a leak interrupted by reclaims forms one line instead of a sawtooth.
+    /// Number of reclaims; `lift`: bytes reclaimed so far, added to the readings so that reclaims do not turn
+    /// a leak's line into a sawtooth.
     reclaims: u64,
     lift: f64,
     /// Latest floor, with `lift` added.
     lifted: f64,
-    /// Request number of the latest floor, and (`now`) of the latest reading.
+    /// Request number of the latest floor; `now`: request number of the latest reading.
     #[serde(default)]
     floored: u64,
     #[serde(default)]
     now: u64,
 }
 
-/// Line to show, and (`spread`) its uncertainty.
+/// Line shown to users; `spread`: its uncertainty.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct ShownLine {
     line: Option<StretchFinding>,
@@ -119,7 +112,7 @@ struct GrowthHeight {
     grew: u64,
 }
 
-/// State of one series. The parts are stored flat.
+/// State of one series; serialized as one flat object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SeriesWatch {
     #[serde(skip, default = "default_policy")]
@@ -163,8 +156,7 @@ mod height {
 }
 
 impl SeriesWatch {
-    /// Adopts a policy after deserialization; returns false if its stretch lengths differ from the stored
-    /// ones.
+    /// Adopts a policy after deserialization; returns false if the stored stretch lengths differ.
     pub(super) fn resume_under(&mut self, policy: &GrowthPolicy) -> bool {
         self.policy = policy.clone();
         let scales = policy.scales.max(1) as usize;
@@ -202,8 +194,7 @@ impl SeriesWatch {
         self.update_fill();
     }
 
-    /// Estimates the bytes charged to the process now: its latest floor with measured pools, plus the growth
-    /// since that floor according to the shown slope.
+    /// Estimates the bytes charged now: the latest floor with measured pools, plus the growth since then.
     pub(super) fn charged_now(&self) -> Option<f64> {
         let floor = as_f64(self.growth.floor?) + self.pools.bytes();
         let since = as_f64(self.present.now.saturating_sub(self.present.floored));
@@ -254,9 +245,8 @@ impl SeriesWatch {
         false
     }
 
-    /// Returns the reading without measured pools. The series restarts when pool sizes begin or cease to be
-    /// reported, because the change is neither a fall nor a rise of memory. A few readings without pool sizes
-    /// are skipped instead.
+    /// Returns the reading without measured pools. Restarts the series when pool sizes begin or cease to be
+    /// reported, because that is no change of memory. A few readings without pool sizes are skipped instead.
     fn level(&mut self, sample: &BackendSample) -> Option<f64> {
         let charged = as_f64(sample.charged(self.growth.series)?);
         let pool = sample.pooled(self.growth.series).map(as_f64);
@@ -290,7 +280,6 @@ impl SeriesWatch {
         }
     }
 
-    /// Handles new work.
     fn record_step(&mut self, requests: u64, level: f64) {
         self.present.now = requests;
         (self.present.lifted, self.present.floored) = self.present_floor(level, requests);
@@ -323,7 +312,6 @@ impl SeriesWatch {
         self.judge(requests, effect, tested);
     }
 
-    /// Returns the line at the present work, in bytes charged to the process.
     fn growth_line(&self, line: &StretchFinding, requests: u64) -> GrowthLine {
         let shift = self.pools.bytes() - self.present.lift;
         let level = line.value_at(requests) + shift;
@@ -332,7 +320,6 @@ impl SeriesWatch {
         GrowthLine { level: bytes(level), low: bytes(level - half), high: bytes(level + half) }
     }
 
-    /// Returns the smallest rise that counts, in bytes.
     fn least_rise(&self, baseline: f64) -> f64 {
         match self.growth.series {
             MemoryKind::Host => {
@@ -342,8 +329,7 @@ impl SeriesWatch {
         }
     }
 
-    /// Returns the lowest of the latest short floors and its request number, or the reading itself if there
-    /// is no floor.
+    /// Returns the lowest of the latest short floors and its request number, or else the reading itself.
     fn present_floor(&self, level: f64, requests: u64) -> (f64, u64) {
         let latest = self.floors.at_scale(0).iter().rev().take(PRESENT_FLOORS);
         let least = |least: (f64, u64), floor: &FloorPoint| {
@@ -352,7 +338,6 @@ impl SeriesWatch {
         latest.fold((level, requests), least)
     }
 
-    /// Returns true once the warm-up is over: enough work was done, and the rise of memory has settled.
     fn is_warmed_up(&self, requests: u64) -> bool {
         let floors = self.floors.at_scale(0);
         if requests < self.policy.warmup_requests || floors.len() < 3 * SETTLE_FLOORS {
@@ -395,13 +380,11 @@ impl SeriesWatch {
         true
     }
 
-    /// Returns the scale whose line is shown: the longest scale that grows, else the longest scale.
     fn shown_scale(&self) -> Option<usize> {
         let lines =
             || (0..self.tracks.len()).rev().filter_map(|scale| Some((scale, self.tracks[scale].last?)));
         let grows = || lines().filter(|(_, line)| line.grows);
-        // A long stretch is flat before a late leak begins; prefer a shorter stretch that surely grows
-        // faster.
+        // A long stretch is flat before a late leak begins: prefer a shorter one that surely grows faster.
         let outdated = |(scale, line): &(usize, StretchFinding)| {
             grows().any(|(other, shorter)| {
                 other < *scale && shorter.slope.low > LATE_SLOPE_RATIO * line.slope.high
@@ -412,7 +395,6 @@ impl SeriesWatch {
         found.take().map(|(scale, _)| scale)
     }
 
-    /// Returns true if the latest test of at least one scale found growth.
     fn finds_growth(&self) -> bool {
         self.tracks.iter().any(|track| track.last.is_some_and(|last| last.grows))
     }
@@ -437,8 +419,7 @@ impl SeriesWatch {
             && last.slope.value >= policy.persist_ratio * first.slope.value;
         let whole =
             scale_statistics(self.floors.at_scale(scale).iter(), WorkUnit::Request, self.grain(), policy)?;
-        // At scales above 0, an almost straight line far above the random drift of such readings needs one
-        // test.
+        // Above scale 0, an almost straight line far above the random drift needs only one test.
         let far = scale > 0
             && whole.bent <= policy.broad_scatter * policy.straight_scatter
             && whole.far_drift
@@ -473,8 +454,7 @@ impl SeriesWatch {
         Some(far || again && (ruled || scatter > 1.0 && broad || steep) || often && long)
     }
 
-    /// Returns true if the rise slows down in this stretch or in longer ones. For a straight line, a smaller
-    /// loss of slope suffices.
+    /// Returns true if the rise slows down in this stretch or in longer ones.
     fn slows_down(&self, scale: usize, near: &ScaleStatistics, effect: f64) -> bool {
         let far = |scale: usize| {
             let floors = self.floors.at_scale(scale);
@@ -488,8 +468,7 @@ impl SeriesWatch {
         slows(near) || (scale + 1..end).filter_map(far).any(|far| slows(&far))
     }
 
-    /// Returns true if memory fell, within an equal stretch of work, by a good part of its present rise: then
-    /// it may fall again.
+    /// Returns true if memory fell earlier by a good part of its present rise, and so may fall again.
     fn has_fallen(&self, scale: usize, rise: f64) -> bool {
         let far = (scale + self.policy.past_scales).min(self.floors.len() - 1);
         let span = self.floors.at_scale(scale).len() >> (far - scale);
@@ -504,12 +483,10 @@ impl SeriesWatch {
         }
     }
 
-    /// Returns true if growth matches a leak of an earlier process, and so needs no repeated tests.
     fn matches_prior(&self, slope: IntervalEstimate) -> bool {
         self.prior.as_ref().is_some_and(|prior| slope.value >= PRIOR_SLOPE_RATIO * prior.slope.value)
     }
 
-    /// Records growth at this request if a test found growth or memory reached a new height.
     fn record_height(&mut self, requests: u64, effect: f64, tested: bool) {
         let floor = self.present.lifted;
         if floor >= self.height.height + effect * self.policy.height_share {
@@ -563,8 +540,7 @@ impl SeriesWatch {
         StepGrowth::from_floors(self.floors.at_scale(longest), effect, &self.policy)
     }
 
-    /// Counts consecutive tests in which the same unit explains nearly all of the growth. An undecided test
-    /// does not reset the count.
+    /// Counts consecutive tests that blame the same unit for nearly all of the growth.
     fn count_payer(&mut self, explained: &GrowthBlame) {
         let GrowthBlame::Pays { unit, share, .. } = *explained else { return };
         if share < PAID_SHARE || unit == WorkUnit::Hour {
@@ -575,8 +551,8 @@ impl SeriesWatch {
         self.paid = Some((unit, before + 1));
     }
 
-    /// Returns true if one unit was blamed repeatedly, and memory still rises along that unit. With mixed
-    /// requests, growth caused by images forms no line over requests, but forms one over images.
+    /// Returns true if tests kept blaming one unit and memory still rises along that unit: with mixed
+    /// requests, a leak per image forms a line over images, not over requests.
     fn is_paid(&self, effect: f64) -> bool {
         let policy = &self.policy;
         let Some((unit, _)) = self.paid.filter(|(_, times)| *times >= PAID_TESTS) else {
@@ -587,15 +563,13 @@ impl SeriesWatch {
         let floors = self.floors.at_scale(longest);
         let Some(whole) = scale_statistics(floors.iter(), unit, self.grain(), policy) else { return false };
         let even = whole.rise >= policy.paid_effect * effect && whole.pace >= policy.paid_pace;
-        // Accept a large rise that continues, even if more slowly: memory that merely settles is not blamed
-        // on one unit for so long.
+        // Accept a large rise that slows down, too: settling memory is not blamed on one unit for so long.
         let far = whole.rise >= policy.far_effect * effect
             && whole.end >= policy.brake_ratio
             && whole.pace >= policy.steep_ratio;
         whole.far_drift && (even || far) && !self.has_fallen(longest, whole.rise)
     }
 
-    /// Returns the requests without growth after which a leak is over.
     fn calm_requests(&self, effect: f64) -> u64 {
         let slope = self.growth.slope.map_or(0.0, |slope| slope.value);
         let step = effect * self.policy.height_share;
@@ -603,15 +577,13 @@ impl SeriesWatch {
         CALM_REQUESTS.max(units::truncate_to_u64(expected))
     }
 
-    /// Finds the unit that causes the growth, in the longest stretch with enough floors or in the next
-    /// shorter one. Hours are also sought in all shorter stretches, because these average less.
+    /// Finds the unit that causes the growth. Hours are also sought in short stretches, which average less.
     fn find_blame(&mut self) -> Option<GrowthBlame> {
         let floors = |scale| self.floors.at_scale(scale).iter().copied().collect::<Vec<_>>();
         let long = |scale: &usize| self.floors.at_scale(*scale).len() >= self.policy.window;
         let longest = (0..self.floors.len()).rev().find(long)?;
         let hourly = (0..longest).map(floors).find(|floors| hours_pay(floors, &self.policy));
-        // Long stretches average the mix of work; if that hides the unit, the next shorter stretch may show
-        // it.
+        // Long stretches average the mix of work; the next shorter stretch may show a unit that they hide.
         let stretches = match hourly {
             Some(hourly) => vec![hourly],
             None => [Some(longest), longest.checked_sub(1)].into_iter().flatten().map(floors).collect(),
@@ -632,8 +604,8 @@ impl SeriesWatch {
         Some(confirmed.find(|found| found.unit().is_some()).unwrap_or(longest))
     }
 
-    /// Returns true if growth can be within an allowance. If host pools are measured, the allowance covers
-    /// only unmeasured pools. GPU pools are measured completely, and nothing else is declared for a GPU.
+    /// Returns true if growth can be within an allowance: declared memory, or host pools besides the measured
+    /// ones. GPU pools are measured completely.
     fn has_allowance(&self) -> bool {
         self.declared > 0 || (self.pools.pooled && self.growth.series == MemoryKind::Host)
     }
@@ -647,7 +619,6 @@ impl SeriesWatch {
     }
 }
 
-/// Returns the blame for growth in steps: undecided, with the steps described.
 fn stepwise_blame(stairs: &StepGrowth) -> GrowthBlame {
     let why = format!(
         "it grows in steps: {} of some {:.0} each, one in some {:.0} requests",

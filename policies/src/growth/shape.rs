@@ -20,29 +20,23 @@ use crate::units::as_f64;
 
 /// Least share of the rise that must remain if the largest jump is left out.
 const JUMP_REST_SHARE: f64 = 0.5;
-/// A floor this many deviations above both neighbours is a peak of a request in flight, not a step of the
-/// heap.
+/// A floor this many deviations above both neighbours is a peak of a request in flight, not a step.
 const PEAK_DEVIATIONS: f64 = 3.0;
 /// Required rise in deviations of the readings from their line: noisier memory has to rise more.
 const EFFECT_DEVIATIONS: f64 = 5.0;
-/// Required rise in deviations of a random walk, which rises that far once in 3,000 times. A trend is
-/// required as well.
+/// Required rise in deviations of a random walk, which rises that far once in 3,000 times.
 const DRIFT_DEVIATIONS: f64 = 4.0;
 /// A stretch is curved if the slope of its later half falls by more than this many times the relative
 /// scatter. Pure curvature costs 14 times the scatter of the floors, a random walk 7 times, noise twice.
 const BEND_NOISE_FACTOR: f64 = 10.0;
-/// Ratio of the halves' slopes: from this value on, the load explains the difference, even for a straight
-/// line.
+/// Ratio of the halves' slopes from which the load explains the difference, even for a straight line.
 const PACE_LIMIT: f64 = 0.95;
 /// A loss of slope in the later half below this many times the scatter of the floors is chance.
 const PACE_NOISE_FACTOR: f64 = 4.0;
 
-/// Result of one test of a stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct StretchFinding {
-    /// Bytes per request.
     pub(super) slope: IntervalEstimate,
-    /// The stretch rises like a leak.
     pub(super) grows: bool,
     /// Value of the line before any work, in bytes.
     pub(super) foot: f64,
@@ -51,14 +45,12 @@ pub(super) struct StretchFinding {
 }
 
 impl StretchFinding {
-    /// Returns the line's value at a number of answered requests.
     pub(super) fn value_at(&self, requests: u64) -> f64 {
         self.foot + self.slope.value * as_f64(requests)
     }
 }
 
-/// Tests a stretch of floors. `effect` is the smallest rise in bytes that counts. `None` if all floors have
-/// the same work count.
+/// Tests a stretch of floors. `effect`: least rise in bytes. `None` if all floors have the same work count.
 pub(super) fn examine<'a>(
     floors: impl Iterator<Item = &'a FloorPoint>,
     effect: f64,
@@ -83,28 +75,24 @@ pub(super) fn examine<'a>(
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ScaleStatistics {
-    /// Rise in bytes.
     pub(super) rise: f64,
-    /// The rise exceeds that of a random walk with steps of the observed size. Slow random wandering shows
-    /// trends everywhere, but does not rise this far.
+    /// The rise exceeds that of a random walk with steps of the observed size.
     pub(super) drift: bool,
-    /// The rise that work leaves unexplained exceeds that of a random walk with steps over four floors. Over
-    /// four floors, variations between neighbours (requests in flight) cancel out.
+    /// The rise not explained by work exceeds that of a random walk measured over four floors, where the
+    /// variations of requests in flight cancel out.
     pub(super) far_drift: bool,
-    /// Slope of the later half divided by that of the earlier half; above 1 if the earlier half does not
-    /// rise.
+    /// Slope of the later half divided by that of the earlier half; above 1 if the latter does not rise.
     pub(super) pace: f64,
     /// Slope of the last third divided by the total slope.
     pub(super) end: f64,
     /// Deviation of the floors from their line, divided by the rise.
     pub(super) scatter: f64,
-    /// Deviation of the floors from their line, less the part caused by allocation granularity, divided by
-    /// the rise.
+    /// Like `scatter`, less the part caused by allocation granularity.
     pub(super) bent: f64,
 }
 
-/// Computes the statistics of all floors of a scale; `None` if there are too few floors for a slope of each
-/// half. `along` is the work on the x axis, `grain` the allocation granularity in bytes.
+/// Computes the statistics of a scale; `None` if there are too few floors for a slope of each half. `along`:
+/// work on the x axis; `grain`: allocation granularity in bytes.
 pub(super) fn scale_statistics<'a>(
     floors: impl Iterator<Item = &'a FloorPoint>,
     along: WorkUnit,
@@ -132,23 +120,19 @@ pub(super) fn scale_statistics<'a>(
 }
 
 impl ScaleStatistics {
-    /// Returns true if the later half rises more slowly than the earlier half. For a straighter line, a
-    /// smaller loss of slope suffices.
     pub(super) fn slows(&self, effect: f64, policy: &GrowthPolicy) -> bool {
         if self.rise >= policy.steep_effect * effect {
             return self.pace < policy.steep_ratio;
         }
         let noise = 1.0 - PACE_NOISE_FACTOR * self.scatter;
         let limit = noise.min(PACE_LIMIT).max(policy.persist_ratio);
-        // If the loss is large against the scatter, the line scatters only because it is curved: the heap
-        // settles.
+        // If the loss of slope is large against the scatter, the line is curved: the heap settles.
         let bent = 1.0 - self.pace > BEND_NOISE_FACTOR * self.scatter;
         self.pace < limit || bent
     }
 }
 
-/// Returns true if memory fell by more than `depth` bytes within `span` floors and stayed low for two
-/// floors. A single low reading is no fall.
+/// Returns true if memory fell by more than `depth` bytes within `span` floors and stayed low for two floors.
 pub(super) fn has_fallen(floors: &VecDeque<FloorPoint>, span: usize, depth: f64) -> bool {
     (2..floors.len()).any(|end| {
         let low = floors[end].level.max(floors[end - 1].level);
@@ -160,15 +144,12 @@ pub(super) fn has_fallen(floors: &VecDeque<FloorPoint>, span: usize, depth: f64)
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepGrowth {
     pub(super) steps: u32,
-    /// Mean height of a step in bytes.
     pub(super) height: f64,
-    /// Mean requests between steps.
     pub(super) requests: f64,
 }
 
 impl StepGrowth {
-    /// Recognises floors that rose several times by much more than `effect` at once, never fell, and whose
-    /// next step is not overdue. `None` for everything else, including smaller plateaus.
+    /// Recognises several rises by much more than `effect`, without a fall, whose next one is not overdue.
     pub(super) fn from_floors(
         floors: &VecDeque<FloorPoint>,
         effect: f64,
@@ -205,8 +186,8 @@ impl StepGrowth {
     }
 }
 
-/// Returns the expected distance of a random walk over all values of `ys`. Its steps are those measured over
-/// `lag` floors, less the allocation granularity `grain`.
+/// Returns the expected distance of a random walk over all values, with steps measured over `lag` floors,
+/// less the allocation granularity `grain`.
 fn random_walk_distance(ys: &[f64], lag: usize, grain: f64) -> f64 {
     let steps: Vec<f64> = ys.iter().zip(ys.iter().skip(lag)).map(|(from, to)| to - from).collect();
     let places = vec![0.0; steps.len()];
@@ -230,8 +211,8 @@ fn is_braking(xs: &[f64], ys: &[f64], slope: f64, policy: &GrowthPolicy) -> bool
     last.is_none_or(|last| last < policy.brake_ratio * slope)
 }
 
-/// Returns true if a few jumps make most of the rise, or the floors vary enough that jumps could. A single
-/// outlier is no jump: it is replaced by the median of itself and its neighbours.
+/// Returns true if a few jumps make most of the rise, or could. A single outlier is no jump: the median of
+/// itself and its neighbours replaces it.
 fn is_jumping(ys: &[f64], rise: f64, noise: f64, policy: &GrowthPolicy) -> bool {
     let smooth: Vec<f64> = ys
         .windows(3)

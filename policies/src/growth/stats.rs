@@ -1,11 +1,10 @@
 //! Robust statistics of a short series: Sen's slope with bounds, and the Mann-Kendall trend test, corrected
 //! for autocorrelation after Hamed and Rao.
 //!
-//! Sources: Sen, *Estimates of the regression coefficient based on Kendall's tau* (JASA 63, 1968); Hamed and Rao, *A
-//! modified Mann-Kendall trend test for autocorrelated data* (J. Hydrology 204, 1998); Marriott and Pope, *Bias in the
-//! estimation of autocorrelations* (Biometrika 41, 1954). The functions know
-//! nothing of memory. Cost grows with the square of the length: use them for dozens of points, not
-//! thousands.
+//! Sources: Sen, *Estimates of the regression coefficient based on Kendall's tau* (JASA 63, 1968); Hamed and
+//! Rao, *A modified Mann-Kendall trend test for autocorrelated data* (J. Hydrology 204, 1998); Marriott and
+//! Pope, *Bias in the estimation of autocorrelations* (Biometrika 41, 1954). Cost grows with the square of
+//! the length.
 
 use crate::growth::IntervalEstimate;
 
@@ -17,8 +16,7 @@ pub fn length_as_f64(length: usize) -> f64 {
     u32::try_from(length).map_or(f64::MAX, f64::from)
 }
 
-/// Returns the median (for an even count, the mean of the two middle values); `None` if empty. Reorders the
-/// values.
+/// Returns the median, the mean of the two middle values for an even count. Reorders the values.
 pub fn median(values: &mut [f64]) -> Option<f64> {
     let middle = values.len() / 2;
     if values.is_empty() {
@@ -34,7 +32,6 @@ pub fn median(values: &mut [f64]) -> Option<f64> {
     Some(found)
 }
 
-/// Mann-Kendall trend test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TrendTest {
     /// Rising pairs minus falling pairs.
@@ -44,7 +41,6 @@ pub(super) struct TrendTest {
 }
 
 impl TrendTest {
-    /// Tests values in order.
     pub(super) fn from_values(values: &[f64]) -> Self {
         let mut s = 0.0;
         for (i, early) in values.iter().enumerate() {
@@ -78,9 +74,8 @@ impl TrendTest {
     }
 }
 
-/// Returns the factor by which autocorrelation widens the variance of the Mann-Kendall S, at least 1, so that
-/// the test never becomes more sensitive. `slope` is Sen's slope per step. A lag counts only if its
-/// autocorrelation exceeds `z_lag` deviations.
+/// Returns the factor, at least 1, by which autocorrelation widens the variance of the Mann-Kendall S.
+/// `slope`: Sen's slope per step. A lag counts only if its autocorrelation exceeds `z_lag` deviations.
 pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     let n = length_as_f64(values.len());
     if values.len() < 4 {
@@ -106,9 +101,9 @@ pub(super) fn hamed_rao_factor(values: &[f64], slope: f64, z_lag: f64) -> f64 {
     (1.0 + 2.0 / (n * (n - 1.0) * (n - 2.0)) * sum).max(1.0)
 }
 
-/// Returns the factor, at least 1, by which correlation between neighbouring residuals reduces the number
-/// of independent residuals. Residuals beyond three deviations are cut. A short series shows too little
-/// correlation, so the estimate is raised after Marriott and Pope.
+/// Returns the factor, at least 1, by which correlation between neighbours reduces the number of independent
+/// residuals. The estimate is raised after Marriott and Pope, because a short series shows too little
+/// correlation.
 pub(super) fn autoregression_factor(rests: &[f64], deviation: f64) -> f64 {
     let cut: Vec<f64> = rests.iter().map(|rest| rest.clamp(-3.0 * deviation, 3.0 * deviation)).collect();
     let power: f64 = cut.iter().map(|rest| rest * rest).sum();
@@ -174,8 +169,7 @@ fn value_at_rank(values: &mut [f64], rank: f64) -> Option<&mut f64> {
     Some(values.select_nth_unstable_by(rank, f64::total_cmp).1)
 }
 
-/// Returns the scatter of points about a line of the given slope: the median distance from the line through
-/// the median offset, scaled to the standard deviation of normal noise.
+/// Returns the scatter of points about a line of the given slope, as a robust standard deviation.
 pub fn scatter(xs: &[f64], ys: &[f64], slope: f64) -> f64 {
     let mut rests: Vec<f64> = xs.iter().zip(ys).map(|(x, y)| y - slope * x).collect();
     let Some(middle) = median(&mut rests) else { return 0.0 };

@@ -1,5 +1,5 @@
-//! Vectors for the statistics. The expected values of A, B and C are those of pyMannKendall 1.4.3 (original and Hamed-Rao
-//! test) and of `scipy.stats.theilslopes` 1.17.1, run on the same numbers.
+//! Test vectors for the statistics. Expected values of A, B and C: pyMannKendall 1.4.3 (original and
+//! Hamed-Rao test) and `scipy.stats.theilslopes` 1.17.1.
 
 use super::*;
 
@@ -63,8 +63,7 @@ fn autocorrelation_widens_the_variance_and_never_narrows_it() {
     let slope = |values: &[f64]| sen_slope(&places(values), values).unwrap();
     close(hamed_rao_factor(&A, slope(&A), 1.959_963_984_540_054), 1.0);
     close(hamed_rao_factor(&B, slope(&B), 1.959_963_984_540_054), 1.0);
-    // The published test narrows it to 0.6997 of its value here; our correction must never make the test
-    // more sensitive.
+    // The published test narrows the variance to 0.6997 of its value here; our correction never narrows it.
     close(hamed_rao_factor(&C, slope(&C), 1.959_963_984_540_054), 1.0);
     let half_wave: Vec<f64> =
         (0..32).map(|i| (f64::from(i) / 10.0).sin() + f64::from(i % 2) * 0.01).collect();

@@ -1,8 +1,5 @@
 //! Growth over several processes, for experiments: slope of the readings, and the unit of work that causes
-//! it.
-//!
-//! A growth monitor knows only the work of its own process. If every request does the same work, units cannot
-//! be separated; several processes with different work can separate them.
+//! it. Processes with different work can separate units that always occur together within one process.
 
 use std::time::Duration;
 
@@ -13,7 +10,7 @@ use crate::growth::{GrowthBlame, GrowthPolicy, IntervalEstimate};
 use crate::sample::WorkDone;
 use crate::units::as_f64;
 
-/// Most points used for a slope, because the cost grows with their square.
+/// Most points of a slope: the cost grows with their square.
 const SLOPE_POINTS: usize = 160;
 
 /// Memory reading of one process.
@@ -27,8 +24,7 @@ pub struct MemoryLevel {
     pub bytes: u64,
 }
 
-/// Returns Sen's slope in bytes per request with its bounds; `None` with fewer than four readings, or without
-/// any work.
+/// Returns Sen's slope in bytes per request with its bounds; `None` with fewer than four readings or no work.
 pub fn slope(levels: &[MemoryLevel], policy: &GrowthPolicy) -> Option<IntervalEstimate> {
     let stride = levels.len().div_ceil(SLOPE_POINTS).max(1);
     let pair = |level: &MemoryLevel| (as_f64(level.work.requests), as_f64(level.bytes));
@@ -48,16 +44,14 @@ const MERGED_READINGS: usize = 8;
 
 /// Finds the unit of work that causes the growth of these processes; the readings of each are in order.
 pub fn blame_processes(processes: &[Vec<MemoryLevel>], policy: &GrowthPolicy) -> GrowthBlame {
-    // A GPU pool grows in pieces larger than one request's need and is constant between most readings, so a
-    // robust fit would treat growth as an outlier. Therefore readings are merged until just enough points
-    // remain.
+    // A GPU pool grows in pieces and is constant between most readings, so a robust fit would treat growth as
+    // an outlier. Therefore merge readings until just enough points remain.
     let all: usize = processes.iter().map(Vec::len).sum();
     let stride = (all / (2 * policy.blame_floors)).clamp(1, MERGED_READINGS);
     let mut points: Vec<FloorPoint> = Vec::new();
     for levels in processes {
         let Some(first) = levels.first() else { continue };
-        // Joins all processes to one curve: each starts at the end of the previous process, so only
-        // differences within a process count.
+        // Join all processes to one curve, so that only differences within a process count.
         let end = points.last().copied().unwrap_or(FloorPoint {
             level: 0.0,
             hours: 0.0,
@@ -87,7 +81,7 @@ mod tests {
         let mut levels = Vec::new();
         for step in 0..steps {
             work += each;
-            // Readings always vary.
+            // Real readings always vary.
             let bytes = 100 * MIB + bytes(work) + (step * 7919) % 4096;
             levels.push(MemoryLevel { at: Duration::from_secs(step), work, bytes });
         }

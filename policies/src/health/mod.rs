@@ -7,11 +7,10 @@
 //! | device fault | an Xid error that ends a process's use of its GPU | drain |
 //! | slow decode | tokens per second and busy slot are far below the earlier speed | recycle when quiet, if allowed |
 //!
-//! `patience` defines the time limits, from the server's own speed. A drained server that stays silent for as long
-//! again is stopped. Latency without another sign is never a symptom: a busy server is
-//! slow and healthy. Causes outside the server do not count: a client that does not read, a stopped
-//! process, a wait for the disk, a machine that slept. Comments in an event stream are no progress, because
-//! another thread of the server sends them.
+//! `patience` defines the time limits, from the server's own speed. A drained server that stays silent for as
+//! long again is stopped. Latency alone is never a symptom: a busy server is slow and healthy. Causes outside
+//! the server do not count: a client that does not read, a stopped process, a wait for the disk, a machine
+//! that slept. Comments in an event stream are no progress: another thread of the server sends them.
 
 mod offload;
 mod patience;
@@ -135,8 +134,7 @@ pub struct HealthObservation {
     pub hindered: bool,
     /// Time that a reload of the model after a sleep may take; zero if the server does not sleep.
     pub wake: Duration,
-    /// Consecutive answers reporting that computation failed. Refused, invalid and cancelled requests neither
-    /// count nor end the streak.
+    /// Consecutive answers reporting failed computation, without refused, invalid and cancelled requests.
     pub compute_errors: u32,
 }
 
@@ -158,7 +156,6 @@ pub struct HealthMonitor {
     progress: Duration,
     /// Time at which the server's main loop last turned: shown by progress, or by an answer from that loop.
     turned: Duration,
-    /// Consecutive observations without progress.
     still: u32,
     /// Consecutive observations in which the server's main loop did not turn.
     silent: u32,
@@ -168,13 +165,11 @@ pub struct HealthMonitor {
     mark: Option<u64>,
     pace: PromptPace,
     faults: Vec<(GpuIndex, u64)>,
-    /// Speeds by the number of busy slots: 1, 2 and 3, 4 to 7, 8 and more; with eight busy slots, each is
-    /// slower than a single one.
+    /// Speeds by the number of busy slots, because slots slow each other down: 1, 2 to 3, 4 to 7, 8 and more.
     speeds: [SpeedTrend; 4],
 }
 
-/// Observations without progress before a server counts as wedged: if the machine slept, the long pause lies
-/// between only two observations.
+/// Observations without progress that make a wedge: a sleep of the machine lies between only two.
 const WEDGE_OBSERVATIONS: u32 = 3;
 
 impl HealthMonitor {
@@ -234,8 +229,7 @@ impl HealthMonitor {
         self.pace.record_prompt(new, all, ms);
     }
 
-    /// Returns true if the server should be asked for its progress: a request waits, and no other sign shows
-    /// progress.
+    /// Returns true if the server should be asked for its progress: a request waits without any sign of it.
     pub fn needs_query(&self) -> bool {
         self.still > 0
     }
@@ -267,8 +261,7 @@ impl HealthMonitor {
             .then(|| wedged(still, SilenceLimit { seconds, basis: LimitBasis::Unmoved }))
     }
 
-    /// Records the speed of one answer: generated tokens, the seconds for them, and the requests in flight,
-    /// including this one.
+    /// Records the speed of one answer. `busy`: requests in flight, including this one.
     pub fn record_speed(&mut self, at: Duration, tokens: u64, seconds: f64, busy: u32) {
         let speed = as_f64(tokens) / seconds;
         if tokens == 0 || !speed.is_finite() || speed <= 0.0 {
@@ -308,9 +301,9 @@ impl HealthMonitor {
 /// | 119, 120 | the GPU's system processor does not answer, or failed |
 /// | 140 | unrecovered ECC error |
 ///
-/// Faults of one program (13, 31, 43, 45, 94) are not fatal, because NVML does not name the process. If the
-/// process was the backend, compute errors or an exit show the fault. Notes and corrected errors (63, 92,
-/// 154) are not fatal either, nor are link errors (74), because traffic may use another route.
+/// Faults of one program (13, 31, 43, 45, 94) are not fatal, because NVML does not name the process; the
+/// backend's own faults show as compute errors or an exit. Notes and corrected errors (63, 92, 154) are not
+/// fatal either, nor are link errors (74), because traffic may use another route.
 pub(crate) const fn is_fatal(xid: u64) -> bool {
     matches!(xid, 48 | 62 | 64 | 79 | 95 | 119 | 120 | 140)
 }

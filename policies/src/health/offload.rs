@@ -1,9 +1,6 @@
-//! Detects a server that started with fewer layers or less memory on the GPU than an earlier process. If a
-//! device is lost or full, llama-server starts on the CPU, many times slower, without a machine-readable
-//! message.
-//!
-//! The reference is the best process with the same model, build and flags, so different settings are never
-//! compared.
+//! Detects a server that started with fewer layers or less memory on the GPU than the best earlier process of
+//! the same model, build and flags. If a device is lost or full, llama-server starts on the CPU, many times
+//! slower, without a machine-readable message.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,8 +45,8 @@ impl GpuOffload {
         }
     }
 
-    /// Parses a log line such as `load_tensors: offloaded 33/33 layers to GPU`, and adds its numbers,
-    /// because a server may load several models. Returns true if the line matches.
+    /// Parses a log line such as `load_tensors: offloaded 33/33 layers to GPU`. Adds its numbers, because a
+    /// server may load several models.
     pub fn apply_log_line(&mut self, line: &str) -> bool {
         let Some((layers, of)) = layers(line) else { return false };
         self.layers = Some(self.layers.unwrap_or(0).saturating_add(layers));

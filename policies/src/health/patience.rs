@@ -10,9 +10,8 @@
 //!   an answer in one piece, not reported ─────────────────────── wedged_unseen
 //! ```
 //!
-//! Progress is reported by `/slots` or `/metrics`. llama-server answers these requests in its main loop
-//! between two batches, so an answer shows that the loop turns. Silence for longer than a batch shows
-//! that the loop is stuck.
+//! llama-server answers `/slots` and `/metrics` in its main loop between two batches, so an answer shows
+//! progress of the loop, and silence for longer than a batch shows that the loop is stuck.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,18 +21,14 @@ use serde::{Deserialize, Serialize};
 use super::HealthPolicy;
 use crate::units::{as_f64, format_span};
 
-/// Estimated depth in tokens at which attention makes half of the work: for common models 8,000 to 30,000;
-/// the lower value is the cautious side.
+/// Depth in tokens at which attention is estimated to be half of the work; 8,000 to 30,000 for common models.
 const ATTENTION_HALF_DEPTH: u64 = 8192;
-/// Factor on prompt times. Half of the speed is common if other programs share the processor; a quarter is
-/// not.
+/// Factor on prompt times: other programs often halve the speed, but do not quarter it.
 const PREFILL_TIME_FACTOR: f64 = 4.0;
-/// Factor on token times. A prompt in another slot, a context shift or saving a cache makes single tokens
-/// several times slower, but not twenty times.
+/// Factor on token times: prompts in other slots and context shifts make single tokens several times slower.
 const TOKEN_TIME_FACTOR: f64 = 20.0;
 
-/// Answers that a server owes at one moment, to completely sent requests. A client that does not read its
-/// answer, or is still sending its request, is not counted.
+/// Answers that a server owes at one moment, without those whose client does not read or still sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AwaitedWork {
     /// Number of streams after their first token.
@@ -62,9 +57,9 @@ impl AwaitedWork {
 /// Pauses between the tokens of streams so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenGaps {
-    /// Median.
+    /// Median pause.
     pub middle: Duration,
-    /// 99th percentile.
+    /// 99th percentile of the pauses.
     pub most: Duration,
 }
 
@@ -87,7 +82,7 @@ pub enum LimitBasis {
         /// 99th percentile of token times, in milliseconds.
         usual_ms: f64,
     },
-    /// Token times, for a server that does not report progress, and some of whose tokens may cause no event.
+    /// Token times of a server that does not report progress, and some of whose tokens may cause no event.
     Silent {
         /// Median token time, in milliseconds.
         token_ms: f64,
@@ -138,20 +133,18 @@ impl std::fmt::Display for SilenceLimit {
     }
 }
 
-/// Prompt speed so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PromptPace {
-    /// Seconds per token, converted to the beginning of a prompt, for the latest prompts.
+    /// Seconds per token of the latest prompts, converted to depth 0.
     prompts: VecDeque<f64>,
 }
 
 /// Number of remembered prompts, so that a single outlier has no effect.
 const PROMPTS_KEPT: usize = 32;
-/// Least tokens that a prompt is counted with: fewer take as long, because the whole model is read anyway.
+/// Least tokens that a prompt counts as: fewer take as long, because the server reads the whole model anyway.
 const PRICED_TOKENS_LEAST: u64 = 64;
 
 impl PromptPace {
-    /// Records an evaluated prompt of `all` tokens, `new` of them not cached, and its time in milliseconds.
     pub(super) fn record_prompt(&mut self, new: u64, all: u64, ms: f64) {
         if new == 0 || !ms.is_finite() || ms <= 0.0 {
             return;
@@ -165,15 +158,14 @@ impl PromptPace {
         self.prompts.push_back(price);
     }
 
-    /// Returns the 90th percentile of the cost per token.
     fn price(&self) -> Option<f64> {
         let mut prices: Vec<f64> = self.prompts.iter().copied().collect();
         prices.sort_by(f64::total_cmp);
         prices.get(prices.len() * 9 / 10).copied()
     }
 
-    /// Returns the longest silence of a healthy server with these requests. `told`: the server reports
-    /// progress. `wake`: time of a possible reload of the model.
+    /// Returns the longest silence of a healthy server. `told`: the server reports progress; `wake`: time of
+    /// a reload.
     pub(super) fn limit(
         &self,
         awaited: &AwaitedWork,
@@ -227,7 +219,6 @@ impl PromptPace {
     }
 }
 
-/// Returns the longest normal pause between two tokens.
 fn token_gap_limit(gaps: TokenGaps, told: bool, policy: &HealthPolicy) -> SilenceLimit {
     let usual = gaps.most.as_secs_f64();
     let seconds = (TOKEN_TIME_FACTOR * usual).max(policy.token_least.as_secs_f64());

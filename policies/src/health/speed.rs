@@ -1,5 +1,4 @@
-//! Detects slow decoding: compares the median speed of a time window with the medians of the first windows,
-//! so that single slow answers or minutes have no effect.
+//! Detects slow decoding by medians of time windows, so that single slow answers have no effect.
 
 use std::time::Duration;
 
@@ -7,9 +6,8 @@ use super::HealthSymptom;
 
 /// Consecutive slow windows, together half an hour: other programs' batch jobs are over by then.
 const SLOW_WINDOWS: usize = 6;
-/// Share of the baseline speed below which a window is slow. Leaks and throttling begin with a lasting loss
-/// of a third, but context growth or other load can halve the speed; a lasting loss of half is beyond
-/// doubt.
+/// Share of the baseline speed below which a window is slow. Context growth or other load can halve the
+/// speed, too, but hardly for half an hour.
 const SLOW_SHARE: f64 = 0.5;
 /// Number of first windows, together half an hour, whose median is the baseline.
 const BASELINE_WINDOWS: usize = 6;
@@ -18,15 +16,13 @@ const WINDOW_READINGS: usize = 5;
 /// Least duration of a window: enough answers to average their lengths.
 const WINDOW_TIME: Duration = Duration::from_secs(5 * 60);
 
-/// Speeds measured with a similar number of busy slots.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SpeedTrend {
     /// Start of the present window; `None` before the first answer.
     begun: Option<Duration>,
     readings: Vec<f64>,
-    /// Medians of the first windows.
     first: Vec<f64>,
-    /// Number of consecutive slow windows, and (`now`) the median of the last slow window.
+    /// Consecutive slow windows; `now`: median of the last slow window.
     slow: usize,
     now: f64,
 }

@@ -1,4 +1,4 @@
-//! Tests of what is a symptom, and what is not.
+//! Tests of symptoms, and of harmless states that resemble them.
 
 use super::*;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn minutes(n: u64) -> Duration {
     Duration::from_secs(n * 60)
 }
 
-/// A request waits for an answer in one piece.
+/// Observes a request that waits for an answer without streaming.
 fn at(minute: u64) -> HealthObservation {
     HealthObservation { at: minutes(minute), awaited: WHOLE, ..HealthObservation::default() }
 }
@@ -39,7 +39,7 @@ fn before_anything_was_measured_a_server_that_told_and_is_silent_has_a_long_time
     let mut health = health();
     health.observe(&HealthObservation { decodes: Some(7), ..at(0) });
     for minute in 1..15 {
-        // The server reported its counter once, and does not answer now.
+        // The server reported its counter once, but no longer answers.
         health.observe(&at(minute));
         assert_eq!(health.symptoms(), [], "minute {minute}");
     }
@@ -88,7 +88,7 @@ fn a_machine_that_slept_with_a_request_in_flight_is_not_wedged_when_it_wakes() {
     assert_eq!(health.symptoms(), []);
 }
 
-/// Observes every five seconds, with only the time changing, until a verdict; returns its time and its limit.
+/// Repeats an observation every five seconds until a symptom; returns the symptom's time and limit.
 fn until_wedged(
     health: &mut HealthMonitor,
     look: HealthObservation,
@@ -133,7 +133,7 @@ fn between_tokens_the_limit_follows_what_the_tokens_so_far_took_and_says_so() {
 
 #[test]
 fn tokens_that_give_no_event_are_no_wedge_where_the_server_says_that_it_computes_or_cannot_be_asked() {
-    // A tool call of some minutes: the slot mark changes.
+    // A tool call of some minutes gives no events, but changes the slot mark.
     let mut asked = health();
     let look = HealthObservation {
         awaited: STREAM,
@@ -147,7 +147,7 @@ fn tokens_that_give_no_event_are_no_wedge_where_the_server_says_that_it_computes
         asked.observe(&HealthObservation { at: Duration::from_secs(second), slots, ..look });
         assert_eq!(asked.symptoms(), [], "second {second}");
     }
-    // A server that does not report its progress has the time of a long tool call.
+    // For a server that does not report its progress, the limit is the time of a long tool call.
     let untold = HealthObservation { tells: false, ..look };
     let (found, limit) = until_wedged(&mut health(), untold, 0, 3600).unwrap();
     assert_eq!((found, limit.basis), (410, LimitBasis::Silent { token_ms: 100.0, tokens: 4096 }));
@@ -168,7 +168,7 @@ fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_
         tells,
         ..HealthObservation::default()
     };
-    // 50 tokens per second: a slow processor.
+    // A slow processor: 50 tokens per second.
     let slow = || {
         let mut health = health();
         health.record_prompt(1000, 1000, 20_000.0);
@@ -179,7 +179,7 @@ fn while_a_first_token_is_awaited_the_limit_follows_the_prompt_and_the_measured_
     let (step, limit) = until_wedged(&mut slow(), look(32_768, true), 0, 100_000).unwrap();
     assert!((600..1000).contains(&step), "{step} {limit}");
     assert!(limit.to_string().contains("2048 tokens of prompt"), "{limit}");
-    // 3,000 tokens per second: a GPU.
+    // A GPU: 3,000 tokens per second.
     let fast = || {
         let mut health = health();
         health.record_prompt(2000, 2000, 666.0);
@@ -236,7 +236,7 @@ fn a_server_whose_loop_turns_with_nothing_to_do_waits_for_somebody_else() {
     };
     let idle = HealthObservation { slots: Some(SlotActivity { busy: 0, mark: 7 }), ..look };
     assert_eq!(until_wedged(&mut health(), idle, 0, 7200), None);
-    // The server answers and is busy, without progress.
+    // The server answers queries and is busy, but makes no progress.
     let stuck = HealthObservation { slots: Some(SlotActivity { busy: 1, mark: 7 }), ..look };
     let (found, limit) = until_wedged(&mut health(), stuck, 0, 7200).unwrap();
     assert_eq!((found, limit.basis), (900, LimitBasis::Unmoved));
@@ -244,7 +244,7 @@ fn a_server_whose_loop_turns_with_nothing_to_do_waits_for_somebody_else() {
 
 #[test]
 fn who_owes_nothing_is_never_wedged() {
-    // Clients that do not read: no event passes, and none is awaited.
+    // If no client reads, no events pass and the server owes no answer.
     let look = HealthObservation {
         awaited: AwaitedWork::default(),
         gaps: Some(gaps(20, 40)),
@@ -279,7 +279,7 @@ fn a_gpu_that_fell_off_the_bus_is_a_symptom_and_another_programs_fault_is_not() 
     assert_eq!(health.symptoms()[0].series(), Some(MemoryKind::Vram(GpuIndex(1))));
 }
 
-/// Ten answers per minute, each at this speed.
+/// Records ten answers per minute at this speed.
 fn answers(health: &mut HealthMonitor, from: u64, to: u64, speed: f64, busy: u32) {
     for second in (from * 60..to * 60).step_by(6) {
         health.record_speed(Duration::from_secs(second), 100, 100.0 / speed, busy);

@@ -17,8 +17,8 @@ use super::{
 };
 
 impl LoadingState {
-    /// Returns the unloaded companions of a model, and their own companions, if they may be loaded and fit
-    /// next to pinned models.
+    /// Returns the unloaded companions of a model, and theirs, if they may be loaded and fit next to pinned
+    /// models.
     pub(super) fn absent_companions(&self, name: &ModelId) -> Vec<ModelId> {
         let Some(model) = self.models.get(name).filter(|model| !model.spec.companions.is_empty()) else {
             return Vec::new();
@@ -119,7 +119,6 @@ impl LoadingState {
         .collect()
     }
 
-    /// Moves a model that was called to the end of the queue.
     pub(super) fn wait_in_line(&mut self, name: &ModelId) {
         self.last_place += 1;
         let wishes = self.last_place;
@@ -158,14 +157,12 @@ impl LoadingState {
 }
 
 impl LoadedModel {
-    /// Returns true if the model is loaded and is not being unloaded.
     fn is_staying(&self) -> bool {
         self.is_there() && self.state != ModelLoadState::Leaves
     }
 }
 
 impl LoadingState {
-    /// Returns the loaded guests.
     pub(super) fn guests(&self) -> Vec<&ModelId> {
         let there = |state| matches!(state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. });
         let guests = self.models.iter().filter(|(_, model)| model.spec.guest && there(model.state));
@@ -181,8 +178,7 @@ impl LoadingState {
         guests.into_iter().cloned().collect()
     }
 
-    /// Unloads all guests if a model with new settings does not fit next to them. The model stays loaded
-    /// while the guests stop.
+    /// Unloads all guests if a model with new settings does not fit next to them; the model stays loaded.
     pub(super) fn guests_leave_for_remade(&mut self, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
         let remade =
             self.models.iter().filter(|(_, model)| model.renewal_asked.is_some() && !model.spec.guest);

@@ -1,5 +1,4 @@
-//! Reclaims unused memory from loaded processes, or else chooses the models to unload, so that another model
-//! can be loaded.
+//! Reclaims unused memory of loaded processes, or else chooses the models to unload for another model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,17 +12,14 @@ use super::{
 /// Most candidates for which all combinations are tried; with more, candidates are added cheapest first.
 const COMBINATION_LIMIT: usize = 12;
 
-/// Least pause between reclaims of a model. A model whose memory grows back sooner leaks, and only a fresh
-/// process helps.
+/// Least pause between reclaims of a model: a model whose memory grows back sooner leaks.
 const RECLAIM_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Result of the reclaim attempt that precedes an eviction.
 pub(super) enum ReclaimStep {
     /// These models are to be asked to reclaim memory.
     Asked(Vec<ModelId>),
     /// Reclaims that already run may free enough.
     Awaited,
-    /// Reclaims cannot free enough.
     Useless,
 }
 
@@ -65,9 +61,8 @@ impl LoadingState {
         if !is_enough(&candidates) {
             return Vec::new();
         }
-        // If the wanted model's companions were unloaded, they would be loaded again with it; a loaded
-        // model that has the wanted model as a companion would call it again. Both are unloaded only if
-        // other models do not suffice.
+        // Companions of the wanted model would be loaded again with it, and a model with the wanted one as a
+        // companion would call it again. Unload both only if other models do not suffice.
         let company = self.all_companions(wish.name);
         let is_own = |(_, leave): &EvictionGroup| leave.iter().any(|who| company.contains(who));
         let calls = |(_, leave): &EvictionGroup| leave.iter().any(|who| self.calls(who, wish.name));
@@ -113,8 +108,7 @@ impl LoadingState {
         turn.max(turn_least).min(turn_most)
     }
 
-    /// Returns the value of keeping a model: the load and prompt evaluation time that it saves, divided by
-    /// the time to its next request.
+    /// Returns the time that keeping a model saves, divided by the time to its next request.
     fn keep_value(&self, model: &LoadedModel, seen: ModelActivity) -> f64 {
         if model.spec.guest {
             return 0.0;
@@ -201,8 +195,7 @@ impl LoadingState {
         ReclaimStep::Asked(asked)
     }
 
-    /// Returns true for host memory and for GPU memory, depending on which a waiting model lacks; true for
-    /// both if neither explains why the model does not fit.
+    /// Returns two flags, for host and for GPU memory: a waiting model lacks it. Both are true if unclear.
     fn is_short_of(&self, wish: &LoadWish<'_>) -> (bool, bool) {
         let left = self.room_left(wish.free);
         let Some(needed) = self.models.get(wish.name).and_then(room::needed_bytes) else {
@@ -223,13 +216,12 @@ impl LoadingState {
 }
 
 impl LoadedModel {
-    /// Returns the reclaimable bytes: memory above the promise, if the build supports reclaim and no reclaim
-    /// was tried within the interval.
+    /// Returns the bytes above the promise, if the build supports reclaim and no reclaim was tried lately.
     fn reclaimable(&self, now: Duration, numbers: &LoadingConfig) -> Option<MemoryAmounts> {
         let reading = self.reading.as_ref().filter(|reading| reading.can_reclaim)?;
         let since = self.last_reclaim.map(|asked| now.saturating_sub(asked));
         let is_asked = match since {
-            // Stop waiting for an overdue answer.
+            // A process that has not answered within `give_back` is not expected to free memory.
             Some(since) if self.reclaiming => since < numbers.give_back,
             Some(since) => since >= RECLAIM_INTERVAL,
             None => true,

@@ -6,8 +6,7 @@ use super::room::MemoryAmounts;
 use crate::ModelName;
 use crate::book::MemoryNeeds;
 
-/// Identifies a model. A model that was removed and configured again under the same name has another
-/// identity.
+/// Identifies a model. A model that was removed and configured again has another identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelId {
     /// Configured name.
@@ -38,8 +37,8 @@ pub struct LoadSpec {
     pub ttl: Option<Duration>,
     /// The model can start with less memory, so a start that does not fit is not tried.
     pub can_do_with_less: bool,
-    /// The model is a guest: loaded only into room that no other model needs, without reservations, and
-    /// unloaded before any other model, even while in use.
+    /// The model is a guest: loaded only into room that no other model needs, and unloaded before any other
+    /// model, even while in use.
     pub guest: bool,
 }
 
@@ -127,8 +126,7 @@ pub enum LoaderOrder {
         /// Old and new processes fit into memory at the same time.
         beside: bool,
     },
-    /// A model may not stay loaded with its new settings, for lack of room: drain and stop it, so that it can
-    /// ask to be loaded again.
+    /// Drain and stop a model without room for its new settings, so that it can ask to be loaded again.
     Restart {
         /// Model to stop.
         model: ModelId,

@@ -9,13 +9,11 @@
 //! ```
 //!
 //! **A promise** is the memory that a model was admitted with: its predicted needs until the first reading,
-//! then the most that it held. The part of a promise that the model has not taken yet is reserved, even while
-//! that memory is free.
+//! then the most that it held. The loader reserves the part that the model has not taken yet.
 //!
 //! **The queue** is served in order. A later model is admitted first only into room that an earlier model
-//! cannot use. A newly loaded model keeps its memory for a turn while it is in use; a turn is a multiple of
-//! its load time. So every waiting model gets its turn, and waits at most for the turns of the models before
-//! it.
+//! cannot use. A newly loaded model in use keeps its memory for a turn, a multiple of its load time, so every
+//! waiting model waits at most for the turns of the models before it.
 
 mod company;
 mod evict;
@@ -59,7 +57,6 @@ impl LoadingConfig {
 #[derive(Debug)]
 pub struct LoadingState {
     numbers: LoadingConfig,
-    /// Memory that all models together may use.
     capacity: MemoryAmounts,
     models: BTreeMap<ModelId, LoadedModel>,
     last_place: u64,
@@ -138,8 +135,7 @@ impl LoadingState {
         self.kept.retain(|(who, _)| who != model);
     }
 
-    /// Queues a model for loading. With `urgent`, others may be unloaded for it even if no request waits.
-    /// No effect if the model is loaded.
+    /// Queues a model for loading, unless it is loaded. `urgent`: others may be unloaded for it at once.
     pub fn enqueue(&mut self, model: &ModelId, urgent: bool) {
         self.last_place += 1;
         let place = self.last_place;
@@ -173,8 +169,7 @@ impl LoadingState {
         self.has_waiters() && self.models.iter().any(hurries)
     }
 
-    /// Returns true if memory of an ended process does not show as free yet, so that a waiting model may
-    /// soon fit.
+    /// Returns true if memory of an ended process is not free yet, so that a waiting model may soon fit.
     pub fn awaits_memory(&self) -> bool {
         self.returning.is_awaited()
     }
@@ -193,8 +188,7 @@ impl LoadingState {
         }
     }
 
-    /// Records a model that the previous llama-warden loaded, each process on the given GPUs. Its memory is
-    /// unknown until the next reading.
+    /// Records a model that the previous llama-warden loaded, each process on the given GPUs.
     pub fn record_inherited(&mut self, name: &ModelId, places: Vec<Vec<usize>>, now: Duration) {
         if let Some(model) = self.models.get_mut(name) {
             let until = now.saturating_add(self.numbers.first_reading);
@@ -203,7 +197,6 @@ impl LoadingState {
         }
     }
 
-    /// Records the memory that a newly loaded model has taken.
     fn record_taken(&mut self, model: &ModelId, held: &MemoryAmounts) {
         if self.models.get_mut(model).is_some_and(|model| model.reading_deadline.take().is_some()) {
             self.adjust_before(|before| before.minus(held));
@@ -219,8 +212,8 @@ impl LoadingState {
         }
     }
 
-    /// Ends the start of a model that has no reading. The memory that has vanished since the first start
-    /// counts as held by this model, up to its promise.
+    /// Ends the start of a model without a reading: memory missing since then counts as held, up to its
+    /// promise.
     fn attribute_missing(&mut self, who: &ModelId) {
         let missing = self
             .free_before_starts
@@ -240,21 +233,18 @@ impl LoadingState {
         }
     }
 
-    /// Returns the free memory as if the models that are taking memory now had not taken any. If no model is
-    /// taking memory yet, this is `free` itself.
+    /// Returns the free memory as if the models that are taking memory now had not taken any.
     fn free_before_taking(&self, free: &MemoryAmounts) -> MemoryAmounts {
         let before =
             self.free_before_starts.as_ref().filter(|_| self.models.values().any(LoadedModel::is_taking));
         before.map_or_else(|| free.clone(), |before| before.max(free))
     }
 
-    /// Adjusts the free memory from before the present starts, after some of it was attributed to a model or
-    /// returned. The difference to the present free memory is what starting models have taken.
+    /// Adjusts the free memory from before the starts, after some was attributed to a model or returned.
     fn adjust_before(&mut self, change: impl Fn(&MemoryAmounts) -> MemoryAmounts) {
         self.free_before_starts = self.free_before_starts.as_ref().map(change);
     }
 
-    /// Marks a model as being unloaded.
     fn start_leaving(&mut self, who: &ModelId) {
         self.stop_settling(who);
         self.attribute_missing(who);
@@ -282,8 +272,8 @@ impl LoadingState {
                     // The model was admitted as too large, but its reading shows that it is not.
                     model.promised = MemoryAmounts::none();
                 } else if first && !measured {
-                    // GPU memory is allocated at once, so the first reading replaces the prediction. Host
-                    // memory is taken at first use, so there the prediction still counts.
+                    // GPU memory is allocated at once, so the first reading replaces the prediction; host
+                    // memory is not.
                     model.promised.gpus.clear();
                 }
                 model.promised = model.promised.max(&reading.held);

@@ -8,8 +8,7 @@ use super::room;
 use super::state::ModelLoadState;
 use super::{LoadedModel, LoaderOrder, LoadingState, MemoryAmounts, ModelActivity, ModelId};
 
-/// Longest wait for an ended process's memory to show as free. Drivers take some tens of milliseconds. Memory
-/// that another program has taken never returns, and delays a load by this much.
+/// Longest wait for an ended process's memory to show as free; drivers take some tens of milliseconds.
 const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// A model that waits for room. The order of the fields is the order of service.
@@ -23,21 +22,18 @@ struct WaitingModel {
     urgent: bool,
 }
 
-/// One round of decisions.
 struct OrderRound<'a> {
     now: Duration,
     free: Option<&'a MemoryAmounts>,
     seen: BTreeMap<ModelId, ModelActivity>,
     kept: Reservations,
     orders: Vec<LoaderOrder>,
-    /// A model waits for the turns of others to end, so no model is unloaded for later waiters. Otherwise new
-    /// turns would begin all the time, and the first waiter might wait forever.
+    /// A model waits for other turns to end; unloading models for later waiters would begin new turns.
     blocked: bool,
 }
 
 impl LoadingState {
-    /// Decides the next orders. `free` is the measured free memory, `None` if unknown; `seen` returns the
-    /// requests of each model.
+    /// Decides the next orders. `free`: measured free memory; `seen` returns the requests of each model.
     pub fn next_orders(
         &mut self,
         now: Duration,
@@ -93,7 +89,6 @@ impl LoadingState {
         waiting
     }
 
-    /// Admits a waiting model, or makes or reserves room for it.
     fn serve_waiter(&mut self, round: &mut OrderRound<'_>, waiter: WaitingModel) {
         let WaitingModel { guest, place: number, name, urgent } = waiter;
         let (now, free) = (round.now, round.free);
@@ -188,22 +183,17 @@ impl LoadingState {
     }
 }
 
-/// Reserved room for each model.
 pub(super) type Reservations = Vec<(ModelId, MemoryAmounts)>;
 
-/// A model that waits for room.
 #[derive(Clone, Copy)]
 pub(super) struct LoadWish<'a> {
     pub(super) name: &'a ModelId,
     /// Room reserved for earlier models, and perhaps for this one.
     pub(super) kept: &'a [(ModelId, MemoryAmounts)],
-    /// Measured free memory.
     pub(super) free: Option<&'a MemoryAmounts>,
-    /// Companions to be loaded along with the model.
     pub(super) party: &'a [ModelId],
 }
 
-/// Availability of room for a model.
 pub(super) enum Placement {
     /// Room is free now. Holds the GPUs of each process, the promise, and the reservations for companions.
     Now(Vec<Vec<usize>>, MemoryAmounts, Reservations),

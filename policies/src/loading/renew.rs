@@ -1,6 +1,5 @@
-//! Renews a loaded model in place after its settings changed. The model stays if its new needs fit next to
-//! the memory and promises of others, or do not exceed its own promise. Otherwise it is unloaded and waits
-//! for room like any other model.
+//! Renews a loaded model in place after its settings changed, if its new needs fit next to others or do not
+//! exceed its promise. Otherwise the model is unloaded and waits for room.
 
 use std::time::Duration;
 
@@ -11,17 +10,15 @@ use super::{LoaderOrder, LoadingState, MemoryAmounts, MissingRoom, ModelId, Rese
 /// Longest wait for a decision. Until then no process of the model may start, not even after a crash.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Decision on a model with new settings.
 enum RenewalDecision {
     Stays(RenewalInPlace),
     /// Room will be free once other models have stopped.
     Waits,
-    /// There is not enough room, only this much.
+    /// Too little room; holds the bytes that are left.
     Leaves(MemoryAmounts),
 }
 
 struct RenewalInPlace {
-    /// GPUs of each process.
     places: Vec<Vec<usize>>,
     promised: MemoryAmounts,
     /// The model is predicted to be larger than all memory; all memory was promised to it.
@@ -31,9 +28,8 @@ struct RenewalInPlace {
 }
 
 impl LoadingState {
-    /// Records that a model's settings changed ([`LoadingState::set_spec`]) and its processes are to be
-    /// replaced. [`LoadingState::next_orders`] decides within `RENEWAL_TIMEOUT` if the model may stay
-    /// loaded. No effect if the model is not loaded.
+    /// Requests that [`LoadingState::next_orders`] decide on a model whose settings changed
+    /// ([`LoadingState::set_spec`]). No effect if the model is not loaded.
     pub fn request_renewal(&mut self, model: &ModelId, now: Duration) {
         if let Some(model) = self.models.get_mut(model) {
             model.renewal_asked =
@@ -42,8 +38,7 @@ impl LoadingState {
         }
     }
 
-    /// Records that the new processes did not start; the model keeps its old processes and may be renewed
-    /// later.
+    /// Records that the new processes did not start; the model keeps its old processes.
     pub fn renewal_failed(&mut self, name: &ModelId) {
         if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed_promise.is_some()) {
             model.renewed_promise = None;
@@ -51,8 +46,7 @@ impl LoadingState {
         }
     }
 
-    /// Returns the additional needs of models that wait for a renewal; this room is not given to later
-    /// models.
+    /// Returns the additional needs of models that wait for a renewal, reserved before later models.
     pub(super) fn kept_for_remade(&self) -> Reservations {
         let waiting = self.models.iter().filter(|(_, model)| model.renewal_asked.is_some());
         let needs = |(who, model): (&ModelId, &LoadedModel)| {
@@ -63,7 +57,6 @@ impl LoadingState {
         waiting.filter_map(needs).collect()
     }
 
-    /// Decides on all models with new settings.
     pub(super) fn renew(&mut self, now: Duration, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
         let remade: Vec<(ModelId, Duration)> =
             self.models.iter().filter_map(|(who, model)| Some((who.clone(), model.renewal_asked?))).collect();
@@ -86,12 +79,10 @@ impl LoadingState {
                 // The old processes hold their memory until the new processes run.
                 let has = held_or_renewed(model);
                 if !model.is_taking() {
-                    // The promise covers the old processes' memory, whether these stop before or after the
-                    // start.
+                    // The promise covers the old processes' memory, whenever these stop.
                     let held = model.held();
                     self.free_before_starts = before.map(|before| before.plus(&held));
-                    // Allow twice the last load time, but not more: a failed load must not block others
-                    // forever.
+                    // Allow twice the last load time: a failed load must not block others forever.
                     let load = self.numbers.turn_most.max(model.load_time.saturating_mul(2));
                     model.reading_deadline = Some(now.saturating_add(load.min(self.numbers.short_for)));
                 }
@@ -121,8 +112,7 @@ impl LoadingState {
         self.room_balance(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
-    /// Returns true if a model with new settings may start its new processes next to all loaded processes,
-    /// including its own old ones.
+    /// Returns true if a model's new processes may start next to all loaded ones, including its own.
     pub(super) fn stays_beside_all(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> bool {
         matches!(
             self.renewal_decision(who, free),
@@ -179,8 +169,7 @@ impl LoadingState {
     }
 }
 
-/// Returns the known memory of a model. While processes with earlier settings run, this is at least their old
-/// promise, because they may still be taking it.
+/// Returns the known memory of a model: at least the old promise while processes with earlier settings run.
 fn held_or_renewed(model: &LoadedModel) -> MemoryAmounts {
     match &model.reading {
         Some(reading) if model.renewed_promise.is_none() => reading.held.clone(),

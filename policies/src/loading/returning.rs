@@ -1,8 +1,7 @@
 //! Memory of ended processes, until it shows as free.
 //!
-//! A driver may return memory a moment after its process has ended. Until then the memory has no owner and
-//! does not show as free. Without this module the loader would unload another model although the memory is
-//! about to return.
+//! A driver may return memory a moment after its process has ended. Without this module, the loader would
+//! unload another model although the memory is about to return.
 
 use std::time::Duration;
 
@@ -18,8 +17,7 @@ pub(super) struct ReturningMemory {
     seen: Option<(Duration, MemoryAmounts)>,
 }
 
-/// Divisor: missing memory below this part of a process's memory is ignored, because other programs take and
-/// return memory, too.
+/// Missing memory below this fraction of a process's memory is ignored: other programs take memory, too.
 const IGNORED_REST_DIVISOR: u64 = 16;
 
 impl ReturningMemory {
@@ -28,12 +26,10 @@ impl ReturningMemory {
         self.seen.as_ref().map(|(_, free)| free)
     }
 
-    /// Returns true while memory is awaited.
     pub(super) fn is_awaited(&self) -> bool {
         !self.gone.is_empty()
     }
 
-    /// Adds the memory of an ended process.
     pub(super) fn add(&mut self, held: MemoryAmounts) {
         let Some((_, free)) = &self.seen else { return };
         if self.gone.is_empty() {

@@ -17,12 +17,12 @@ pub struct MemoryAmounts {
 }
 
 impl MemoryAmounts {
-    /// No memory.
+    /// Returns no memory.
     pub const fn none() -> Self {
         Self { host: 0, gpus: Vec::new() }
     }
 
-    /// Unlimited host memory, but no GPU.
+    /// Returns unlimited host memory, but no GPU.
     pub const fn everything() -> Self {
         Self { host: u64::MAX, gpus: Vec::new() }
     }
@@ -65,7 +65,6 @@ impl MemoryAmounts {
         self.combine(other, u64::saturating_sub)
     }
 
-    /// Divides all amounts by a number.
     pub(super) fn divided_by(&self, of: u64) -> Self {
         Self { host: self.host / of, gpus: self.gpus.iter().map(|bytes| bytes / of).collect() }
     }
@@ -74,8 +73,7 @@ impl MemoryAmounts {
         self.combine(other, u64::max)
     }
 
-    /// Compares with the amounts in `left`. The first result is true if the host amount exceeds that of
-    /// `left`, the second if the largest GPU amount exceeds the largest of `left`.
+    /// Returns two flags: the host amount, or the largest GPU amount, exceeds that of `left`.
     pub fn exceeds(&self, left: &Self) -> (bool, bool) {
         (self.host > left.host, self.gpus.iter().max() > left.gpus.iter().max())
     }
@@ -89,13 +87,11 @@ impl MemoryAmounts {
         self.combine(other, u64::min)
     }
 
-    /// Returns true if each amount is at most that of `other`.
     pub(super) fn is_within(&self, other: &Self) -> bool {
         *self == self.min(other)
     }
 }
 
-/// Converts a GPU index to a position in a list of all GPUs.
 fn gpu_position(gpu: GpuIndex) -> usize {
     usize::try_from(gpu.0).unwrap_or(usize::MAX)
 }
@@ -123,14 +119,12 @@ pub enum LoadRefusal {
     },
 }
 
-/// Memory left now, and memory left (`soon`) once all models being unloaded are gone.
 pub(super) struct RoomBalance {
     pub(super) now: MemoryAmounts,
     pub(super) soon: MemoryAmounts,
 }
 
 impl RoomBalance {
-    /// Computes the balance as if the models in `leave` were being unloaded, too.
     fn compute(
         models: &BTreeMap<ModelId, LoadedModel>,
         capacity: &MemoryAmounts,
@@ -152,8 +146,7 @@ impl RoomBalance {
         let of_file = |model: &LoadedModel| MemoryAmounts { host: model.mapped, gpus: Vec::new() };
         let promised = |model: &LoadedModel| model.promised.plus(&of_file(model));
         let held = LoadedModel::held;
-        // The kernel counts the pages of a mapped file as free memory, so add the file to the reserved
-        // memory.
+        // The kernel counts the pages of a mapped file as free, so reserve the file's size, too.
         let owed = |model: &LoadedModel| model.untaken_promise().plus(&of_file(model));
         // A model with new settings will hold the memory of its new promise.
         let will = |model: &LoadedModel| {
@@ -163,8 +156,8 @@ impl RoomBalance {
         let mut soon = capacity.minus(&all(&mut stays(), &will));
         if let Some(free) = free {
             let comes = || there().filter(|model| model.is_taking());
-            // Memory that vanished since the starts began counts as taken by the starting models. If another
-            // program took it, a start fails for lack of memory and reports the shortage.
+            // Memory that vanished since the starts began counts as taken by them. If another program took
+            // it, a start fails and reports the shortage.
             let before = before.unwrap_or(free);
             let not_taken = all(&mut comes(), &|model| model.promised.clone());
             let taken = before.minus(free).min(&not_taken);
@@ -172,8 +165,7 @@ impl RoomBalance {
             let files = all(&mut comes(), &of_file);
             let owed = all(&mut serves(), &owed).plus(&files).plus(&not_taken.minus(&taken));
             now = now.min(&free.minus(&owed));
-            // During a start, free memory does not show how much will be left, so no model is unloaded on
-            // that evidence.
+            // During a start, free memory does not show how much will be left: unload no model for it.
             if comes().next().is_none() {
                 let returns = all(&mut leaves(), &held);
                 let returns = returning.map_or_else(|| returns.clone(), |gone| returns.plus(gone));
@@ -199,7 +191,6 @@ impl LoadedModel {
     }
 }
 
-/// Returns the sum of the room reserved for all models but this one.
 pub(super) fn kept_for_others(kept: &[(ModelId, MemoryAmounts)], name: &ModelId) -> MemoryAmounts {
     let others = kept.iter().filter(|(who, _)| who != name);
     others.fold(MemoryAmounts::none(), |sum, (_, amounts)| sum.plus(amounts))
@@ -260,8 +251,7 @@ impl LoadingState {
 }
 
 impl LoadingState {
-    /// Returns true if a model has no room even if all `mobile` models are unloaded, because pinned models
-    /// hold the memory or exclude the model. Ignores the measured free memory.
+    /// Returns true if a model has no room even without all `mobile` models, ignoring measured free memory.
     fn is_hopeless(&self, name: &ModelId, mobile: &[&ModelId]) -> bool {
         let wish = LoadWish { name, kept: &[], free: None, party: &[] };
         matches!(self.find_place(&wish, mobile), Placement::Nowhere)
@@ -276,18 +266,15 @@ impl LoadingState {
             .collect()
     }
 
-    /// Returns the memory that is not promised to pinned models.
     fn left_by_pinned(&self) -> MemoryAmounts {
         self.left_if_gone(&self.movable_models())
     }
 
-    /// Returns the memory that is not promised, as if these models were gone.
     pub(super) fn left_if_gone(&self, gone: &[&ModelId]) -> MemoryAmounts {
         self.room_balance(None, gone).soon
     }
 }
 
-/// Answer to the question if a model may be loaded next to the loaded ones, apart from memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compatibility {
     Good,
@@ -323,7 +310,6 @@ impl LoadingState {
 }
 
 impl LoadingState {
-    /// Returns true if two models are never loaded at the same time.
     pub(super) fn exclude_each_other(&self, one: &ModelId, other: &ModelId) -> bool {
         let names = |who: &ModelId, other: &ModelId| {
             self.models.get(who).is_some_and(|model| model.spec.never_with.contains(&other.name))
@@ -347,8 +333,7 @@ impl LoadingState {
         self.room_balance(free, &[]).now
     }
 
-    /// Returns the models that are loaded, or could be loaded next to reserved room without unloading any
-    /// model but guests. `free` is the measured free memory.
+    /// Returns the models that are loaded, or could be loaded without unloading any model but guests.
     pub fn models_with_room(&self, free: Option<&MemoryAmounts>) -> BTreeSet<ModelId> {
         let has_room = |who: &ModelId, model: &LoadedModel| match model.state {
             ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } => true,
@@ -414,7 +399,6 @@ pub(super) fn replicas(model: &LoadedModel) -> usize {
     usize::try_from(model.spec.replicas.max(1)).unwrap_or(usize::MAX)
 }
 
-/// Multiplies needs by a factor.
 fn scaled_needs(needs: &MemoryNeeds, by: f64) -> MemoryNeeds {
     let mut raised = needs.clone();
     if by > 1.0 {

@@ -13,7 +13,6 @@ const FADE_SECONDS: f64 = 1800.0;
 pub struct RequestDemand {
     /// Request count, decaying exponentially with time.
     count: f64,
-    /// Total requests at the last call.
     asked: u64,
     at: Duration,
 }
@@ -27,8 +26,7 @@ impl RequestDemand {
         (self.asked, self.at) = (asked, now.max(self.at));
     }
 
-    /// Estimates the seconds to the next request: the usual gap between requests, or the present idle time if
-    /// that is longer. Infinite for a model without requests.
+    /// Estimates the seconds to the next request: the usual gap, or the idle time if longer. Can be infinite.
     pub fn expected_gap(&self, idle_for: Duration) -> f64 {
         if self.count <= 0.0 {
             f64::INFINITY
@@ -59,7 +57,6 @@ mod tests {
     }
 }
 
-/// State of a model with respect to loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelLoadState {
     Out,
@@ -68,7 +65,6 @@ pub(super) enum ModelLoadState {
         since: Duration,
     },
     Wants {
-        /// Position in the queue.
         place: u64,
         /// Others may be unloaded for this model even if no request waits for it.
         urgent: bool,
@@ -97,13 +93,11 @@ pub(super) struct LoadedModel {
     pub(super) reading_deadline: Option<Duration>,
     /// The next reading is the first with the present settings.
     pub(super) unread: bool,
-    /// GPUs of each process.
     pub(super) places: Vec<Vec<usize>>,
     /// Time of the last change of settings, if the decision on it is pending.
     pub(super) renewal_asked: Option<Duration>,
     /// Promise with the new settings, if processes with earlier settings still run.
     pub(super) renewed_promise: Option<MemoryAmounts>,
-    /// Time until which `renewed_promise` is valid.
     pub(super) renewed_until: Duration,
     /// The model was admitted although predicted to be too large; all memory is promised to it.
     pub(super) alone: bool,
@@ -112,11 +106,9 @@ pub(super) struct LoadedModel {
     pub(super) call_pending: bool,
     /// The model was asked to reclaim memory, and has not answered.
     pub(super) reclaiming: bool,
-    /// Time of the last reclaim request.
     pub(super) last_reclaim: Option<Duration>,
     /// Factor on the model's needs, raised when a start runs out of memory.
     pub(super) raised: f64,
-    /// Time at which `raised` was set.
     pub(super) raised_at: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Snapshots of every sentence about a decision, a verdict or a wrong value.
+//! Snapshots of the sentences about decisions, verdicts and invalid values.
 
 use std::fmt::Display;
 

@@ -15,12 +15,10 @@ use std::fmt;
 use super::{BalancedModel, InstanceFacts, UnreadyReason, readiness};
 use crate::units::as_f64;
 
-/// Weight in percent of an instance whose slots are all taken and whose queue is empty. Above zero, because
-/// its neighbours may be as busy.
+/// Weight in percent of an instance whose slots are all taken. Above zero: its neighbours may be as busy.
 const BUSY_PERCENT: f64 = 10.0;
 
-/// Weight in percent of an instance without a process that takes requests: its first request would wait for a
-/// load, and a neighbour may have the model loaded.
+/// Weight in percent of an instance without a process: a neighbour may have the model loaded.
 const COLD_PERCENT: f64 = 25.0;
 
 /// Least factor on the weight of an instance whose memory is forecast to reach a limit.
@@ -37,13 +35,11 @@ pub enum AgentAnswer {
     Up {
         /// Percent of the configured weight, 1 to 100.
         weight: u8,
-        /// Useful number of concurrent requests; more should wait in the balancer. `None` if unknown: the
-        /// balancer keeps the last value.
+        /// Useful number of concurrent requests; `None` if unknown: the balancer keeps the last value.
         connections: Option<u32>,
     },
 }
 
-/// Formats the answer without its line end.
 impl fmt::Display for AgentAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -84,7 +80,7 @@ pub fn agent_answer(facts: &InstanceFacts, horizon: f64) -> AgentAnswer {
         1.0
     };
     // A freed slot is filled from the local queue, so as many requests may wait here as there are slots.
-    // Further requests wait in the balancer, which can still send them to other instances.
+    // Others wait in the balancer, which can send them elsewhere.
     let connections = u32::try_from(slots.saturating_add(slots.min(depth))).ok().filter(|most| *most > 0);
     AgentAnswer::Up { weight: percent(share * queue * near), connections }
 }

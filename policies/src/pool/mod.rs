@@ -1,9 +1,4 @@
 //! State of an instance for load balancers: readiness, load, and use of the context.
-//!
-//! | module | decides |
-//! |---|---|
-//! | this module | if a request would be served or queued ([`readiness`]), and the slots' [`context_fill`] |
-//! | [`agent`] | the line that `HAProxy` reads: state, weight, connections |
 
 pub mod agent;
 
@@ -75,7 +70,6 @@ impl UnreadyReason {
     }
 }
 
-/// Formats a sentence for people.
 impl fmt::Display for UnreadyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -92,7 +86,6 @@ impl fmt::Display for UnreadyReason {
 /// Checks if new requests should be sent to this instance.
 ///
 /// # Errors
-///
 /// Reason for which no new request should be sent.
 pub fn readiness(facts: &InstanceFacts) -> Result<(), UnreadyReason> {
     if facts.draining {
@@ -111,8 +104,7 @@ pub fn readiness(facts: &InstanceFacts) -> Result<(), UnreadyReason> {
     Err(if all_refuse { UnreadyReason::Refusing } else { UnreadyReason::Full })
 }
 
-/// Returns the share of the slots' context in use, 0 to 1: `tokens` of running requests, divided by the
-/// `capacity` of all slots in tokens. 0 without slots.
+/// Returns the share of the slots' context in use, 0 to 1; 0 without slots.
 pub fn context_fill(tokens: u64, capacity: u64) -> f64 {
     if capacity == 0 {
         return 0.0;

@@ -12,14 +12,11 @@
 //!
 //! A [`RequestFingerprint`] identifies a request without revealing its content. A single death proves
 //! nothing, because all requests in flight look equally guilty. So each suspect is tried alone, and is
-//! refused only if the server dies again with no other request in flight. A death that llama-warden caused,
-//! or that came from outside, makes no suspects. A death for lack of memory makes suspects but refuses no
-//! request, because all requests share the memory.
+//! refused only if the server dies again. Deaths caused by llama-warden or from outside make no suspects. A
+//! death for lack of memory makes suspects but refuses no request, because all requests share the memory.
 //!
-//! A server may continue to work for a while on a request whose client has left. So such a request still
-//! counts as in flight: as a suspect at a death, as an obstacle to a trial, and as the request on trial.
-//!
-//! Not synchronised: the owner keeps this value under one lock.
+//! A server may continue to work on a request whose client has left, so such a request still counts as in
+//! flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -35,12 +32,10 @@ pub use terms::{
 /// Number of remembered ends of processes, for broken connections that are noticed late.
 const ENDS_KEPT: usize = 64;
 
-/// Way in which a process ended, as far as requests are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GenerationEnd {
     /// The process died by itself.
     Died,
-    /// The process died of one request, tried alone.
     KilledByRequest,
     /// The process was stopped by llama-warden or from outside.
     Stopped,
@@ -49,11 +44,9 @@ enum GenerationEnd {
 #[derive(Clone, Copy, Debug)]
 struct SuspectTrial {
     request: RequestFingerprint,
-    /// Time at which the request's client left.
     left: Option<Duration>,
 }
 
-/// A request whose client left before its answer was complete.
 #[derive(Clone, Copy, Debug)]
 struct AbandonedRequest {
     generation: GenerationId,
@@ -66,9 +59,7 @@ struct QuarantineEntry {
     /// Processes to which connections of this request broke and which may have died.
     doubts: Vec<GenerationId>,
     suspect: bool,
-    /// Time at which the refusal ends.
     refused_until: Option<Duration>,
-    /// Time at which this entry is forgotten.
     until: Duration,
     deaths: u32,
     refusals: u64,
@@ -79,7 +70,6 @@ struct QuarantineEntry {
 pub struct RequestQuarantine {
     policy: QuarantinePolicy,
     entries: BTreeMap<RequestFingerprint, QuarantineEntry>,
-    /// Requests on trial, by process.
     trials: BTreeMap<GenerationId, SuspectTrial>,
     /// Requests whose client has left, oldest first.
     left: VecDeque<AbandonedRequest>,
@@ -146,8 +136,8 @@ impl RequestQuarantine {
         }
     }
 
-    /// Records that a request's connection to this process broke after the request was sent completely.
-    /// Returns true if the process is known to have died by itself, so that the request is a suspect.
+    /// Records that a completely sent request lost its connection to this process. Returns true if the
+    /// request is a suspect, because the process is known to have died by itself.
     pub fn record_break(
         &mut self,
         generation: GenerationId,
@@ -173,9 +163,8 @@ impl RequestQuarantine {
         end.is_some()
     }
 
-    /// Records that a client left after its request was sent completely, but before the answer was
-    /// complete. The server may continue to work on the request for a while. Returns true if the process is
-    /// known to have died by itself meanwhile, so that the request is a suspect.
+    /// Records that a client left before its answer was complete; the server may continue to work on it.
+    /// Returns true if the request is a suspect, because the process is known to have died by itself.
     pub fn record_abandoned(
         &mut self,
         generation: GenerationId,
@@ -213,8 +202,7 @@ impl RequestQuarantine {
         for (request, entry) in &mut self.entries {
             let before = entry.doubts.len();
             entry.doubts.retain(|doubted| *doubted != generation);
-            // The trial ends without a result; a later death of this process is no evidence against the
-            // request.
+            // End the trial without a result: a later death is no evidence against the request.
             if entry.doubts.len() < before
                 && self.trials.get(&generation).is_some_and(|trial| trial.request == *request)
             {
@@ -234,22 +222,19 @@ impl RequestQuarantine {
         self.ends.iter().any(|(ended, _)| *ended == generation)
     }
 
-    /// Returns the longest time that a suspect waits to be alone. Doubles with each further death: a guilty
-    /// request costs all others a death each time, so long-running requests must not postpone its trial
-    /// forever.
+    /// Returns the longest time that a suspect waits to be alone. Doubles with each further death: each costs
+    /// all other requests, so running requests must not postpone a trial forever.
     pub fn alone_wait(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 5;
         self.policy.alone_wait.saturating_mul(1 << self.further_deaths(request).min(DOUBLINGS))
     }
 
-    /// Returns the time that a suspect may run alone. Longer after further deaths, which the request may
-    /// cause only late, but shorter than the time that other requests wait in the queue.
+    /// Returns the time that a suspect may run alone; longer after further deaths, which may come late.
     pub fn alone_time(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 2;
         self.policy.alone_for.saturating_mul(1 << self.further_deaths(request).min(DOUBLINGS))
     }
 
-    /// Returns the number of deaths after the first.
     fn further_deaths(&self, request: RequestFingerprint) -> u32 {
         self.entries.get(&request).map_or(0, |entry| entry.deaths.saturating_sub(1))
     }
@@ -264,8 +249,8 @@ impl RequestQuarantine {
         self.trials.get(&generation).map(|trial| trial.request)
     }
 
-    /// Ends a trial without a result, because the request is no longer alone or has ended. If the request's
-    /// connection broke, or for a while if its client left, a death of the process still counts against it.
+    /// Ends a trial without a result, because the request is no longer alone or has ended. If its connection
+    /// broke, a death of the process still counts against it.
     pub fn end_trial(&mut self, generation: GenerationId) {
         let Some(trial) = self.trials.get_mut(&generation) else { return };
         let doubted = |entry: &QuarantineEntry| entry.doubts.contains(&generation);
@@ -380,8 +365,7 @@ impl RequestQuarantine {
         all
     }
 
-    /// Returns two totals: how often a request was put under refusal, and how often such a request was sent again
-    /// and refused.
+    /// Returns two totals: requests put under refusal, and refusals of such requests.
     pub fn counts(&self) -> (u64, u64) {
         (self.refused, self.refusals)
     }

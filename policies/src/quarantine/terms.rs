@@ -33,7 +33,7 @@ pub type QuarantinePolicy = crate::defaults::Quarantine;
 /// Treatment of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestStanding {
-    /// The request is unknown.
+    /// No death is held against the request.
     Clear,
     /// A server died while the request was in flight: it must be tried alone.
     Suspect,

@@ -21,7 +21,6 @@ fn policy() -> QuarantinePolicy {
     }
 }
 
-/// A death with this many other requests in flight.
 fn among(others: u32) -> ServerDeath {
     ServerDeath { others, hung: Duration::ZERO, proves: true }
 }
@@ -109,7 +108,7 @@ fn a_break_on_trial_is_judged_when_the_end_is_known() {
     let mut known = suspected();
     known.begin_trial(H, A);
     known.record_break(H, A, at(0));
-    // Its lease is returned before the process is known to be gone.
+    // The lease ends before the process is known to have died.
     known.end_trial(H);
     assert_eq!(known.record_death(H, among(0), at(0)).refused, Some(A));
     assert!(!known.record_break(H, B, at(0)), "who felled it is known");
@@ -124,7 +123,7 @@ fn whose_client_left_a_moment_ago_is_in_flight_at_a_death() {
     assert_eq!((found.suspects, found.refused), (vec![A], None), "of this server, and nobody is on trial");
     assert_eq!(known.record_death(H, among(0), at(2)), DeathResult::default(), "that was long ago");
     assert!(known.record_abandoned(G, B, at(2)), "the death is known sooner than that its client left");
-    // A server that hung had worked on nothing else for as long.
+    // A server that hung for two minutes had worked on no other request meanwhile.
     let hangs = GenerationId(3);
     known.record_abandoned(hangs, RequestFingerprint(3), at(0));
     let found = known.record_death(hangs, ServerDeath { hung: MINUTE * 2, ..among(0) }, at(3));
@@ -245,8 +244,8 @@ fn a_fingerprint_is_written_and_read_as_hexadecimal() {
 }
 
 proptest! {
-    /// For any order of deaths, breaks, trials and answers, the state stays bounded, and a request is
-    /// refused only if it was on trial at a death without company.
+    /// For any order of events, the state stays bounded, and a request is refused only if it was on trial at
+    /// a death without other requests.
     #[test]
     fn nobody_is_refused_without_a_death_alone(steps in prop::collection::vec((0..8_u8, 0..4_u64, 0..12_u128), 1..200)) {
         let mut known = RequestQuarantine::new(policy());

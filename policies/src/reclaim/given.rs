@@ -163,7 +163,7 @@ impl ReclaimedBytes {
 }
 
 impl std::fmt::Display for ReclaimedBytes {
-    /// `graphs 1.2 GiB (host) and 300.0 MiB (GPU), pools 512.0 MiB, heap 80.0 MiB`; `nothing`.
+    /// Formats `graphs 1.2 GiB (host) and 300.0 MiB (GPU), pools 512.0 MiB, heap 80.0 MiB`, or `nothing`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut said = Vec::new();
         match (self.graphs_host, self.graphs_device) {

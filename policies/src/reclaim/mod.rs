@@ -11,8 +11,6 @@
 //! | a budget | the process is asked again above the budget; if that is sooner than `reclaim_again`, it is replaced |
 //! | growth | the process is asked again when it is as large as before, after some time; budgets apply |
 //! | a shared budget | the process is replaced if it is still the chosen one |
-//!
-//! No clock and no processes here: the caller reports requests, answers and readings.
 
 mod given;
 #[cfg(test)]
@@ -111,34 +109,27 @@ pub enum ReclaimWorth {
     Unknown,
 }
 
-/// A reclaim request in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ActiveReclaim {
     at: Duration,
     /// Memory that caused the request; `None` for an operator's request.
     cause: Option<ReclaimCause>,
-    /// Time of the answer.
     answered: Option<Duration>,
 }
 
-/// Memory that caused the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ReclaimCause {
     series: MemoryKind,
-    /// Bytes at the request.
     before: u64,
     /// The request has helped if at most this many bytes are left.
     most: u64,
 }
 
-/// Memory that fell far enough after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FreedMemory {
     series: MemoryKind,
     at: Duration,
-    /// Bytes held before the request.
     before: u64,
-    /// Bytes freed.
     bytes: u64,
 }
 
@@ -146,14 +137,12 @@ struct FreedMemory {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimHistory {
     asked: Option<ActiveReclaim>,
-    /// Time at which the last request was completed.
     last: Option<Duration>,
-    /// Last success for each kind of memory; an operator's request or one for other memory does not change
-    /// it.
+    /// Last success for each kind of memory.
     fell: Vec<FreedMemory>,
     /// Kinds of memory for which no further request is made, with the reasons.
     in_vain: Vec<(MemoryKind, NoReclaim)>,
-    /// Limits have changed since the last request. A decision that is not urgent then waits until the next
+    /// Limits have changed since the last request, so a decision that is not urgent waits until the next
     /// request is allowed, instead of getting [`NoReclaim::TooOften`].
     forgiven: bool,
     /// The process refused the last request as too soon, although no earlier request is known here.
@@ -161,8 +150,8 @@ pub struct ReclaimHistory {
 }
 
 impl ReclaimHistory {
-    /// Returns the first step for this decision. `facts` describe the memory that the decision is about;
-    /// `parts` are the parts of the process that support reclaim, `None` if unknown.
+    /// Returns the first step for this decision. `facts`: memory in question; `parts`: parts that support
+    /// reclaim.
     pub fn decide(
         &self,
         policy: &Recycle,
@@ -197,8 +186,7 @@ impl ReclaimHistory {
                 return ReclaimDecision::Rest { seconds: now.saturating_sub(*at).as_secs(), bytes: *bytes };
             }
             if since < policy.reclaim_again {
-                // The last request has no recorded result for this memory, for example because an operator
-                // made it. A request for this memory follows later.
+                // The last request has no result for this memory, for example because an operator made it.
                 return ReclaimDecision::Wait;
             }
         }
@@ -236,8 +224,8 @@ impl ReclaimHistory {
         self.asked = Some(ActiveReclaim { at: now, cause, answered: None });
     }
 
-    /// Handles changed limits: requests that did not suffice for the old limits may suffice for the new
-    /// ones. The time of the last request is kept, because a process refuses requests that follow too soon.
+    /// Handles changed limits, for which earlier requests may suffice. Keeps the time of the last request,
+    /// because a process refuses requests that follow too soon.
     pub fn handle_new_limits(&mut self) {
         self.in_vain.clear();
         self.fell.clear();
@@ -263,8 +251,7 @@ impl ReclaimHistory {
         true
     }
 
-    /// Adds a reading begun at `begun`, with the process's bytes of each kind of memory. Returns the result
-    /// of a request that this reading completes; `None` if there is none.
+    /// Adds a reading begun at `begun`; returns the result of the request that this reading completes.
     pub fn add_reading(
         &mut self,
         begun: Duration,

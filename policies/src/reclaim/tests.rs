@@ -33,7 +33,7 @@ fn decision(reason: Reason, limit: Option<u64>) -> RecycleDecision {
     }
 }
 
-/// A process that had 1,000 MiB when fresh.
+/// Facts of a process that held 1,000 MiB when fresh.
 fn facts(series: MemoryKind, charged: u64) -> SeriesFacts {
     let growth = SeriesGrowth { baseline: Some(1000 * MIB), ..SeriesGrowth::without_readings(series) };
     SeriesFacts { growth: Some(growth), ..SeriesFacts::from_bytes(series, Some(charged * MIB)) }
@@ -43,7 +43,7 @@ fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A process with a budget of 2,000 MiB, asked at `at` when it held 2,010 and read two seconds later.
+/// A request at 2,010 MiB for a budget of 2,000 MiB, and a reading of `left` MiB two seconds later.
 fn after(reason: Reason, at: u64, left: u64) -> ReclaimHistory {
     let decision = decision(reason, Some(2000 * MIB));
     let series = decision.series.unwrap();
@@ -102,7 +102,7 @@ fn memory_is_asked_for_first_where_somebody_has_it_and_nothing_else_ever_is() {
     }
     let off = Recycle { reclaim: false, ..policy() };
     assert_eq!(of(&off, Some(BOTH), Reason::HostSoft), ReclaimDecision::Replace(NoReclaim::Off));
-    // Decisions that are only reported, and unknown memory, have no effect.
+    // Decisions that are only reported, and unknown memory, cause no reclaim.
     let told = RecycleDecision { action: RecycleAction::Observe, ..decision(Reason::Growth, None) };
     let known = facts(MemoryKind::Host, 2010);
     let unknown = SeriesFacts::from_bytes(MemoryKind::Host, None);
@@ -120,7 +120,7 @@ fn what_helped_is_asked_for_again_when_the_budget_is_passed_again_and_not_too_of
     assert_eq!(rung(&helped, Reason::HostSoft, 2001, 101 + again), ReclaimDecision::Reclaim);
     let soon = ReclaimDecision::Replace(NoReclaim::TooOften { seconds: again - 1 });
     assert_eq!(rung(&helped, Reason::HostSoft, 2001, 100 + again), soon);
-    // A reclaim helps up to three quarters of the way to the budget.
+    // A reclaim helps if it frees at least a quarter of the range up to the budget.
     assert_eq!(
         rung(&after(Reason::HostSoft, 100, 1750), Reason::HostSoft, 2001, 500),
         ReclaimDecision::Reclaim
@@ -130,12 +130,12 @@ fn what_helped_is_asked_for_again_when_the_budget_is_passed_again_and_not_too_of
     assert_eq!(rung(&after(Reason::HostSoft, 100, 1751), Reason::HostSoft, 2001, 99_999), vain);
     let mut forgiven = after(Reason::HostSoft, 100, 1751);
     forgiven.handle_new_limits();
-    // A process refuses a request that comes too soon: wait, but not at a hard budget.
+    // A process refuses a request that comes too soon: wait, unless the budget is hard.
     assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 102), ReclaimDecision::Wait);
     let hard = ReclaimDecision::Replace(NoReclaim::TooOften { seconds: 1 });
     assert_eq!(rung(&forgiven, Reason::HostHard, 2001, 102), hard);
     assert_eq!(rung(&forgiven, Reason::HostSoft, 2001, 101 + again), ReclaimDecision::Reclaim);
-    // Another memory is judged separately.
+    // Each kind of memory is judged separately.
     assert_eq!(
         rung(&after(Reason::HostSoft, 100, 1900), Reason::VramSoft, 2001, 500),
         ReclaimDecision::Reclaim
@@ -152,8 +152,7 @@ fn growth_rests_until_as_much_is_held_as_before_and_a_shared_budget_does_not_res
         ReclaimDecision::Rest { seconds: 49_899, bytes: 610 * MIB }
     );
     assert_eq!(rung(&helped, Reason::Growth, 2010, 50_000), ReclaimDecision::Reclaim);
-    // A fast leak far below its budget does not justify a replacement if a reclaim returns everything; the
-    // budget does.
+    // A reclaim that frees everything spares a fast-leaking process far below its budget, but not above it.
     assert_eq!(rung(&helped, Reason::Growth, 2500, 110), rest);
     assert_eq!(
         rung(&helped, Reason::HostSoft, 2500, 110),
@@ -184,7 +183,7 @@ fn an_answer_is_waited_for_within_its_limit_and_one_that_does_not_come_is_the_la
     assert!(!asked.record_answer(ReclaimOutcome::NoAnswer, s(110)));
     assert_eq!(rung(&asked, Reason::HostSoft, 2050, 111), ReclaimDecision::Replace(NoReclaim::NoAnswer));
     assert!(!asked.record_answer(ReclaimOutcome::Done, s(112)), "nobody asked");
-    // An operator's request is no evidence against the process, and without a reading the result is open.
+    // An operator's request is no evidence against the process.
     let mut by_hand = ReclaimHistory::default();
     by_hand.record_request(&policy, None, s(100));
     assert!(!by_hand.record_answer(ReclaimOutcome::NoAnswer, s(110)));
@@ -261,8 +260,8 @@ struct Story {
     most: u64,
 }
 
-/// Simulates one second at a time: a reclaim returns the share `gone` of the growth; `answers` is false if
-/// the process never answers.
+/// Simulates one second at a time. `gone`: share of the growth that a reclaim frees; `answers`: false for a
+/// process that never answers.
 fn live(leak_kib: u64, gone: f64, answers: bool, seconds: u64) -> Story {
     let policy = policy();
     let soft = decision(Reason::HostSoft, Some(2000 * MIB));
@@ -319,16 +318,16 @@ proptest! {
             prop_assert!(two[1] - two[0] >= policy.reclaim_again.as_secs(), "{story:?}");
         }
         let without = (1000 * 1024_u64).div_ceil(leak_kib).saturating_sub(1);
-        // A process that does not answer, or returns too little, is replaced as without reclaim, after one
-        // request.
+        // A process that does not answer, or frees too little, is asked once, then replaced as without
+        // reclaim.
         if !answers || gone < policy.reclaim_room {
             prop_assert_eq!(story.asked.len(), usize::from(without < 40_000), "{:?}", story);
-            // Returned memory has to grow again.
+            // Freed memory has to grow again.
             let back = if answers { scale_bytes(1100 * 1024, gone) / leak_kib + 1 } else { 0 };
             let latest = without + policy.reclaim_limit.as_secs() + back;
             prop_assert!(story.replaced.map_or(latest >= 40_000, |at| at <= latest), "{story:?} {latest}");
         }
-        // In all cases the process was above the budget no longer than one request takes.
+        // The process exceeds the budget for no longer than one request takes.
         let worst = 2000 * MIB + (policy.reclaim_limit.as_secs() + 1) * leak_kib * 1024;
         prop_assert!(story.most <= worst, "{story:?}");
     }
@@ -362,12 +361,12 @@ fn a_request_for_something_else_ends_no_rest_and_makes_none_too_often() {
         let rung = rung(&rests, Reason::Growth, 1300, at);
         assert_eq!(rung, ReclaimDecision::Rest { seconds: at - 101, bytes: 810 * MIB });
     }
-    // A process never asked because of its growth is asked in time, and not replaced meanwhile.
+    // After an operator's request, growth waits for the next reclaim and causes no replacement.
     let mut new = ReclaimHistory::default();
     asked_by_hand(&mut new, 200);
     assert_eq!(rung(&new, Reason::Growth, 1900, 201), ReclaimDecision::Wait);
     assert_eq!(rung(&new, Reason::Growth, 1900, 200 + again), ReclaimDecision::Reclaim);
-    // Exceeding the budget anyway does not wait.
+    // A process above its budget does not wait.
     assert_eq!(
         rung(&new, Reason::HostSoft, 2001, 201),
         ReclaimDecision::Replace(NoReclaim::TooOften { seconds: 1 })

@@ -223,8 +223,7 @@ pub struct RecycleDecision {
     /// Reason. `None` with [`RecycleAction::Observe`], except with [`RecycleHindrance::Observing`] (reason in
     /// another mode) and [`RecycleHindrance::NotYet`] (reason of a future action).
     pub reason: Option<Reason>,
-    /// True if the action is due now: always for actions above [`RecycleAction::RecycleWhenQuiet`], never for
-    /// [`RecycleAction::Observe`].
+    /// True if the action is due now.
     pub due: bool,
     /// Kind of memory that is the reason, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]

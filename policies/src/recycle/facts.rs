@@ -45,8 +45,7 @@ pub struct SeriesFacts {
     pub rising: bool,
     /// Bytes when the process became ready; `None` if unknown.
     pub at_ready: Option<u64>,
-    /// True if `charged` is an estimate. Budgets apply to estimates as well, but no process is killed on the
-    /// basis of an estimate.
+    /// True if `charged` is an estimate. Budgets apply to estimates, but no process is killed for one.
     pub estimated: bool,
     /// Total bytes of the machine or the GPU.
     pub total: Option<u64>,
@@ -91,8 +90,7 @@ impl SeriesFacts {
         }
     }
 
-    /// Combines a reading with the detector's state. The supervisor, `policy replay` and the simulation all
-    /// use this function.
+    /// Combines a reading with the detector's state.
     pub fn gather(policy: &RecyclePolicy, monitor: &GrowthMonitor, reading: &SeriesReading) -> Self {
         let SeriesReading { series, charged, before, at_ready, estimated, total, free, allowance, worst } =
             *reading;
@@ -146,9 +144,8 @@ pub struct RecycleFacts {
     pub idle_for: Option<Duration>,
     /// Time for which a replacement has been wanted; `None` if it was not wanted before.
     pub wanted_for: Option<Duration>,
-    /// Time for which the process has drained with [`super::RecycleAction::DrainNow`] or above; `None` if
-    /// it does not drain, or only begins to. A draining process is judged as well, so that a drain that
-    /// lasts too long becomes a kill.
+    /// Time for which the process has drained with [`super::RecycleAction::DrainNow`] or above; `None`
+    /// otherwise. A drain that lasts too long becomes a kill.
     pub urgent_for: Option<Duration>,
     /// Local time in minutes of the day; `None` if unknown: then no window is closed.
     pub minute: Option<u16>,

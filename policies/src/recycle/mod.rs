@@ -38,7 +38,6 @@ struct RecycleWish {
     series: Option<MemoryKind>,
     limit: Option<u64>,
     observing: bool,
-    /// The machine or the GPU is short of memory.
     threat: bool,
 }
 
@@ -47,9 +46,9 @@ pub fn decide(policy: &RecyclePolicy, facts: &RecycleFacts) -> RecycleDecision {
     decide_without_barred(policy, facts, |_, _| false)
 }
 
-/// Judges one process, with barred reasons ([`crate::cooldown::RecycleCooldown::find_bar`]). A barred reason
-/// never precedes another reason, however urgent. If only barred reasons exist, the strongest is returned
-/// anyway, so that the cooldown holds it back and says why.
+/// Judges one process, with barred reasons ([`crate::cooldown::RecycleCooldown::find_bar`]), which never
+/// precede another reason. If only barred reasons exist, the strongest is returned for the cooldown to hold
+/// back.
 pub fn decide_without_barred(
     policy: &RecyclePolicy,
     facts: &RecycleFacts,
@@ -96,8 +95,7 @@ fn check_quiet(policy: &RecyclePolicy, facts: &RecycleFacts, decision: RecycleDe
             .held_back(RecycleHindrance::OutsideWindow { minutes_left: policy.only.opens_in(minute) });
     }
     let quiet = facts.idle_for.is_some_and(|idle| idle >= policy.common.quiet_for);
-    // Time outside the windows does not count as waiting; otherwise every waiting replacement would be due as
-    // soon as a window opens.
+    // Time outside the windows does not count: every waiting replacement would be due when a window opens.
     let opened = facts.minute.and_then(|minute| policy.only.open_for(minute)).unwrap_or(Duration::MAX);
     let waited = facts.wanted_for.unwrap_or_default().min(opened);
     let last = facts.minute.is_some_and(|minute| policy.only.is_closing(minute));
@@ -113,7 +111,6 @@ fn check_quiet(policy: &RecyclePolicy, facts: &RecycleFacts, decision: RecycleDe
     decision.held_back(RecycleHindrance::NotQuiet { seconds_left })
 }
 
-/// Returns the earliest forecast for the exhaustion of a leaking memory.
 fn soonest_end(facts: &RecycleFacts) -> Option<&GrowthForecast> {
     let leaking = |series: &&SeriesFacts| series.growth.as_ref().is_some_and(|growth| growth.verdict.leaks());
     let ends = facts
@@ -196,7 +193,7 @@ fn collect_wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWi
 }
 
 /// Returns the action for a symptom. A wedged server never finishes the requests that a drain waits for, so
-/// it is killed if it stays silent while draining for as long as before.
+/// it is killed if it stays silent for the same time again.
 fn symptom_action(symptom: &HealthSymptom, urgent_for: Option<Duration>) -> RecycleAction {
     match symptom {
         HealthSymptom::Wedged { limit, .. }
@@ -208,8 +205,7 @@ fn symptom_action(symptom: &HealthSymptom, urgent_for: Option<Duration>) -> Recy
     }
 }
 
-/// Returns the wish to kill a backend because memory is almost exhausted. A backend is killed only if that
-/// frees enough: killing a small one would cost its requests without helping.
+/// Returns the wish to kill a backend because memory is almost exhausted, if that frees enough.
 fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<RecycleWish> {
     let (free, gain) = (facts.free?, facts.gain()?);
     let limit = policy.exhaustion_bytes(facts);
@@ -288,8 +284,7 @@ fn growth_wish(policy: &RecyclePolicy, facts: &RecycleFacts, series: &SeriesFact
     })
 }
 
-/// Returns a decision for a leak that will be handled later: the limit that it reaches first, and the time
-/// before that limit at which a replacement will be wanted.
+/// Returns a decision for a leak that will be handled later, with the limit that it reaches first.
 fn future_decision(policy: &RecyclePolicy, facts: &RecycleFacts) -> Option<RecycleDecision> {
     if policy.common.growth != GrowthMode::Recycle {
         return None;
@@ -316,9 +311,9 @@ fn future_decision(policy: &RecyclePolicy, facts: &RecycleFacts) -> Option<Recyc
 
 /// Returns the time before a budget is reached from which a growing backend is replaced at a quiet moment.
 ///
-/// With daily windows: half a day, or, if longer, the time until the window after the present one opens.
-/// Without windows: the time that finding a lull takes almost surely, at most half a day, and at least twice
-/// the horizon of a drain.
+/// With daily windows: half a day, or the time until the window after the present one, if longer. Without
+/// windows: the time that finding a lull takes almost surely, between twice the horizon of a drain and half a
+/// day.
 fn quiet_horizon(policy: &RecyclePolicy, facts: &RecycleFacts) -> Duration {
     if !policy.only.is_always() {
         let next = facts.minute.map_or(Duration::ZERO, |minute| policy.only.time_to_next(minute));
@@ -331,8 +326,7 @@ fn quiet_horizon(policy: &RecyclePolicy, facts: &RecycleFacts) -> Duration {
         .map_or(policy.common.growth_quiet, |time| time.clamp(least, policy.common.growth_quiet))
 }
 
-/// Returns a factor between `1 - jitter` and `1`: jitter only lowers a limit, so the configured limit is
-/// never exceeded.
+/// Returns a factor between `1 - jitter` and `1`: jitter never raises a configured limit.
 fn jitter_factor(jitter: f64, unit: f64) -> f64 {
     1.0 - jitter.clamp(0.0, 1.0) * unit.clamp(0.0, 1.0)
 }

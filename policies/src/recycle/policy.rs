@@ -8,8 +8,8 @@
 //!
 //! As long as the machine has memory, exceeding a budget does not cut any request.
 //!
-//! `auto` needs the settled size from the leak detector. Until that size is known, an automatic budget is
-//! unknown and its rules are disabled; only the rule for almost exhausted memory applies from the start.
+//! `auto` needs the settled size from the leak detector. Until then only the rule for almost exhausted memory
+//! applies.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::units::{ByteSize, MemoryLimit, scale_bytes};
 pub enum GrowthMode {
     /// No action; verdicts are still shown.
     Off,
-    /// The action that would be taken is only reported.
+    /// llama-warden only reports the action.
     #[default]
     Observe,
     /// The backend is replaced before it reaches a limit.
@@ -66,8 +66,8 @@ pub struct RecyclePolicy {
     pub max_age: Option<Duration>,
     /// Times of the day for deferrable replacements.
     pub only: DayWindows,
-    /// Numbers and modes that have defaults. `max_requests` and `max_age` vary by `jitter` from process to
-    /// process, so that replicas that were started together are not replaced together.
+    /// Numbers and modes with defaults. `max_requests` and `max_age` vary by `jitter`, so that replicas
+    /// started together are not replaced together.
     pub common: Recycle,
     /// Numbers that define `auto`, and limits for killing a backend.
     pub levels: LevelsPolicy,
@@ -75,8 +75,7 @@ pub struct RecyclePolicy {
     pub replacement_cost: ReplacementCostPolicy,
 }
 
-/// Numbers for `auto` and for almost exhausted memory. `defaults.toml`, section `[levels]`, gives the
-/// reasons.
+/// Numbers for `auto` and for exhausted memory. `defaults.toml`, section `[levels]`, gives the reasons.
 pub type LevelsPolicy = crate::defaults::Levels;
 
 /// A budget in bytes.
@@ -89,8 +88,8 @@ pub struct MemoryBudget {
 }
 
 impl RecyclePolicy {
-    /// Creates a policy without budgets: `common` from the model's configuration, all other numbers from the
-    /// compiled-in defaults.
+    /// Creates a policy without budgets: `common` from the model's configuration, all others from the
+    /// defaults.
     pub fn new(common: &Recycle) -> Self {
         let defaults = crate::defaults();
         Self {
@@ -119,8 +118,7 @@ impl RecyclePolicy {
         }
     }
 
-    /// Returns true if the machine or the GPU is short of this memory. Unknown free memory counts as short,
-    /// because then only the budget protects the machine.
+    /// Returns true if the machine or the GPU is short of this memory. Unknown free memory counts as short.
     pub fn is_short(&self, facts: &SeriesFacts) -> bool {
         facts.free.is_none_or(|free| free < scale_bytes(self.exhaustion_bytes(facts), self.levels.short))
     }

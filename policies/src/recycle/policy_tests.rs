@@ -1,4 +1,4 @@
-//! Automatic budgets in bytes.
+//! Tests of automatic budgets.
 
 use super::tests::{GIB, MIB, VRAM, growth, mib, policy};
 use super::*;

@@ -1,4 +1,4 @@
-//! Actions for each level of memory, growth and health.
+//! Tests of the actions at each level of memory, growth and health.
 
 use proptest::prelude::*;
 
@@ -101,7 +101,7 @@ fn forecast(limit: u64, hours: f64) -> Option<GrowthForecast> {
     Some(GrowthForecast { limit, requests: at(hours * 1000.0), seconds: Some(at(hours * 3600.0)) })
 }
 
-/// A VRAM leak that reaches the soft budget in this many hours, and the hard one in twice as many.
+/// A VRAM leak that reaches the soft budget in this many hours, and the hard budget in twice as many.
 fn leak(hours: f64) -> SeriesFacts {
     SeriesFacts {
         growth: Some(growth(VRAM, GrowthVerdict::Leaking, 10 * GIB)),
@@ -161,7 +161,7 @@ fn growth_is_only_told_unless_the_mode_says_recycle() {
     assert_eq!((told.series, told.limit_bytes), (Some(VRAM), Some(20 * GIB)));
     let off = with_growth(GrowthMode::Off, policy());
     assert_eq!(decide(&off, &only(leak(0.01))), RecycleDecision::OBSERVE);
-    // Budgets apply in every mode, and precede what is only observed.
+    // Budgets apply in every mode, and precede reasons that are only observed.
     let both = RecycleFacts {
         series: vec![leak(1.0), SeriesFacts::from_bytes(MemoryKind::Host, Some(100 * MIB))],
         ..RecycleFacts::default()
@@ -347,7 +347,7 @@ fn illness_drains_and_slowness_is_a_matter_of_the_mode() {
     let limit = SilenceLimit { seconds: 20.0, basis: LimitBasis::Tokens { usual_ms: 40.0 } };
     let wedged = ill(HealthSymptom::Wedged { seconds: 900, limit });
     assert_eq!(brief(decide(&policy(), &wedged)), (RecycleAction::DrainNow, Some(Reason::Wedged), true));
-    // Its requests do not end, so the drain is cut before its deadline.
+    // A wedged server's requests never end, so its drain is cut before the deadline.
     let drains = |seconds| RecycleFacts { urgent_for: Some(Duration::from_secs(seconds)), ..wedged.clone() };
     assert_eq!(decide(&policy(), &drains(19)).action, RecycleAction::DrainNow);
     assert_eq!(decide(&policy(), &drains(20)).action, RecycleAction::KillNow);

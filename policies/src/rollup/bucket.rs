@@ -66,8 +66,7 @@ pub struct ReadingBucket {
     pub lines: RollupContext,
 }
 
-/// Percent of a bucket's time that readings must cover for the bucket to be complete. A process that starts
-/// near the end of a bucket does not cover that much.
+/// Percent of a bucket's time that readings must cover for the bucket to be complete.
 const WHOLE_PERCENT: u64 = 90;
 
 impl ReadingBucket {
@@ -94,8 +93,7 @@ impl ReadingBucket {
         self.merge(&Self::from_reading(reading, tier));
     }
 
-    /// Merges a bucket of the same or a neighbouring stretch. The latest reading of both becomes the last
-    /// one.
+    /// Merges a bucket of the same or a neighbouring stretch.
     pub fn merge(&mut self, other: &Self) {
         let (own, others) = (as_f64(self.count), as_f64(other.count));
         let mean = (self.mean * own + other.mean * others) / (own + others).max(1.0);

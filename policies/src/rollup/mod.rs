@@ -41,8 +41,7 @@ pub struct RollupTier {
 }
 
 impl RollupTier {
-    /// Creates a tier with buckets of this width that keeps this time; a width below a second counts as one
-    /// second, and at least one bucket is kept.
+    /// Creates a tier; a width below a second counts as one second, and at least one bucket is kept.
     pub fn new(width: Duration, time: Duration) -> Self {
         let seconds = width.as_secs().max(1);
         Self { seconds, slots: (time.as_secs() / seconds).max(1) }
@@ -58,8 +57,7 @@ impl RollupTier {
         second - second % self.seconds
     }
 
-    /// Returns the position of a bucket in the ring of kept buckets. The bucket stored there before is
-    /// older by the whole kept time, or was written when the clock was wrong.
+    /// Returns the position of a bucket in the ring of kept buckets.
     pub const fn slot(self, start: u64) -> u64 {
         (start / self.seconds) % self.slots
     }
@@ -79,7 +77,6 @@ pub fn tiers(policy: &SeriesPolicy) -> [RollupTier; 4] {
 #[derive(Clone, Debug)]
 pub struct SeriesRollup {
     tiers: Vec<RollupTier>,
-    /// Milliseconds for which a reading counts as the present value.
     fresh: u64,
     open: Vec<Option<ReadingBucket>>,
     before: Option<u64>,
@@ -92,8 +89,8 @@ impl SeriesRollup {
         Self { tiers: tiers.to_vec(), fresh, open: vec![None; tiers.len()], before: None }
     }
 
-    /// Adds a reading. Returns the completed buckets, each with its tier's index. A reading older than the
-    /// previous one is due to a clock that was set back, and is added at its own time.
+    /// Adds a reading; returns the completed buckets, each with its tier's index. A reading from before the
+    /// last one (the clock was set back) keeps its own time.
     pub fn add(&mut self, reading: &RollupReading) -> Vec<(usize, ReadingBucket)> {
         let since = self
             .before
@@ -129,9 +126,8 @@ impl SeriesRollup {
     }
 }
 
-/// Rebuilds the buckets that a coarse tier lacks because the writing process was killed. `fine` are the
-/// buckets of the finest tier; `newest` is the time of the last reading in the coarse tier, in milliseconds
-/// since 1970. The caller merges the result with the stored buckets.
+/// Rebuilds the buckets that a coarse tier lacks because the writing process was killed. `fine`: buckets of
+/// the finest tier; `newest`: last reading in the coarse tier, in milliseconds since 1970.
 pub fn rebuild_missing(tier: RollupTier, newest: u64, fine: &[ReadingBucket]) -> Vec<ReadingBucket> {
     let mut all: Vec<ReadingBucket> = Vec::new();
     for bucket in fine.iter().filter(|bucket| bucket.first_at > newest) {
@@ -177,8 +173,8 @@ pub const fn in_range(bucket: &ReadingBucket, range: PointRange) -> bool {
     bucket.start < range.to && bucket.end() > range.from
 }
 
-/// Merges sorted buckets of equal width until at most `points` remain, but at least two are allowed: groups
-/// begin at multiples of their width, so any range may contain the boundary of two groups.
+/// Merges sorted buckets of equal width until at most `points` (at least two) remain. Groups begin at
+/// multiples of their width, so any range may contain the boundary of two groups.
 pub fn reduce_points(buckets: &[ReadingBucket], points: usize) -> Vec<ReadingBucket> {
     let points = points.max(2);
     let Some(width) = buckets.first().map(|bucket| bucket.seconds.max(1)) else { return Vec::new() };

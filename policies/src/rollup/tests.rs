@@ -1,4 +1,4 @@
-//! Output stays within the input for any clock and any order.
+//! Buckets never contain more than the readings, for any clock and any order.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::growth::GrowthVerdict;
 
-/// An arbitrary day.
 const NOON: u64 = 1_790_000_000;
 
 fn small() -> Vec<RollupTier> {
@@ -24,7 +23,7 @@ fn reading(at: u64, bytes: u64) -> RollupReading {
     RollupReading { at, bytes, lines: RollupContext { generation: at / 60_000, ..RollupContext::default() } }
 }
 
-/// Stored buckets of the tiers: outputs, merged by position.
+/// Stored buckets, by tier and start.
 type Kept = BTreeMap<(usize, u64), ReadingBucket>;
 
 fn keep(kept: &mut Kept, all: Vec<(usize, ReadingBucket)>) {
@@ -62,7 +61,7 @@ fn a_bucket_says_what_was_read_in_it_and_whether_that_is_all_of_it() {
     assert!(!fine.last().unwrap().is_whole(), "it has only begun: {fine:?}");
     let coarse = of_tier(&kept, 1);
     assert_eq!(coarse.iter().map(|bucket| bucket.count).sum::<u64>(), 14);
-    // 20 s of a minute are before the first reading.
+    // The first reading came 20 s after the start of its minute.
     let first = &coarse[0];
     assert!(
         first.start < NOON && !first.is_whole() && first.covered == (first.end() - NOON) * 1000,
@@ -108,7 +107,7 @@ fn the_finest_tier_answers_that_goes_back_far_enough() {
         tiers[tier_for(&tiers, range, NOON)].seconds
     };
     assert_eq!([1, 6, 24, 24 * 7, 24 * 30, 24 * 365].map(ask), [10, 60, 60, 600, 3600, 3600]);
-    // Ten minutes of last Tuesday.
+    // A range of ten minutes last week.
     let range = PointRange { from: NOON - 500_000, to: NOON - 499_400, points: 400 };
     assert_eq!(tiers[tier_for(&tiers, range, NOON)].seconds, 600);
 }
@@ -120,18 +119,18 @@ fn what_a_killed_writer_did_not_write_comes_from_the_finest_tier() {
     let (fine, tier) = (of_tier(&kept, 0), small()[2]);
     let whole = of_tier(&kept, 2);
     assert_eq!(whole.len(), 2);
-    // Only the first coarse bucket was written.
+    // The process wrote only the first coarse bucket.
     let missing = rebuild_missing(tier, whole[0].last_at, &fine);
     assert_eq!(missing.iter().map(|bucket| bucket.start).collect::<Vec<_>>(), [whole[1].start]);
     assert_eq!((missing[0].count, missing[0].last), (whole[1].count, whole[1].last));
     assert_eq!(rebuild_missing(tier, whole[1].last_at, &fine), [], "nothing is counted twice");
-    // No bucket was written.
+    // The process wrote no coarse bucket.
     let counts: u64 = rebuild_missing(tier, 0, &fine).iter().map(|bucket| bucket.count).sum();
     assert_eq!(counts, 700);
 }
 
 prop_compose! {
-    /// A reading within two hours, and a size.
+    /// A reading of any size within two hours.
     fn some()(at in 0..7_200_000_u64, bytes in prop_oneof![0..1_u64 << 40, Just(0), Just(u64::MAX >> 12)]) -> RollupReading {
         reading(NOON * 1000 + at, bytes)
     }
@@ -181,7 +180,7 @@ proptest! {
         prop_assert_eq!(count(&thinned), count(&asked));
         let least = |all: &[ReadingBucket]| all.iter().map(|bucket| bucket.min).min();
         let most = |all: &[ReadingBucket]| all.iter().map(|bucket| bucket.max).max();
-        // Extremes are kept.
+        // Thinning keeps the extremes.
         prop_assert_eq!((least(&thinned), most(&thinned)), (least(&asked), most(&asked)));
         prop_assert!(thinned.windows(2).all(|two| two[0].end() <= two[1].start), "in order, side by side");
         // The result contains all readings within the range.

@@ -6,10 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Least number of flags that the help of a llama-server lists; usually there are some two hundred.
 const FEWEST_FLAGS: usize = 20;
-/// Largest indentation of a flag in the help. Descriptions are indented further, and may begin with a flag,
-/// too.
+/// Largest indentation of a flag in the help; descriptions, which may begin with a flag, have more.
 const FLAG_INDENT: usize = 20;
-/// Prefix of environment variables that set flags.
 const VARIABLE_PREFIX: &str = "LLAMA_ARG_";
 /// Marks flags that the help lists only to name their replacement. With such a flag the server exits.
 const REMOVED_TEXT: &str = "the argument has been removed";
@@ -71,8 +69,7 @@ impl FlagList {
         self.known.contains_key(flag) || self.known.contains_key(&normal_flag(flag))
     }
 
-    /// Returns true if an environment variable may have an effect. Variables that do not set flags count as
-    /// known; so do all variables if the help names none.
+    /// Returns true if a variable may have an effect. Variables that set no flag count as known.
     pub fn knows_variable(&self, name: &str) -> bool {
         let Some(rest) = name.strip_prefix(VARIABLE_PREFIX) else { return true };
         // The help lists only positive variables, without the negating ones (`LLAMA_ARG_NO_…`).
@@ -87,8 +84,7 @@ impl FlagList {
         self.variables.iter().map(String::as_str)
     }
 
-    /// Returns true if a flag accepts this value. If the help does not list a flag's values, all count as
-    /// accepted.
+    /// Returns true if a flag accepts this value, or if the help does not list the flag's values.
     pub fn takes(&self, flag: &str, word: &str) -> bool {
         let Some(value) = self.known.get(&normal_flag(flag)) else { return false };
         // `N`, `MODE`, `FNAME` are placeholders; `[on|off|auto]` and `{none,layer,row}` list values.
@@ -102,8 +98,7 @@ impl FlagList {
         self.known.keys().map(String::as_str)
     }
 
-    /// Translates renamed flags to the spelling of this binary; also returns the exchanged words. Unknown
-    /// words stay unchanged.
+    /// Translates renamed flags to the spelling of this binary; also returns the exchanged words.
     pub fn translate(&self, words: &[String]) -> TranslatedCommand {
         let mut done = TranslatedCommand::default();
         let mut at = 0;
@@ -122,8 +117,7 @@ impl FlagList {
         done
     }
 
-    /// Returns this binary's spelling of a flag that it does not know, and the number of command-line words
-    /// that this spelling replaces.
+    /// Returns this binary's spelling of an unknown flag, and the number of words that it replaces.
     fn counterpart(&self, word: &str, next: Option<&str>) -> Option<(Vec<String>, usize)> {
         if !is_flag(word) || self.knows(word) {
             return None;
@@ -144,8 +138,7 @@ impl FlagList {
         })
     }
 
-    /// Returns a hint for a flag that has another name in this binary: the other name and its first build.
-    /// `next` is the command-line word after the flag.
+    /// Returns the other name of a renamed flag and its first build. `next`: word after the flag.
     pub fn renamed_hint(&self, word: &str, next: Option<&str>) -> Option<String> {
         if let Some(instead) = self.removed.get(&normal_flag(word)).filter(|instead| !instead.is_empty()) {
             return Some(format!("llama.cpp has removed it: {instead}"));
@@ -188,8 +181,7 @@ pub fn is_flag(word: &str) -> bool {
     })
 }
 
-/// Parses the first line of a help entry: its flags, the value's placeholder, and the start of its
-/// description.
+/// Parses the first line of a help entry: flags, the value's placeholder, start of the description.
 fn entry_header(line: &str) -> Option<(Vec<String>, String, String)> {
     let text = line.trim_start();
     if line.len() - text.len() >= FLAG_INDENT || !is_flag(first_word(text)) {
@@ -219,7 +211,6 @@ fn first_word(text: &str) -> &str {
     text.split(|c: char| c.is_whitespace() || c == ',').next().unwrap_or_default()
 }
 
-/// Returns all flags mentioned anywhere in a text.
 fn mentioned_flags(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| {
         c.is_whitespace() || matches!(c, ',' | '|' | '`' | '(' | ')' | '[' | ']' | '=' | '\'' | '"')
@@ -265,8 +256,7 @@ const fn draft_flag(old: &'static [&'static str], new: &'static [&'static str]) 
     RenamedFlag { old: flag_spelling(old), new: flag_spelling(new), since: 8955, gone: None }
 }
 
-/// All renamed flags, with the build of each change, from llama.cpp's history. Flags whose old name is still
-/// an alias are included, because old builds do not know the new name.
+/// All renamed flags, with the build of each change in llama.cpp; old names may still be aliases.
 pub const RENAMED_FLAGS: &[RenamedFlag] = &[
     load_mode_flag(&["--no-mmap"], "none"),
     load_mode_flag(&["--mmap"], "mmap"),

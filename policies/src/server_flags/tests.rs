@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Entries needed by all tests, and as many others as a llama-server has at least.
+/// A help text with the entries of all tests, and the least number of others.
 fn help(own: &str) -> String {
     let filler = (0..FEWEST_FLAGS).fold(String::new(), |text, n| {
         text + &format!("--flag-{n} N                              a number\n")
@@ -85,7 +85,7 @@ fn renamed_flags_are_written_as_the_binary_knows_them_in_both_directions() {
     }
     assert_eq!(translated(NEW, "--no_mmap -dio"), "--load-mode none --load-mode dio");
     assert_eq!(translated(OLD, "--spec-draft-model x.gguf"), "--model-draft x.gguf");
-    // No other name is known, or the value has none.
+    // The flag has no other name, or its value has none.
     assert_eq!(translated(OLD, "--load-mode mmap+mlock -zz"), "--load-mode mmap+mlock -zz");
 }
 
@@ -111,7 +111,7 @@ fn every_name_is_in_one_entry_only_so_that_a_translation_is_the_only_one() {
         }
         let value = one.new.value.unwrap_or_default();
         for name in one.new.names {
-            // Two old flags may have become one; the first is used then.
+            // Two old flags may have become one; the first one is used.
             let fresh = seen.insert(format!("{name} {value}"));
             assert!(is_flag(name) && (fresh || value == "none"), "{name} {value}");
         }

@@ -5,10 +5,9 @@
 //!                               └──────────────< fresh memory <──────────────────────────────────────┘
 //! ```
 //!
-//! Detector, decisions and cooldown are those of this crate. [`crate::world`] simulates memory, load and
-//! time; equal seeds give equal runs. Simplifications: all answers take the same time; a process without
-//! memory restarts by itself, and requests wait meanwhile; after a restart during a pause between requests,
-//! the next request comes one whole pause later.
+//! [`crate::world`] simulates memory, load and time; equal seeds give equal runs. Simplifications: all
+//! answers take the same time; a process without memory restarts by itself, and requests wait meanwhile;
+//! after a restart during a pause, the next request comes one whole pause later.
 
 mod run;
 #[cfg(test)]
@@ -98,8 +97,7 @@ pub struct StrategyOutcome {
 pub struct SimulationReport {
     /// Result without restarts.
     pub nothing: StrategyOutcome,
-    /// Result of a request counter tuned in hindsight: half of the fewest requests after which memory was
-    /// exhausted without a policy. `None` if memory was never exhausted.
+    /// Result of a counter at half the fewest requests that exhausted memory without a policy, if any did.
     pub counter: Option<StrategyOutcome>,
     /// Result of the policy.
     pub policy: StrategyOutcome,

@@ -22,9 +22,9 @@ pub(super) struct StrategyRun<'a> {
     strategy: &'a RestartStrategy<'a>,
     world: WorldRun,
     outcome: StrategyOutcome,
-    /// Time on the world's clock, in seconds, until which no process serves.
+    /// World clock time in seconds until which no process serves.
     down_until: f64,
-    /// Requests of the present process, and (`shortest`) the fewest after which memory was exhausted.
+    /// Requests of the present process; `shortest`: fewest requests after which memory was exhausted.
     lived: u64,
     shortest: Option<u64>,
     ready_at: f64,
@@ -33,7 +33,6 @@ pub(super) struct StrategyRun<'a> {
     pending: Option<RecycleDecision>,
 }
 
-/// State that the supervisor keeps for the simulated backend.
 struct SimulatedBackend {
     monitor: GrowthMonitor,
     cooldown: RecycleCooldown,
@@ -44,7 +43,6 @@ struct SimulatedBackend {
     previous: Option<BackendSample>,
     at_ready: Option<BackendSample>,
     waiting: Option<PendingVerdict>,
-    /// Budgets that the present process has exceeded.
     passed: PassedBudgets,
 }
 
@@ -106,7 +104,6 @@ impl<'a> StrategyRun<'a> {
         }
     }
 
-    /// Simulates the next request, and the pause before it.
     fn request(&mut self) {
         let begun = self.world.clock();
         let before = self.pending.is_some().then(|| self.world.clone());
@@ -116,8 +113,7 @@ impl<'a> StrategyRun<'a> {
         if self.world.clock() >= quiet_at {
             match (before, &mut self.mind) {
                 (Some(before), _) => {
-                    // Go back to the quiet moment before this request. After a restart, the request comes
-                    // later, to a fresh process.
+                    // Return to the quiet moment before this request; a fresh process may get the request.
                     let after = std::mem::replace(&mut self.world, before);
                     self.world.wait(quiet_at - begun);
                     if self.handle_quiet(idle_since, quiet_at) {
@@ -169,7 +165,6 @@ impl<'a> StrategyRun<'a> {
         self.start_fresh(self.scenario.load_time.as_secs_f64());
     }
 
-    /// Starts a fresh process after `gap` seconds without a process.
     fn start_fresh(&mut self, gap: f64) {
         self.world.restart();
         self.lived = 0;
@@ -303,7 +298,6 @@ impl<'a> StrategyRun<'a> {
         }
     }
 
-    /// Decides and acts. Returns true if a restart took place.
     fn decide_and_act(&mut self, policy: &SimulatedPolicy, facts: &RecycleFacts, idle: bool) -> bool {
         let now = self.world.clock();
         let Some(mind) = &mut self.mind else { return false };

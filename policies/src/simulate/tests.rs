@@ -10,7 +10,7 @@ use crate::world::{MemoryBackground, WorldLeak, WorldLoad};
 const MIB: u64 = 1024 * 1024;
 const GIB: u64 = 1024 * MIB;
 
-/// A server with 8 GiB, two requests in three seconds, a quarter of them with an image.
+/// A server with 8 GiB and two requests in three seconds, a quarter of them with an image.
 fn scenario(leak: Option<WorldLeak>) -> SimulationScenario {
     let mut world = SimulatedWorld::quiet(7);
     world.leaks.extend(leak);
@@ -99,7 +99,7 @@ fn a_backend_whose_clients_sleep_is_replaced_at_night_and_nobody_waits() {
     nightly.asleep = "00:00-06:00".parse().unwrap();
     let mut policy = policy();
     policy.recycle.only = "02:00-05:00".parse().unwrap();
-    // 1,500 requests a day of 2 MiB each: three gibibytes a day.
+    // Three GiB a day: 1,500 requests of 2 MiB each.
     nightly.world.load.per_second = 0.023;
     let outcome = run(&nightly, &RestartStrategy::Policy(&policy));
     assert!(outcome.restarts > 0 && outcome.out_of_memory == 0 && outcome.waited == 0, "{outcome:#?}");

@@ -1,4 +1,4 @@
-//! Search for a switch with which a server starts that otherwise dies while it loads.
+//! Searches for a switch that keeps a server from dying while it loads.
 //!
 //! ```text
 //!  configured command, until it died often enough ──> each switch alone ── one starts ──> configured command again
@@ -8,8 +8,7 @@
 //! ```
 //!
 //! Starts also fail for other reasons (memory, a file, a flag). Such a failure says nothing about a switch;
-//! if the configured command fails in this way, the search ends. The owner starts the processes and reports
-//! the results to this module.
+//! if the configured command fails in this way, the search ends.
 
 use std::time::Duration;
 
@@ -21,8 +20,7 @@ pub type StartSearchPolicy = crate::defaults::StartSearch;
 /// An addition to the command line or the environment that may help.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartSwitch {
-    /// Mitigation name as in `mitigations`, such as `no-repack`; empty if the switch is the model's
-    /// `fallback`.
+    /// Name of the mitigation, such as `no-repack`; empty if the switch is the model's `fallback`.
     pub item: String,
     /// Words appended to the command line; they take precedence because they come last.
     pub args: Vec<String>,
@@ -84,8 +82,7 @@ pub struct StartSearch {
 }
 
 impl StartSearch {
-    /// Creates a search for switches ordered by cost and likelihood, best first. `deaths`: consecutive
-    /// deaths of the configured command; `death` describes the last one.
+    /// Creates a search for switches, best first. `deaths`: consecutive deaths of the configured command.
     pub fn new(policy: StartSearchPolicy, switches: Vec<StartSwitch>, deaths: u32, death: String) -> Self {
         let tried = Vec::new();
         Self { policy, switches, deaths, death, tried, hit: None, starts: 0, outcome: None }
@@ -150,7 +147,7 @@ impl StartSearch {
     }
 }
 
-/// Outcome of a search.
+/// Outcome of the search for a switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum StartOutcome {
@@ -183,7 +180,7 @@ pub struct TriedSwitch {
     pub how: String,
 }
 
-/// Result of a search.
+/// Outcome of a search, with all tried switches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartFinding {
     /// Outcome of the search.
@@ -242,10 +239,9 @@ impl StartFinding {
     }
 }
 
-/// Returns the configuration line that enables the mitigation `item` for `model`. `configured` lists the
-/// model's present mitigations, `overruled` the words of its `args` that would override the mitigation,
-/// `words` the words added to the command. `typed`: the model comes from llama-server's command line
-/// instead of a file.
+/// Returns the configuration line that enables the mitigation `item` for `model`. `configured`: present
+/// mitigations; `overruled`: words of `args` that would override `item`; `words`: words added to the command;
+/// `typed`: the model comes from llama-server's command line instead of a file.
 pub fn configuration_line(
     model: &str,
     item: &str,

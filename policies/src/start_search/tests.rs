@@ -15,7 +15,7 @@ fn policy() -> StartSearchPolicy {
     crate::defaults().start_search
 }
 
-/// Runs a search; `server` returns the result of a start with this switch. Also returns the starts.
+/// Runs a search; `server` returns the result of each start. Also returns the starts.
 fn search(
     policy: StartSearchPolicy,
     deaths: u32,

@@ -41,7 +41,6 @@ impl SplitMix {
         self.unit() < share
     }
 
-    /// Returns an exponentially distributed number.
     pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }

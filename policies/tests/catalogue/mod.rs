@@ -1,6 +1,4 @@
-//! The worlds that detectors are measured in: those without a leak, and those with one.
-//!
-//! Each seed makes another world of the kind: its sizes are drawn too, not only its noise.
+//! Simulated worlds with and without a leak. Each seed draws the sizes of its world, not only the noise.
 
 use std::time::Duration;
 
@@ -10,24 +8,22 @@ use warden_policies::world::{MemoryBackground, SimulatedWorld, SplitMix, WorldLe
 const KIB: f64 = 1024.0;
 const MIB: f64 = 1024.0 * KIB;
 
-/// Slow drift that comes back: 15 MiB over a thousand requests.
+/// Slow drift that returns: 15 MiB over a thousand requests.
 const WANDER: WorldNoise = WorldNoise { sigma: 15.0 * MIB, phi: 0.999, spikes: 0.05, spike: 80.0 * MIB };
 
-/// A world, and what its server is told to keep on the host.
+/// A world, and the declared pools of its server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Case {
-    /// The world.
     pub(crate) world: SimulatedWorld,
-    /// Bytes of declared pools.
     pub(crate) declared: u64,
 }
 
-/// A kind of world without a leak.
+/// World without a leak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Harmless {
-    /// A heap that moves, and peaks.
+    /// A heap with movement and peaks.
     Flat,
-    /// Slow drift that comes back.
+    /// Slow drift that returns.
     Wander,
     /// Fragmentation that slows down.
     Ratchet,
@@ -35,16 +31,15 @@ pub(crate) enum Harmless {
     RunningMax,
     /// Twelve jumps of 32 to 256 MiB.
     Plateaus,
-    /// Up and down by 40 MiB within a day.
+    /// Oscillation by 40 MiB with the hour of the day.
     Diurnal,
-    /// A declared cache that fills, and then stays full.
+    /// A declared cache that fills and stays full.
     Cache,
-    /// A busy server: readings by a timer only, each with requests in flight.
+    /// A busy server: timer readings only, all with requests in flight.
     Busy,
 }
 
 impl Harmless {
-    /// All kinds.
     pub(crate) const ALL: [Self; 8] = [
         Self::Flat,
         Self::Wander,
@@ -56,7 +51,6 @@ impl Harmless {
         Self::Busy,
     ];
 
-    /// The name in tables.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Flat => "flat",
@@ -70,7 +64,7 @@ impl Harmless {
         }
     }
 
-    /// One world of this kind, for runs of some ten thousand requests.
+    /// Creates a world of this kind, for runs of some ten thousand requests.
     pub(crate) fn case(self, seed: u64) -> Case {
         let mut draw = SplitMix::new(seed ^ 0x5EED);
         let mut world = SimulatedWorld::quiet(seed);
@@ -80,7 +74,7 @@ impl Harmless {
             Self::Wander => world.noise = WANDER,
             Self::Ratchet => {
                 let half = draw.between(20.0, 200.0);
-                // It adds as much again whenever the number of requests grows by a factor of e.
+                // The growth is the same whenever the number of requests grows by a factor of e.
                 let first = draw.between(10.0, 300.0) * MIB / half;
                 world.backgrounds.push(MemoryBackground::Ratchet { first, half });
             }
@@ -122,7 +116,7 @@ impl Harmless {
     }
 }
 
-/// A leak of so many bytes per request, in the movement of a real heap.
+/// Creates a leak of this many bytes per request on a typical heap.
 pub(crate) fn leaking(seed: u64, bytes_per_request: f64) -> SimulatedWorld {
     SimulatedWorld {
         leaks: vec![WorldLeak::per_unit(WorkUnit::Request, bytes_per_request)],
@@ -130,7 +124,7 @@ pub(crate) fn leaking(seed: u64, bytes_per_request: f64) -> SimulatedWorld {
     }
 }
 
-/// One request in ten leaks so many bytes.
+/// Creates a leak of this many bytes in one request of ten.
 pub(crate) fn leaking_now_and_then(seed: u64, bytes: f64) -> SimulatedWorld {
     let leak = WorldLeak { chance: 0.1, ..WorldLeak::per_unit(WorkUnit::Request, bytes) };
     SimulatedWorld { leaks: vec![leak], ..SimulatedWorld::quiet(seed) }

@@ -1,4 +1,4 @@
-//! What is no leak, put onto the movement of servers that leak nothing.
+//! Harmless growth, added to the memory movement of servers without a leak.
 
 use std::ops::Range;
 
@@ -8,9 +8,7 @@ use warden_policies::world::SplitMix;
 use crate::leaks::{Base, Course};
 use crate::recorded::{Extra, MIB, real};
 
-/// A server that does not leak.
 pub(crate) struct Healthy {
-    /// The name in the table.
     pub(crate) name: &'static str,
     pub(crate) base: Base,
     pub(crate) requests: u64,
@@ -40,12 +38,11 @@ fn nothing(_: u64) -> Course {
     Box::new(|_| Extra::default())
 }
 
-/// A value of its own for each seed.
+/// Draws a value from a range for each seed.
 fn drawn(seed: u64, low: f64, high: f64) -> f64 {
     SplitMix::new(seed ^ 0x0DD5).between(low, high)
 }
 
-/// All kinds.
 pub(crate) fn all() -> Vec<Healthy> {
     use Base::{Busy, Conversations, Images, Mixed, MixedLong, Text};
     vec![
@@ -141,21 +138,21 @@ pub(crate) fn all() -> Vec<Healthy> {
     ]
 }
 
-/// A heap that settles: half of what is left is taken in each so many requests.
+/// A settling heap: after each `half` requests, half of the remaining growth has happened.
 fn settling(seed: u64, size: Range<f64>, halves: Range<f64>) -> Course {
     let mut random = SplitMix::new(seed ^ 0x5E77);
     let (all, half) = (random.between(size.start, size.end) * MIB, random.between(halves.start, halves.end));
     host(move |now| all * (1.0 - 0.5_f64.powf(requests(now) / half)))
 }
 
-/// A heap that adds as much again whenever the requests grow by a factor of e, until it is full.
+/// A heap that grows equally whenever the requests grow by a factor of e, until it is full.
 fn slower(seed: u64) -> Course {
     let mut random = SplitMix::new(seed ^ 0x10_6A);
     let (all, half) = (random.between(400.0, 1200.0) * MIB, random.between(20.0, 200.0));
     host(move |now| all * (1.0 + requests(now) / half).ln() / (1.0 + 4000.0 / half).ln())
 }
 
-/// Jumps of 32 to 256 MiB at twelve requests of the first 4,000, each to stay.
+/// Twelve permanent jumps of 32 to 256 MiB within the first 4,000 requests.
 fn plateaus(seed: u64) -> Course {
     let mut random = SplitMix::new(seed ^ 0x91A7);
     let jumps: Vec<(f64, f64)> =

@@ -1,4 +1,4 @@
-//! Leaks of a known size, put onto the movement of servers that leak nothing.
+//! Leaks of known size, added to the memory movement of servers without a leak.
 
 use warden_policies::growth::WorkUnit;
 use warden_policies::world::SplitMix;
@@ -9,18 +9,18 @@ use crate::recorded::{Extra, MIB, real};
 pub(crate) const HOST: MemoryKind = MemoryKind::Host;
 pub(crate) const VRAM: MemoryKind = MemoryKind::Vram(GpuIndex(0));
 
-/// Which server's movement.
+/// Recorded server whose memory movement a run uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Base {
     /// Text and images on three slots, hardly ever idle.
     Mixed,
-    /// The same, six minutes.
+    /// Like `Mixed`, over six minutes.
     MixedLong,
-    /// As `Mixed`, each reading on its own.
+    /// Like `Mixed`, with all readings shuffled.
     Shuffled,
-    /// As `MixedLong`, each reading on its own.
+    /// Like `MixedLong`, with all readings shuffled.
     ShuffledLong,
-    /// The same with five times as many slots, read by a timer.
+    /// Like `Mixed`, with five times as many slots, read by a timer.
     Busy,
     /// Text of varying length on one slot.
     Text,
@@ -28,26 +28,21 @@ pub(crate) enum Base {
     Conversations,
     /// One image in each request.
     Images,
-    /// Text and images on three slots of a newer build, whose heap is nearly still.
+    /// Text and images on three slots of a newer build, whose heap hardly moves.
     StillMixed,
 }
 
-/// Bytes beside the movement, reading by reading.
+/// Additional bytes at each reading.
 pub(crate) type Course = Box<dyn FnMut(&BackendSample) -> Extra>;
 
-/// A leak of known size.
 pub(crate) struct Leaking {
-    /// The name in the table.
     pub(crate) name: &'static str,
     pub(crate) base: Base,
     pub(crate) series: MemoryKind,
-    /// Who pays, and for which share of the growth; nobody where none of the units that are counted does.
+    /// Units of work that cause the leak, each with its share of the growth; empty if no counted unit does.
     pub(crate) pays: &'static [(WorkUnit, f64)],
-    /// Requests of a run.
     pub(crate) requests: u64,
-    /// Bytes that the server is told to keep.
     pub(crate) declared: u64,
-    /// The course for a seed.
     pub(crate) course: fn(u64) -> Course,
 }
 
@@ -82,7 +77,7 @@ fn vram(mut bytes: impl FnMut(&BackendSample) -> f64 + 'static) -> Course {
     Box::new(move |now| Extra { vram: bytes(now), ..Extra::default() })
 }
 
-/// Tokens and seconds of a request in the mixed recordings, as near as it matters: leaks of all units are about as large.
+/// Approximate tokens per request in the mixed recordings, so that leaks of all units are about as large.
 const PROMPT_TOKENS: f64 = 200.0;
 const OUTPUT_TOKENS: f64 = 64.0;
 
@@ -90,10 +85,10 @@ const REQUEST: &[(WorkUnit, f64)] = &[(WorkUnit::Request, 1.0)];
 const PROMPT: &[(WorkUnit, f64)] = &[(WorkUnit::PromptToken, 1.0)];
 const OUTPUT: &[(WorkUnit, f64)] = &[(WorkUnit::OutputToken, 1.0)];
 const IMAGE: &[(WorkUnit, f64)] = &[(WorkUnit::Image, 1.0)];
-/// 28 requests of a hundred bring an image.
+/// 28 of 100 requests have an image.
 const BOTH: &[(WorkUnit, f64)] = &[(WorkUnit::Request, 0.52), (WorkUnit::Image, 0.48)];
 
-/// Between 0.5 and 2: each seed has a leak of its own size.
+/// Returns the seed's factor on the size of a leak, between 0.5 and 2.
 fn size(seed: u64) -> f64 {
     2.0_f64.powf(SplitMix::new(seed ^ 0x51_2E).between(-1.0, 1.0))
 }
@@ -122,7 +117,7 @@ fn by_image(seed: u64) -> Course {
     host(move |now| 6.0 * MIB * size(seed) * images(now))
 }
 
-/// A leak for each request, while a cache of 2 GiB fills.
+/// A leak per request, while a cache of 2 GiB fills.
 fn beside_cache(seed: u64, measured: bool) -> Course {
     Box::new(move |now| Extra {
         host: 2.0 * MIB * size(seed) * requests(now),
@@ -132,8 +127,8 @@ fn beside_cache(seed: u64, measured: bool) -> Course {
     })
 }
 
-/// A leak for each request beside images that leave holes of this size: leaked blocks fill them, and memory rises when an
-/// image finds its hole taken.
+/// A leak per request next to images whose freed buffers leave holes of this size. Leaked blocks fill the
+/// holes, so memory rises only when an image finds its hole taken.
 fn under_images(each: f64, hole: f64) -> Course {
     let (mut height, mut known) = (0.0_f64, 0);
     host(move |now| {
@@ -145,7 +140,6 @@ fn under_images(each: f64, hole: f64) -> Course {
     })
 }
 
-/// All kinds.
 pub(crate) fn all() -> Vec<Leaking> {
     use Base::{Busy, Conversations, Images, Mixed, MixedLong, Shuffled, ShuffledLong, StillMixed, Text};
     vec![
@@ -171,7 +165,7 @@ pub(crate) fn all() -> Vec<Leaking> {
         Leaking::new("images and requests, mixed", MixedLong, BOTH, |seed| {
             host(move |now| MIB * size(seed) * (1.5 * requests(now) + 5.0 * images(now)))
         }),
-        // It slows down and goes on, as graphs do that are captured for shapes that come again.
+        // The leak slows down but continues, like CUDA graphs captured for recurring shapes.
         Leaking::new("each image, ever slower, shuffled", Shuffled, IMAGE, |seed| {
             host(move |now| 4.4 * MIB * size(seed).sqrt() * slowing(images(now)))
         }),
@@ -236,7 +230,7 @@ pub(crate) fn all() -> Vec<Leaking> {
         .requests(8000),
         Leaking::new("beside a declared cache, mixed", MixedLong, REQUEST, |seed| beside_cache(seed, false))
             .declared(2 << 30),
-        // The same where the server's log, or a memory report, tells the present size of the cache.
+        // The log or a memory report shows the size of the cache.
         Leaking::new("beside a measured cache, mixed", MixedLong, REQUEST, |seed| beside_cache(seed, true)),
         Leaking::new("each request, many busy slots", Busy, REQUEST, by_request).requests(4000),
         Leaking::new("each image, many busy slots", Busy, IMAGE, by_image).requests(4000),
@@ -257,7 +251,7 @@ pub(crate) fn all() -> Vec<Leaking> {
     ]
 }
 
-/// It adds less and less, down to a half after some hundred of them, and goes on with that.
+/// Returns the growth after `count` units: each adds 1 at first, and 0.5 after some hundred units.
 fn slowing(count: f64) -> f64 {
     0.5 * count + 75.0 * (1.0 - (-count / 150.0).exp())
 }

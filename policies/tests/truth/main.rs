@@ -1,7 +1,7 @@
-//! The detector on recordings with known truth: leaks and harmless growth of known size on the movement of real servers.
-//! Prints its error rates with 95 % intervals (Wilson's), and holds them below bounds.
+//! Error rates of the detector, with Wilson's 95 % intervals, on leaks and harmless growth of known size
+//! added to recordings of real servers.
 //!
-//! `WARDEN_TRUTH_SEEDS=40` makes more of each kind than are made always.
+//! `WARDEN_TRUTH_SEEDS=40` runs more seeds of each kind than usual.
 
 #![expect(clippy::print_stdout, reason = "the tables are what one reads after a change to the detector")]
 
@@ -23,7 +23,7 @@ mod recorded;
 mod seen;
 mod table;
 
-/// Recordings are read once.
+/// Recordings, read once for all tests.
 struct Bases(BTreeMap<Base, RecordedLoad>);
 
 impl Bases {
@@ -44,7 +44,6 @@ impl Bases {
     }
 }
 
-/// Runs of each kind.
 fn seeds() -> u64 {
     let given = std::env::var("WARDEN_TRUTH_SEEDS").ok().and_then(|text| text.parse().ok());
     given.unwrap_or(8)
@@ -64,14 +63,14 @@ fn rows(of: impl Fn(&Leaking) -> bool) -> Vec<Row> {
     rows
 }
 
-/// Rates that have bounds. All are printed, whichever is too high.
+/// Limits of error rates. All rates are printed before the first failure.
 #[derive(Default)]
 struct Bounds {
     broken: Vec<String>,
 }
 
 impl Bounds {
-    /// `hits` of `all`, at most this share of them.
+    /// Requires that `hits` is at most this share of `all`.
     fn at_most(&mut self, share: f64, what: &str, (hits, all): (usize, usize)) {
         println!("{what}: {}", rate(hits, all));
         if real(hits) > share * real(all) {
@@ -109,7 +108,7 @@ fn leaks_of_known_size_are_found_and_nobody_is_wrongly_blamed() {
     bounds.hold();
 }
 
-/// Whether a memory was called leaking at some time, and whether one was suspected.
+/// Returns two flags: a memory was called leaking; a memory was called suspected or leaking.
 fn alarms(load: &RecordedLoad, kind: &Healthy, seed: u64) -> (bool, bool) {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.set_allowance(HOST, kind.declared);
@@ -128,7 +127,7 @@ fn harmless_growth_of_known_size_is_not_called_a_leak() {
     let (mut called, mut all) = (0, 0);
     for kind in healthy::all() {
         let load = &bases.0[&kind.base];
-        // What settles by several hundred MiB is the hardest.
+        // Heaps that settle by several hundred MiB are the hardest case.
         let seeds = if kind.name.starts_with("settles") { 3 * seeds() } else { seeds() };
         let runs: Vec<(bool, bool)> = (0..seeds).map(|seed| alarms(load, &kind, seed)).collect();
         let leaking = runs.iter().filter(|run| run.0).count();

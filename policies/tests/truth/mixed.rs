@@ -1,5 +1,5 @@
-//! Mixed load: text and images on several slots. Made of a recording, whose residual movement, order of work and readings
-//! with requests in flight are a real server's, block by block in another order; the leak is put back, or something else.
+//! Mixed load, text and images on several slots: shuffled blocks of a recording of a real server, with a
+//! known leak or harmless growth added.
 
 use crate::recorded::{Extra, MIB, RecordedLoad, real};
 use warden_policies::growth::{GrowthBlame, GrowthMonitor, GrowthVerdict, WorkUnit};
@@ -14,12 +14,12 @@ fn recordings() -> [RecordedLoad; 4] {
         RecordedLoad::read("h200-b8827-mixed-np3", 4.0 * MIB),
         RecordedLoad::read("b8827-gemma4-mixed-np3", 4.4 * MIB),
         RecordedLoad::read("h200-b8827-mixed2-graphs", 4.1 * MIB),
-        // CUDA graphs were off: nothing leaked.
+        // Nothing leaked, because CUDA graphs were off.
         RecordedLoad::read("h200-b8827-mixed2-nographs", 0.0),
     ]
 }
 
-/// The first request at which it was called a leak, and who was blamed at the end.
+/// Returns the first request with the verdict "leaking", and the unit blamed at the end.
 fn judged(samples: &[BackendSample], declared: u64) -> (Option<u64>, Option<WorkUnit>) {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.set_allowance(MemoryKind::Host, declared);
@@ -38,7 +38,6 @@ fn judged(samples: &[BackendSample], declared: u64) -> (Option<u64>, Option<Work
     (first, blame)
 }
 
-/// How many of so many runs were called a leak.
 fn alarms(runs: u64, requests: u64, declared: u64, extra: impl Fn(u64, &BackendSample) -> f64) -> usize {
     let called = |load: &RecordedLoad, seed: u64| {
         judged(&load.run(seed, requests, |now| host(extra(seed, now))), declared).0.is_some()
@@ -52,7 +51,7 @@ fn alarms(runs: u64, requests: u64, declared: u64, extra: impl Fn(u64, &BackendS
 
 #[test]
 fn a_leak_for_each_image_is_called_one_on_mixed_load_and_put_down_to_images() {
-    // 730 requests are what an hour of somebody's trial brought.
+    // 730 requests came within one hour of a real trial.
     for (requests, least) in [(730, 75), (1000, 90)] {
         let (mut found, mut other, mut all) = (0, 0, 0);
         for load in &recordings() {
@@ -76,13 +75,13 @@ fn mixed_load_without_a_leak_is_never_called_one() {
 
 #[test]
 fn a_cache_that_fills_with_images_is_no_leak_where_it_is_declared_or_small() {
-    // Declared: bounded, however large.
+    // A declared cache is bounded at any size.
     let declared = alarms(40, 1500, 1 << 30, |_, now| (3.0 * MIB * real(now.work.images)).min(1000.0 * MIB));
-    // Not declared: what ends before a leak of its size would be told.
+    // An undeclared cache is full before a leak of its size would be reported.
     let small = alarms(60, 1500, 0, |seed, now| {
         (3.0 * MIB * real(now.work.images)).min(MIB * (50.0 + real(seed % 12) * 10.0))
     });
-    // One that takes less and less, as a heap that settles.
+    // A heap that settles takes less and less.
     let settling = alarms(60, 1500, 0, |seed, now| {
         let half = 20.0 + real(seed % 8) * 10.0;
         200.0 * MIB * (1.0 + real(now.work.images) / half).ln().min(2.0)
@@ -92,7 +91,7 @@ fn a_cache_that_fills_with_images_is_no_leak_where_it_is_declared_or_small() {
 
 #[test]
 fn text_that_costs_what_it_takes_and_images_that_wander_are_no_leak() {
-    // Swings that go along with the share of images of the last while, and come back.
+    // Swings that follow the share of images, and return.
     let swings = alarms(60, 1500, 0, |seed, now| {
         let phase = real(now.work.images) / (30.0 + real(seed % 7) * 10.0);
         40.0 * MIB * (phase + real(seed)).sin()

@@ -1,5 +1,5 @@
-//! Load of real servers without its leak: the movement of their memory, the order of their work and their readings with
-//! requests in flight, cut into blocks that follow each other in another order. Tests put a leak back, or something else.
+//! Recorded load of real servers without its leak: memory movement, work and readings with requests in
+//! flight, in shuffled blocks. Tests add a known leak or harmless growth.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its recordings has failed")]
 
@@ -11,42 +11,41 @@ use warden_policies::world::SplitMix;
 use warden_policies::{BackendSample, MemoryKind, trace};
 
 pub(crate) const MIB: f64 = 1_048_576.0;
-/// Readings that stay together, unless they are shuffled.
+/// Number of consecutive readings that stay together, unless they are shuffled.
 const BLOCK: usize = 12;
-/// What a GPU's memory is taken in.
+/// Allocation granularity of GPU memory.
 const PIECE: f64 = 2.0 * MIB;
 
-/// Bytes beside the movement of each memory.
+/// Bytes to add to the recorded movement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Extra {
     pub(crate) host: f64,
-    /// Bytes in a cache, beside those, and whether readings tell them.
+    /// Bytes in a cache, in addition to `host`; `measured`: the readings report them.
     pub(crate) cache: f64,
     pub(crate) measured: bool,
     pub(crate) vram: f64,
 }
 
-/// A recording without its leak.
 pub(crate) struct RecordedLoad {
-    /// For each reading: the work since the one before, and the movement of the heap in bytes.
+    /// For each reading: work since the previous one, and movement of the heap in bytes.
     steps: Vec<(BackendSample, f64)>,
     /// Bytes around which the heap moves.
     base: f64,
-    /// Readings that stay together.
+    /// Number of readings that stay together.
     block: usize,
 }
 
 impl RecordedLoad {
-    /// `per_image`: bytes that the recorded server leaked for each image.
+    /// Reads a recording. `per_image`: bytes that the recorded server leaked per image.
     pub(crate) fn read(name: &str, per_image: f64) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.jsonl"));
         let all = trace::parse_recording(&std::fs::read_to_string(path).unwrap()).unwrap();
-        // Without the start, which is no part of what goes on for long.
+        // Leave out the start, whose growth does not continue.
         let all: Vec<BackendSample> = all.into_iter().filter(|sample| sample.work.requests > 30).collect();
         let level = |sample: &BackendSample| {
             real(sample.host.map_or(0, HostMemory::charged)) - per_image * real(sample.work.images)
         };
-        // What is left of a trend is not part of the movement.
+        // A remaining trend is not part of the movement.
         let (first, last) = (&all[..20], &all[all.len() - 20..]);
         let mean = |part: &[BackendSample]| part.iter().map(level).sum::<f64>() / 20.0;
         let per_step = (mean(last) - mean(first)) / real(all.len() as u64 - 20);
@@ -61,20 +60,19 @@ impl RecordedLoad {
         Self { steps, base, block: BLOCK }
     }
 
-    /// The same server, each reading on its own.
+    /// Shuffles single readings instead of blocks.
     pub(crate) fn shuffled(self) -> Self {
         Self { block: 1, ..self }
     }
 
-    /// The same server with `times` as many slots, read so seldom that each reading has the work of `times` of them: their
-    /// movements add up.
+    /// Simulates `times` as many slots: their work and their movements add up in each reading.
     pub(crate) fn busier(&self, times: usize) -> Self {
         let mut steps = Vec::new();
         for at in 0..self.steps.len() {
             let mut joined = self.steps[at].0.clone();
             let mut movement = self.steps[at].1;
             for more in 1..times {
-                // Far apart, so that slots do not move as one.
+                // Take distant readings, so that slots do not move in step.
                 let (other, moved) = &self.steps[(at + more * 37) % self.steps.len()];
                 joined.work += other.work;
                 movement += moved;
@@ -84,8 +82,8 @@ impl RecordedLoad {
         Self { steps, base: self.base * real(times as u64), block: self.block }
     }
 
-    /// So many requests, in blocks that are drawn at random. `extra`: bytes of both memories beside the movement, by the work done.
-    /// A GPU's come in pieces of 2 MiB.
+    /// Runs this many requests in randomly drawn blocks. `extra`: bytes to add for the work done; a GPU takes
+    /// them in pieces of 2 MiB.
     pub(crate) fn run(
         &self,
         seed: u64,

@@ -1,4 +1,4 @@
-//! What the detector says of one leaking run, beside what is true.
+//! The detector's output on one leaking run, compared with the truth.
 
 use warden_policies::growth::{GrowthBlame, GrowthMonitor, GrowthVerdict, SeriesGrowth, WorkUnit};
 use warden_policies::{BackendSample, defaults};
@@ -6,16 +6,16 @@ use warden_policies::{BackendSample, defaults};
 use crate::leaks::{HOST, Leaking};
 use crate::recorded::{MIB, RecordedLoad, real, whole};
 
-/// What a blame may claim beyond the true share before it is wrong.
+/// Excess of a blamed share over the true share above which a blame is wrong.
 const CLAIM: f64 = 0.25;
-/// Forecasts are looked at this often in a run, ...
+/// Number of forecasts examined in a run.
 const LOOKS: u64 = 8;
-/// ... to these parts of what will still leak in it, ...
+/// Forecast limits, as shares of the growth that the rest of the run will bring.
 const AHEAD: [f64; 2] = [0.25, 0.75];
-/// ... if that is no less: to limits that are nearer, floors scatter by as much.
+/// Smallest growth to a limit: floors scatter by as much, so nearer limits are not examined.
 const NEAREST: f64 = 64.0 * MIB;
 
-/// A forecast: the requests that it took, and those that were told.
+/// A forecast, and the true number of requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
     pub(crate) truth: f64,
@@ -24,30 +24,26 @@ pub(crate) struct Told {
     pub(crate) high: f64,
 }
 
-/// What was said of one leaking series.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Requests at the first suspicion.
+    /// Request number of the first suspicion.
     pub(crate) suspected: Option<u64>,
-    /// Requests at the first verdict.
+    /// Request number of the first verdict "leaking".
     pub(crate) found: Option<u64>,
-    /// Bytes that had grown by then.
+    /// Bytes leaked until then.
     pub(crate) cost: f64,
-    /// Blame at the first verdict.
     pub(crate) first: Option<GrowthBlame>,
-    /// Blame at the end.
     pub(crate) last: Option<GrowthBlame>,
-    /// Something wrong was blamed at some time, also while it was only suspected.
+    /// The detector blamed a wrong unit at some time, even if only as a suspicion.
     pub(crate) ever_wrong: bool,
-    /// It was called harmless after the first verdict.
+    /// The series was called harmless after the first verdict "leaking".
     pub(crate) fell_back: bool,
-    /// Slope at the end as a share of the true one.
+    /// Slope at the end, as a share of the true slope.
     pub(crate) slope: Option<f64>,
     pub(crate) told: Vec<Told>,
 }
 
 impl Seen {
-    /// A run of a kind.
     pub(crate) fn of(load: &RecordedLoad, kind: &Leaking, seed: u64) -> Self {
         let mut course = (kind.course)(seed);
         let mut grown: Vec<f64> = Vec::new();
@@ -101,18 +97,18 @@ fn own<'a>(monitor: &'a GrowthMonitor, kind: &Leaking) -> Option<&'a SeriesGrowt
     monitor.growth().iter().find(|growth| growth.series == kind.series)
 }
 
-/// Whether a blame names a unit that does not pay, or claims too much for one that does.
+/// Returns true if a blame names a wrong unit, or claims too large a share.
 pub(crate) fn is_wrong(pays: &[(WorkUnit, f64)], blame: Option<&GrowthBlame>) -> bool {
     matches!(blame, Some(GrowthBlame::Pays { .. })) && !is_right(pays, blame)
 }
 
-/// Whether it names one that pays, and claims no more for it than it pays.
+/// Returns true if a blame names a right unit, and claims at most its share.
 pub(crate) fn is_right(pays: &[(WorkUnit, f64)], blame: Option<&GrowthBlame>) -> bool {
     let Some(GrowthBlame::Pays { unit, share, .. }) = blame else { return false };
     pays.iter().any(|(paying, true_share)| paying == unit && *share <= true_share + CLAIM)
 }
 
-/// The forecast to what will have leaked after a part of the rest of the run.
+/// Compares a forecast with the truth, for a limit at this share of the remaining growth.
 fn told(
     monitor: &GrowthMonitor,
     kind: &Leaking,

@@ -1,10 +1,9 @@
-//! The table of leaks, with rates and their intervals.
+//! The table of leaks: rates and their intervals.
 
 use crate::leaks::Leaking;
 use crate::recorded::{MIB, real};
 use crate::seen::{Seen, is_right, is_wrong};
 
-/// One kind with its runs.
 pub(crate) struct Row {
     pub(crate) kind: Leaking,
     pub(crate) runs: Vec<Seen>,
@@ -35,7 +34,7 @@ impl Row {
         self.count(|run| run.ever_wrong)
     }
 
-    /// Where one unit of work pays for all.
+    /// Returns the number of wrong blames if a single unit causes the leak.
     pub(crate) fn wrong_of_one(&self) -> usize {
         if self.kind.pays.len() == 1 { self.ever_wrong() } else { 0 }
     }
@@ -48,7 +47,7 @@ impl Row {
         self.count(|run| is_right(self.kind.pays, run.last.as_ref()))
     }
 
-    /// Where nobody who pays is blamed at the end.
+    /// Returns the number of runs without a right blame at the end.
     pub(crate) fn unsaid(&self) -> usize {
         self.runs.len() - self.right_last()
     }
@@ -57,13 +56,13 @@ impl Row {
         self.runs.len() - self.found()
     }
 
-    /// Forecasts that are too long by half, and how many there are.
+    /// Returns the number of forecasts that are too long by half, and of all forecasts.
     pub(crate) fn too_long(&self) -> (usize, usize) {
         let all = || self.runs.iter().flat_map(|run| &run.told);
         (all().filter(|told| told.value > 1.5 * told.truth).count(), all().count())
     }
 
-    /// Forecasts whose interval does not hold the truth, and how many there are.
+    /// Returns the number of forecasts whose interval misses the truth, and of all forecasts.
     pub(crate) fn astray(&self) -> (usize, usize) {
         let all = || self.runs.iter().flat_map(|run| &run.told);
         (all().filter(|told| !(told.low..=told.high).contains(&told.truth)).count(), all().count())
@@ -95,7 +94,6 @@ fn middle(mut values: Vec<f64>) -> String {
     values.get(values.len() / 2).map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"))
 }
 
-/// Wilson's 95 % interval of a rate, from 0 to 1.
 fn wilson(hits: usize, of: usize) -> (f64, f64) {
     if of == 0 {
         return (0.0, 1.0);
@@ -108,7 +106,7 @@ fn wilson(hits: usize, of: usize) -> (f64, f64) {
     (((middle - half) / whole).max(0.0), ((middle + half) / whole).min(1.0))
 }
 
-/// `3/20 (5-36 %)`.
+/// Formats a rate: `3/20 (5-36 %)`.
 pub(crate) fn rate(hits: usize, of: usize) -> String {
     let (low, high) = wilson(hits, of);
     format!("{hits}/{of} ({:.0}-{:.0} %)", low * 100.0, high * 100.0)

@@ -1,9 +1,7 @@
-//! Simulates how a recorded [`RequestTrace`] of requests for several models would be served under the loading
-//! decisions of this crate. The [`TraceScore`] counts loads and waiting times.
+//! Simulates the loading decisions of this crate on a [`RequestTrace`], and scores loads and waits.
 //!
 //! A request holds one of its model's slots until it is answered. A model that is being unloaded accepts no
-//! requests, stops after its last answer, and frees its memory a moment later. There is no randomness: equal
-//! traces give equal scores.
+//! requests and stops after its last answer. There is no randomness: equal traces give equal scores.
 
 mod run;
 #[cfg(test)]

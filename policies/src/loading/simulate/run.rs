@@ -20,7 +20,6 @@ const WAITING_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time after the last arrival at which an unanswered request counts as never answered.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// State of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelPlace {
     Out,
@@ -29,7 +28,6 @@ pub(super) enum ModelPlace {
     Leaving,
 }
 
-/// Model state visible to a loading rule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModelSight {
     pub(super) here: ModelPlace,
@@ -37,12 +35,10 @@ pub(super) struct ModelSight {
     /// Arrival time of the first waiting request.
     pub(super) oldest: Option<Duration>,
     pub(super) in_flight: u32,
-    /// Time when the model was last used.
     pub(super) used: Duration,
     asked: u64,
 }
 
-/// An order of a loading rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelOrder {
     Load(usize),
@@ -67,15 +63,11 @@ struct TraceRun<'a> {
     score: TraceScore,
 }
 
-/// Decides which models are loaded.
 pub(super) trait LoadingRule {
-    /// Returns the orders for the present state.
     fn decide(&mut self, now: Duration, sights: &[ModelSight]) -> Vec<ModelOrder>;
 
-    /// Notes that a model has been loaded.
     fn note_loaded(&mut self, _model: usize, _now: Duration) {}
 
-    /// Notes that a model's memory is free.
     fn note_gone(&mut self, _model: usize) {}
 
     /// Returns the pause until the next decision if nothing happens and no request waits.
@@ -89,7 +81,6 @@ pub fn run(trace: &RequestTrace, numbers: &LoadingConfig) -> TraceScore {
     play(trace, &mut OwnRule::new(trace, numbers))
 }
 
-/// Simulates a trace under a loading rule.
 pub(super) fn play(trace: &RequestTrace, rule: &mut dyn LoadingRule) -> TraceScore {
     let out = ModelSight {
         here: ModelPlace::Out,

@@ -2,12 +2,11 @@
 
 use super::*;
 
-/// A model with companions.
 fn with(gib: u64, others: &[&str]) -> LoadSpec {
     LoadSpec { companions: others.iter().map(ModelName::new).collect(), ..model(gib) }
 }
 
-/// Loads a model, and then the companions that it calls.
+/// Loads a model, then its companions.
 fn load_with(all: &mut LoadingState, of: &str, company: &[&str]) {
     all.enqueue(&name(of), true);
     let mut told = vec![format!("+{of}")];
@@ -31,7 +30,7 @@ fn who_stays_together_is_loaded_together_and_leaves_together() {
     all.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["+c"]);
     all.record_loaded(&name("c"), secs(210));
-    // Twelve of 24 GiB: unloading c and b would do, but b stays with a.
+    // 12 of 24 GiB: unloading b and c would suffice, but b stays with a.
     all.enqueue(&name("d"), true);
     assert_eq!(orders(&mut all, 400, &[]), ["-a"], "b has room");
     all.record_gone(&name("a"));
@@ -58,7 +57,7 @@ fn a_model_waits_until_there_is_room_for_its_company_too_and_that_room_is_nobody
 
 #[test]
 fn company_that_never_fits_or_does_not_answer_keeps_nobody_waiting() {
-    // Together they are too large.
+    // The model and its companion together exceed the memory.
     let mut all = loading(&[24], &[("a", with(20, &["b"])), ("b", model(10)), ("c", model(4))]);
     load_with(&mut all, "a", &[]);
     all.enqueue(&name("b"), true);
@@ -66,14 +65,14 @@ fn company_that_never_fits_or_does_not_answer_keeps_nobody_waiting() {
     all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 101, &[]), ["+b"]);
 
-    // Pinned, next to another one that leaves no room for its companion.
+    // A pinned model, next to another one that leaves no room for its companion.
     let pinned = LoadSpec { pin: true, ..model(10) };
     let mut all = loading(&[24], &[("p", pinned), ("a", with(10, &["b"])), ("b", model(10))]);
     load(&mut all, &["p"]);
     all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+a"]);
 
-    // The companion was called, and ends.
+    // A called companion is loaded and ends.
     let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("c", model(12))]);
     all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 0, &[]), ["+a", "!b"]);
@@ -102,7 +101,7 @@ fn company_may_be_mutual_has_company_and_excludes_whom_it_excludes() {
 
 #[test]
 fn company_is_a_wish_and_keeps_nobody_from_being_served() {
-    // The model that would call it holds more than the book said.
+    // `a`, which would call `b`, holds more than predicted.
     let mut all =
         loading(&[24], &[("a", with(10, &["b"])), ("b", model(10)), ("w", model(4)), ("v", model(4))]);
     all.enqueue(&name("a"), true);
@@ -114,7 +113,7 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["-a"], "b is asked for, and nobody else has its room");
 
-    // A pinned model holds its companion: its room is unavailable, and a smaller model is served.
+    // A pinned model holds its companion, whose room is unavailable; a smaller model is served.
     let pinned = LoadSpec { pin: true, ..with(10, &["b"]) };
     let mut all =
         loading(&[24], &[("a", pinned), ("b", model(8)), ("y", model(5)), ("w", model(10)), ("x", model(5))]);
@@ -127,7 +126,7 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
     assert_eq!(orders(&mut all, 200, &[]), ["-y"], "for x");
     assert_eq!(all.hopeless_models().iter().map(|(who, _)| who.clone()).collect::<Vec<_>>(), [name("w")]);
 
-    // Memory of another program is no room for companions either.
+    // Companions cannot use memory of another program.
     let mut all = loading(
         &[24],
         &[("p", LoadSpec { pin: true, ..model(1) }), ("a", with(14, &["b"])), ("b", model(8))],
@@ -144,14 +143,14 @@ fn company_is_a_wish_and_keeps_nobody_from_being_served() {
 
 #[test]
 fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
-    // Both are requested at the same time, and a third one is loaded.
+    // A model and its companion are requested at the same time, while a third one is loaded.
     let mut all = loading(&[24], &[("x", model(6)), ("a", with(10, &["b"])), ("b", model(6))]);
     load(&mut all, &["x"]);
     all.enqueue(&name("a"), true);
     all.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+a", "+b"]);
 
-    // A model excluded by a pinned one is not loaded, and none is unloaded for it.
+    // A companion that a pinned model excludes is not loaded, and no model is unloaded for it.
     let excludes = LoadSpec { pin: true, never_with: vec![ModelName::new("b")], ..model(4) };
     let mut all =
         loading(&[24], &[("p", excludes), ("x", model(8)), ("a", with(8, &["b"])), ("b", model(8))]);
@@ -159,7 +158,7 @@ fn the_room_of_company_is_kept_once_and_for_those_that_may_come() {
     all.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 200, &[]), ["+a"]);
 
-    // A companion that is being unloaded is loaded again.
+    // A companion is called while it is being unloaded.
     let mut all = loading(&[24], &[("a", with(10, &["b"])), ("b", model(6))]);
     load_with(&mut all, "a", &["b"]);
     all.record_leaving(&name("a"));

@@ -1,4 +1,4 @@
-//! Guests: builds on trial.
+//! Guests give way to any other model.
 
 use super::*;
 
@@ -7,13 +7,13 @@ fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
     let guest = |gib| LoadSpec { guest: true, ..model(gib) };
     let mut all = loading(&[24], &[("a", model(10)), ("g", guest(10)), ("b", model(10)), ("c", model(14))]);
     load(&mut all, &["a", "g"]);
-    // Even for a model without waiting requests, and although the guest is in use.
+    // The guest is unloaded while in use, even for a model without waiting requests.
     all.enqueue(&name("b"), false);
     assert_eq!(orders(&mut all, 200, &[("g", IN_USE)]), ["-g"]);
     all.record_gone(&name("g"));
     assert_eq!(orders(&mut all, 201, &[]), ["+b"]);
     all.record_loaded(&name("b"), secs(210));
-    // No model is unloaded for a guest, and none waits behind it.
+    // No model is unloaded for a guest, and no model waits behind one.
     all.enqueue(&name("g"), true);
     let waits = ModelActivity { waiting: 3, ..IN_USE };
     assert_eq!(orders(&mut all, 1000, &[("g", waits)]), [""; 0]);
@@ -33,7 +33,7 @@ fn held(gib: u64) -> ModelReading {
     ModelReading { held: MemoryAmounts { host: 0, ..gpus(&[gib]) }, ..ModelReading::default() }
 }
 
-/// Of 24 GiB `a` has 8 and `g` has 8, and `b` needs 12.
+/// Of 24 GiB, `a` and `g` hold 8 each, and `b` needs 12.
 fn two_of_three(guest: bool) -> LoadingState {
     let second = LoadSpec { guest, ..model(8) };
     let mut all = loading(&[24], &[("a", model(8)), ("g", second), ("b", model(12))]);
@@ -50,7 +50,7 @@ fn nobody_leaves_for_what_the_driver_gives_back_a_moment_later() {
     all.enqueue(&name("b"), true);
     assert_eq!(look(&mut all, 0, 8), ["-g"]);
     all.record_gone(&name("g"));
-    // The process is gone, and its memory is not free yet.
+    // The process has ended, but its memory is not free yet.
     for ms in [3, 40, 200] {
         assert_eq!(look(&mut all, ms, 8), [""; 0], "after {ms} ms");
         let roomy = all.models_with_room(Some(&gpus(&[8])));
@@ -68,7 +68,7 @@ fn what_does_not_come_back_in_time_is_somebody_elses() {
     all.record_gone(&name("g"));
     assert_eq!(look(&mut all, 3, 8), [""; 0]);
     assert_eq!(look(&mut all, 400, 8), ["-a"]);
-    // Memory of a process that ended long ago is not awaited: the last look was before its end.
+    // Memory of a process that ended long after the last reading is not awaited.
     let mut all = two_of_three(false);
     assert_eq!(look(&mut all, 0, 8), [""; 0]);
     all.record_leaving(&name("g"));
@@ -85,7 +85,7 @@ fn a_guest_that_is_only_coming_gives_back_what_it_has_taken_so_far() {
     all.record_reading(&name("a"), held(8));
     all.enqueue(&name("g"), true);
     assert_eq!(look(&mut all, 0, 16), ["+g"]);
-    // The guest has 7 of its 8.
+    // The guest has taken 7 of its 8 GiB.
     assert_eq!(look(&mut all, 20, 9), [""; 0]);
     all.enqueue(&name("b"), true);
     assert_eq!(look(&mut all, 40, 9), ["-g"]);

@@ -1,4 +1,4 @@
-//! Room, turns and promises.
+//! Tests of room, turns and promises.
 
 mod company;
 mod guests;
@@ -75,7 +75,7 @@ fn words(told: Vec<LoaderOrder>) -> Vec<String> {
         .collect()
 }
 
-/// Loads models one after another, each for ten seconds from its minute on.
+/// Loads models one after another, each for ten seconds from its own minute on.
 fn load(all: &mut LoadingState, models: &[&str]) {
     for (minute, of) in (0..).zip(models) {
         all.enqueue(&name(of), true);
@@ -88,7 +88,6 @@ fn holds(gib: u64) -> ModelReading {
     ModelReading { held: MemoryAmounts { host: 0, gpus: vec![gib * GIB] }, ..ModelReading::default() }
 }
 
-/// Loads models one after another, each with a reading of this many GiB.
 fn load_read(all: &mut LoadingState, models: &[(&str, u64)]) {
     load(all, &models.iter().map(|(of, _)| *of).collect::<Vec<_>>());
     for (of, gib) in models {
@@ -96,14 +95,13 @@ fn load_read(all: &mut LoadingState, models: &[(&str, u64)]) {
     }
 }
 
-/// `x` leaves the place that `a` needs, which is renewed with 20 GiB at 200 s.
+/// Unloads `x`, whose place `a` needs for its renewal with 20 GiB at 200 s.
 fn waits_for_who_leaves(all: &mut LoadingState) {
     all.record_leaving(&name("x"));
     all.set_spec(&name("a"), model(20));
     all.request_renewal(&name("a"), secs(200));
 }
 
-/// Changes a model's settings and requests its renewal.
 fn remake(all: &mut LoadingState, of: &str, spec: LoadSpec) {
     all.set_spec(&name(of), spec);
     all.request_renewal(&name(of), Duration::ZERO);
@@ -181,7 +179,7 @@ fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
     all.numbers.max_loaded = 1;
     let count = LoadRefusal::Count { pinned: vec![ModelName::new("a")], most: 1 };
     assert_eq!(all.hopeless_models()[0], (name("c"), count), "b leaves, and a does not");
-    // An operator drains the model.
+    // An operator drains the pinned model.
     all.record_leaving(&name("a"));
     assert_eq!(all.hopeless_models(), []);
 }
@@ -191,7 +189,7 @@ fn one_that_is_in_use_has_its_turn() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
     all.enqueue(&name("b"), true);
-    // The load took ten seconds, so the model keeps its turn for thirty; without use it may be unloaded.
+    // The load took ten seconds, so a model in use keeps its turn for thirty.
     assert_eq!(orders(&mut all, 39, &[("a", IN_USE)]), [""; 0]);
     assert_eq!(orders(&mut all, 40, &[("a", IN_USE)]), ["-a"]);
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
@@ -208,7 +206,7 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
     for of in ["big", "middle", "small"] {
         all.enqueue(&name(of), true);
     }
-    // `a` must be unloaded for the big one, next to which 4 GiB are free.
+    // The big model needs `a` unloaded; next to the big one, 4 GiB are free for the small one.
     assert_eq!(orders(&mut all, 100, &[]), ["-a", "+small"]);
     all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 101, &[]), ["+big"]);
@@ -223,14 +221,14 @@ fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     let next = |all: &mut LoadingState, gib: u64| {
         all.next_orders(secs(1), Some(&free(gib)), |_| ModelActivity::default()).len()
     };
-    // Another program has 6 GiB.
+    // Another program holds 6 GiB.
     assert_eq!(next(&mut all, 18), 1);
     all.enqueue(&name("b"), true);
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
     all.record_loaded(&name("a"), secs(9));
     let held = MemoryAmounts { host: 0, gpus: vec![9 * GIB] };
     all.record_reading(&name("a"), ModelReading { held, ..ModelReading::default() });
-    // The model needs less than expected: 18 - 9 are free and unclaimed.
+    // The model needs less than expected: 18 - 9 GiB are free and not reserved.
     assert_eq!(next(&mut all, 9), 1);
 }
 
@@ -307,7 +305,7 @@ fn a_large_one_is_not_starved_by_small_ones_that_came_later() {
     let mut all = loading(&[24], &models);
     load(&mut all, &["a", "b", "c", "d"]);
     all.enqueue(&name("big"), true);
-    // Turns end one after another, and each unloaded model would be followed by the next.
+    // Turns end one after another; each unloaded model would be followed by the next.
     let busy = ["a", "b", "c", "d", "e"].map(|of| (of, IN_USE));
     assert_eq!(orders(&mut all, 205, &busy), [""; 0], "d has its turn until 220");
     all.enqueue(&name("e"), true);
@@ -339,8 +337,7 @@ fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
 }
 
 proptest! {
-    /// Models of any size, requested at any time: promises never exceed the machine, and each model gets
-    /// its turn.
+    /// Promises never exceed the memory of the machine, and each model gets its turn.
     #[test]
     fn promises_are_never_more_than_there_is_and_each_has_its_turn(
         sizes in proptest::collection::vec(1_u64..22, 2..7),
@@ -353,7 +350,7 @@ proptest! {
         let specs: Vec<(&str, LoadSpec)> =
             names.iter().zip(&sizes).map(|(of, gib)| (of.as_str(), model(*gib))).collect();
         let mut all = loading(&[24], &specs);
-        // By model: arrival of waiting requests; end of running ones; end of the load.
+        // For each model: arrivals of waiting requests, ends of running ones, end of the load.
         let mut waiting = vec![Vec::<u64>::new(); names.len()];
         let (mut until, mut ready) = (vec![0; names.len()], vec![None; names.len()]);
         let (mut asked, mut leaves) = (vec![0; names.len()], vec![false; names.len()]);
@@ -416,7 +413,7 @@ proptest! {
             }
         }
         prop_assert!(waiting.iter().all(Vec::is_empty), "{waiting:?} still wait");
-        // At most several turns of all models: sixty requests arrive faster than they can be served.
+        // At most several turns of all models, because sixty requests arrive faster than they can be served.
         prop_assert!(longest <= 60 * (SERVICE + LOAD * 3 + 12), "{longest} s");
     }
 }

@@ -19,11 +19,11 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
     all.record_reading(&name("a"), ModelReading { held, ..ModelReading::default() });
     all.enqueue(&name("b"), true);
     next(&mut all, 18);
-    // Half loaded: of the 14 free GiB, 4 are still its own.
+    // Half of the model is loaded: 4 of the 14 free GiB are still reserved for it.
     all.enqueue(&name("c"), true);
     let told = next(&mut all, 14);
     assert_eq!(told, [LoaderOrder::Load { model: name("c"), places: vec![vec![0]] }]);
-    // Another program takes c's promised memory: during the start no model is unloaded for it.
+    // Another program takes c's promised memory: during c's start, no model is unloaded for it.
     assert_eq!(next(&mut all, 1), []);
 }
 
@@ -145,7 +145,7 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
             ..ModelActivity::default()
         }))
     };
-    // It holds three GiB more than promised: six are left of the promises, three of the GPU.
+    // `a` holds three GiB more than promised; six GiB of promises and three of the GPU are left.
     let mut all = begin(held(13, true));
     assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
     assert_eq!(at(&mut all, 300_100, 3), [""; 0], "the answer is awaited");
@@ -186,7 +186,7 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
     all.record_reading(&name("old"), held(8));
     all.enqueue(&name("large"), true);
     assert_eq!(words(all.next_orders(secs(2), Some(&gpus(&[18])), idle)), ["+large"]);
-    // The model has taken 10 of its 14.
+    // The large model has taken 10 of its 14 GiB.
     all.enqueue(&name("new"), true);
     assert_eq!(words(all.next_orders(secs(3), Some(&gpus(&[8])), idle)), ["-old"]);
     all.record_gone(&name("old"));
@@ -203,7 +203,7 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
     assert_eq!(words(all.next_orders(secs(0), Some(&gpus(&[26])), idle)), ["+large", "+old"]);
     all.record_loaded(&name("old"), secs(1));
     all.record_reading(&name("old"), held(8));
-    // Of 40 another program has 14: 26 less 8 of the one and 2 of the other.
+    // Another program holds 14 of 40 GiB: 26 are left, less 8 of `old` and 2 still reserved.
     all.enqueue(&name("small"), true);
     all.enqueue(&name("more"), true);
     assert_eq!(
@@ -227,7 +227,7 @@ fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobod
     assert_eq!(words(all.next_orders(secs(100), Some(&all_of(54)), idle)), ["+b"]);
     all.enqueue(&name("c"), true);
     all.record_loaded(&name("b"), secs(110));
-    // It has its 40 GiB, as free memory shows; the owner of each part is unknown yet.
+    // Free memory shows that 40 GiB were taken, but not yet by which model.
     assert_eq!(words(all.next_orders(secs(110), Some(&all_of(14)), idle)), ["+c"]);
     all.record_reading(&name("b"), holds(40));
     all.record_loaded(&name("c"), secs(115));
@@ -235,7 +235,7 @@ fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobod
     all.enqueue(&name("c"), true);
     assert_eq!(words(all.next_orders(secs(116), Some(&all_of(14)), idle)), ["+c"]);
     all.record_loaded(&name("c"), secs(117));
-    // Without a reading it counts with its promise after a while, and when unloaded it returns that much.
+    // A model without a reading counts with its promise after a while.
     assert_eq!(words(all.next_orders(secs(130), Some(&all_of(2)), idle)), [""; 0]);
     assert_eq!(all.models[&name("c")].held().gpus, [12 * GIB]);
 }
@@ -277,12 +277,12 @@ fn what_several_take_at_once_is_counted_from_the_first_of_them_on() {
     let mut all = loading(&[80], &[("a", model(40)), ("b", model(20)), ("c", model(18))]);
     all.enqueue(&name("a"), true);
     assert_eq!(words(all.next_orders(secs(0), Some(&free(80)), idle)), ["+a"]);
-    // It has 30 of its 40 by now.
+    // `a` has taken 30 of its 40 GiB.
     all.enqueue(&name("b"), true);
     assert_eq!(words(all.next_orders(secs(5), Some(&free(50)), idle)), ["+b"]);
     all.record_loaded(&name("a"), secs(6));
     all.record_reading(&name("a"), holds(40));
-    // b has 15 of its 20: 80 - 40 - 15 are free, 20 are left.
+    // `b` has taken 15 of its 20 GiB: 80 - 40 - 15 are free, 20 are left.
     all.enqueue(&name("c"), true);
     assert_eq!(words(all.next_orders(secs(7), Some(&free(25)), idle)), ["+c"]);
 }

@@ -1,4 +1,4 @@
-//! Renewed models: with other settings, in other places.
+//! Renewed models: new settings, new places.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn other_settings_take_what_is_left_and_what_is_more_than_that_waits_for_room_li
     remake(&mut all, "a", model(13));
     assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
     all.enqueue(&name("c"), false);
-    // The old process is read once more.
+    // The old process is read once more, after the new promise.
     all.record_reading(&name("a"), ModelReading { outdated: true, ..holds(8) });
     assert_eq!(orders(&mut all, 201, &[]), [""; 0], "what it was promised is nobody else's");
     all.record_reading(&name("a"), holds(12));
@@ -82,7 +82,7 @@ fn what_becomes_smaller_stays_whoever_waits_and_what_was_kept_for_one_that_is_go
     remake(&mut all, "a", pinned(9));
     assert_eq!(orders(&mut all, 71, &busy), ["=a"]);
     all.record_reading(&name("a"), holds(9));
-    // No model waits any more.
+    // No other model waits any more.
     all.record_gone(&name("c"));
     remake(&mut all, "a", pinned(15));
     assert_eq!(orders(&mut all, 72, &busy), ["=a"], "24 - 8");
@@ -157,7 +157,7 @@ fn while_both_processes_are_there_both_have_their_room() {
     let told = all.next_orders(secs(100), Some(&free(60)), idle);
     assert!(matches!(&told[..], [LoaderOrder::Renew { beside: true, .. }]), "{told:?}");
     all.enqueue(&name("b"), false);
-    // The new process has 10 by now.
+    // The new process has taken 10 GiB.
     assert_eq!(
         words(all.next_orders(secs(105), Some(&free(50)), idle)),
         [""; 0],
@@ -178,7 +178,7 @@ fn what_a_process_takes_that_loads_for_minutes_is_counted_once() {
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     assert_eq!(words(all.next_orders(secs(200), Some(&free(60)), idle)), ["=a"]);
-    // Four minutes later the new process has 20 of its 24, and the old one serves.
+    // After four minutes the new process has taken 20 of its 24 GiB, and the old one serves.
     assert_eq!(words(all.next_orders(secs(440), Some(&free(40)), idle)), [""; 0]);
     all.enqueue(&name("b"), false);
     assert_eq!(words(all.next_orders(secs(441), Some(&free(40)), idle)), ["+b"], "80 - 20 - 24 = 36");

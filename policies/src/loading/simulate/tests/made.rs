@@ -1,4 +1,4 @@
-//! Simulated traces of typical use. Each is the same on every machine.
+//! Simulated traces of typical use; equal on every machine.
 
 use std::time::Duration;
 
@@ -18,7 +18,6 @@ fn tenant(name: &str, gib: u64) -> TraceModel {
     TraceModel { name: name.to_owned(), bytes, load, slots: 4 }
 }
 
-/// Requests of a trace being made.
 struct Maker {
     random: SplitMix,
     requests: Vec<TraceRequest>,
@@ -34,7 +33,7 @@ impl Maker {
         self.requests.push(TraceRequest { at: of(at), model, duration: of(takes) });
     }
 
-    /// A person chats for some turns: reads, thinks, asks again.
+    /// Adds a person's chat of some turns, each followed by a pause for thought.
     fn chat(&mut self, mut at: f64, model: usize, turns: u64, thinks: f64) {
         for _ in 0..turns {
             let takes = self.random.between(2.0, 12.0);
@@ -43,7 +42,7 @@ impl Maker {
         }
     }
 
-    /// People arrive at random and chat.
+    /// Adds chats of people who arrive at random.
     fn chats(&mut self, hours: f64, every: f64, models: &[usize]) {
         let mut at = 0.0;
         while at < hours * 3600.0 {
@@ -54,7 +53,7 @@ impl Maker {
         }
     }
 
-    /// Independent requests at random times.
+    /// Adds independent requests at random times.
     fn random(&mut self, hours: f64, every: f64, model: usize, takes: f64) {
         let mut at = self.random.exponential(every);
         while at < hours * 3600.0 {
@@ -64,7 +63,6 @@ impl Maker {
         }
     }
 
-    /// Many requests at once.
     fn burst(&mut self, at: f64, model: usize, count: u64, within: f64) {
         for _ in 0..count {
             let (at, takes) = (at + self.random.between(0.0, within), self.random.between(2.0, 10.0));
@@ -72,7 +70,6 @@ impl Maker {
         }
     }
 
-    /// Adds all requests of another trace with a delay.
     fn add(&mut self, other: &Self, later: Duration) {
         self.requests.extend(other.requests.iter().map(|one| TraceRequest { at: one.at + later, ..*one }));
     }
@@ -83,7 +80,6 @@ impl Maker {
     }
 }
 
-/// All simulated traces.
 pub(super) fn made() -> Vec<RequestTrace> {
     vec![
         chats_over_three(),
@@ -121,7 +117,7 @@ fn chats_over_eight() -> RequestTrace {
     )
 }
 
-/// Two agents with a model each, at any time; memory holds one model.
+/// Two agents use a model each; memory holds only one of the models.
 fn two_agents() -> RequestTrace {
     let mut maker = Maker::new(3);
     for model in [0, 1] {
@@ -130,7 +126,7 @@ fn two_agents() -> RequestTrace {
     maker.trace("two agents that alternate", 24, vec![tenant("a", 18), tenant("b", 20)])
 }
 
-/// In one loop, a planner is asked once, then its coder several times.
+/// In each round, one request to the planner, then several to the coder.
 fn planner_and_coder() -> RequestTrace {
     let mut maker = Maker::new(4);
     for start in [0.0, 7.0, 31.0] {
@@ -168,7 +164,7 @@ fn two_busy_models() -> RequestTrace {
     )
 }
 
-/// Each question is embedded, reranked and answered.
+/// Each question requests an embedding, a reranking and an answer.
 fn retrieval() -> RequestTrace {
     let mut maker = Maker::new(7);
     let mut at = 0.0;
@@ -186,7 +182,7 @@ fn retrieval() -> RequestTrace {
     maker.trace("retrieval, and now and then a large one", 24, models)
 }
 
-/// By day people chat; at night a batch uses another model for everything.
+/// People chat by day; a batch uses another model at night.
 fn nights() -> RequestTrace {
     let mut maker = Maker::new(8);
     maker.chats(10.0, 180.0, &[0, 1]);

@@ -1,5 +1,5 @@
-//! Compares our decisions with the rules of other programs on simulated traces: they are never much worse
-//! than the best of them.
+//! Compares our decisions with the rules of other programs on simulated traces: ours are never much worse
+//! than the best rule.
 
 mod made;
 mod rivals;
@@ -17,14 +17,13 @@ fn usual() -> LoadingConfig {
     crate::defaults().loading.clone()
 }
 
-/// Returns our score, and the scores of all other rules.
 fn scores(trace: &RequestTrace) -> (TraceScore, Vec<(String, TraceScore)>) {
     let rivals = [Rival::Count(safe_count(trace)), Rival::Idle(Duration::from_secs(300)), Rival::OneOfAGroup];
     let rivals = rivals.map(|rival| (rival.name(), play(trace, &mut RivalRule { rival, trace })));
     (run(trace, &usual()), rivals.into())
 }
 
-/// The numbers in docs/models.md: loads, and the 99th percentile of waits.
+/// Checks the table in docs/models.md: loads, and the 99th percentile of waits.
 #[test]
 fn the_table_of_the_documentation_is_what_is_measured() {
     let cell = |score: &TraceScore| format!("{} / {:.0} s", score.loads, score.p99.as_secs_f64());
@@ -67,8 +66,7 @@ fn models_that_alternate_are_swapped_half_as_often() {
                 assert!(ours.loads * 2 <= count.1.loads, "{}: {ours:?} against {count:?}", trace.name);
                 seen += 1;
             }
-            // Each crowd uses another model, which must be loaded: fewer loads would make a whole crowd
-            // wait for the next.
+            // Each crowd uses another model: fewer loads would make a whole crowd wait for the next.
             "crowds that alternate" => assert_eq!((ours.loads, ours.p99), (60, count.1.p99)),
             _ => assert!(ours.loads <= count.1.loads + count.1.loads / 10, "{}: {ours:?}", trace.name),
         }
@@ -77,7 +75,7 @@ fn models_that_alternate_are_swapped_half_as_often() {
 }
 
 proptest! {
-    /// Each waiting model waits for the turns of those before it, and no longer.
+    /// Each waiting model waits at most for the turns of the models before it.
     #[test]
     fn nobody_waits_longer_than_the_turns_of_all_others(
         sizes in proptest::collection::vec(2_u64..24, 2..6),
@@ -91,8 +89,7 @@ proptest! {
                 name: format!("m{index}"),
                 bytes: gib * GIB,
                 load: Duration::from_millis(1000 + gib * 400),
-                // A loaded model answers everything at once, so that requests wait for a model, never for a
-                // slot.
+                // Enough slots to answer at once, so that requests wait only for a model.
                 slots: u32::MAX,
             })
             .collect();
@@ -108,7 +105,7 @@ proptest! {
         let longest_load = models.iter().map(|model| model.load).max().unwrap();
         let trace = RequestTrace { name: String::new(), memory: 24 * GIB, models, requests };
         let score = run(&trace, &usual());
-        // A turn, its last answers, its end, and the next load.
+        // A turn, the end of running answers, the end of the process, and the next load.
         let numbers = usual();
         let turn = longest_load.mul_f64(numbers.turn_loads).max(numbers.turn_least).min(numbers.turn_most);
         let each = turn + Duration::from_secs(9) + Duration::from_millis(700) + longest_load;

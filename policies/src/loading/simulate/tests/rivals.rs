@@ -1,25 +1,20 @@
-//! The rules of other programs. Each knows the memory size, and none of its starts fails: better than in
-//! practice.
+//! Rules of other programs. Unlike in practice, each rule knows all memory sizes, and every start succeeds.
 
 use std::time::Duration;
 
 use super::RequestTrace;
 use crate::loading::simulate::run::{LoadingRule, ModelOrder, ModelPlace, ModelSight};
 
-/// A loading rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rival {
-    /// At most this many models of any size; the least recently used is unloaded. llama.cpp's router does
-    /// this.
+    /// Loads at most this many models of any size; unloads the least recently used (llama.cpp's router).
     Count(usize),
-    /// As many as memory holds; the least recently used is unloaded, and each after an idle time. Ollama
-    /// does this.
+    /// Loads as many as fit; unloads the least recently used, and any after an idle time (Ollama).
     Idle(Duration),
-    /// One model at a time: one group in which each excludes all others. llama-swap does this by default.
+    /// Loads one model at a time: one group in which each excludes all others (llama-swap's default).
     OneOfAGroup,
 }
 
-/// State of a rule.
 pub(super) struct RivalRule<'a> {
     pub(super) rival: Rival,
     pub(super) trace: &'a RequestTrace,
@@ -30,13 +25,13 @@ impl LoadingRule for RivalRule<'_> {
         self.rival.decide(now, self.trace, sights)
     }
 
-    /// Idle times end without events.
+    /// Idle times end without an event, so the rule must be called regularly.
     fn idle_interval(&self) -> Option<Duration> {
         Some(Duration::from_secs(10))
     }
 }
 
-/// Returns the largest number of models of which any selection fits.
+/// Returns the largest number of models that fit in any combination.
 pub(super) fn safe_count(trace: &RequestTrace) -> usize {
     let mut sizes: Vec<u64> = trace.models.iter().map(|model| model.bytes).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -76,7 +71,7 @@ impl Rival {
             .filter_map(|(model, sight)| Some((sight.oldest?, model)))
             .collect();
         wanted.sort();
-        // The first waiting model is served first, so that none waits forever.
+        // Serve the first waiting model first, so that none waits forever.
         if let Some((_, model)) = wanted.first().copied() {
             loop {
                 if self.fits(trace, &there, model, false) {
@@ -98,7 +93,7 @@ impl Rival {
         orders
     }
 
-    /// Returns true if a model fits next to the loaded ones, or next to those that stay.
+    /// Returns true if a model fits next to the loaded ones; `soon`: once models being unloaded are gone.
     fn fits(self, trace: &RequestTrace, there: &[(usize, ModelSight)], model: usize, soon: bool) -> bool {
         let counts = |sight: &ModelSight| match sight.here {
             ModelPlace::Out => false,
