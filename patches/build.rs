@@ -1,7 +1,6 @@
-//! Generates code that embeds every file of the patch sets, and the list of mitigations, into the program. By
-//! default, cargo runs this script again when a file of this folder is added, changed or removed. The
-//! generated code does not contain this folder's path, so that a build in another folder gives the same
-//! bytes.
+//! Generates code that embeds the patch sets and the list of mitigations. Cargo reruns this script by default
+//! when a file of this folder changes. The generated code does not contain this folder's path, so that builds
+//! in any folder give the same bytes.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The only place that reads environment variables, and the search for programs.
+//! The crate's only access to environment variables, and the search for programs.
 //!
 //! Variables that change a compiler's output (`CFLAGS` and its like) are removed from child processes: a
 //! plan's hash covers the cmake options, so flags have to be given as cmake options.
@@ -77,8 +77,7 @@ pub struct BuildEnvironment {
     pub rocm_homes: Vec<PathBuf>,
     /// `VULKAN_SDK`: folder of a Vulkan SDK.
     pub vulkan_sdk: Option<PathBuf>,
-    /// Root folder, normally `/`, under whose usual paths toolkits and devices are searched, too; `None`: no
-    /// such search.
+    /// Root folder of the usual paths of toolkits and devices, normally `/`; `None` disables that search.
     pub system: Option<PathBuf>,
 }
 
@@ -105,8 +104,7 @@ impl BuildEnvironment {
         }
     }
 
-    /// Returns the absolute path of a program, searched as a shell does; a name with a slash is taken as a
-    /// path.
+    /// Returns the absolute path of a program, searched as a shell does; a name with a slash is a path.
     pub fn find(&self, program: impl AsRef<Path>) -> Option<PathBuf> {
         let program = program.as_ref();
         let runs = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();
@@ -152,7 +150,6 @@ pub(crate) fn private_folder(prefix: &str, base: PathBuf) -> Result<TempDir> {
     made.map_err(io_error("creating a folder in", base))
 }
 
-/// Removes every variable that `foreign` matches from the command's environment.
 pub(crate) fn remove_variables(command: &mut Command, foreign: impl Fn(&str) -> bool) {
     for (name, _) in std::env::vars_os() {
         if foreign(&name.to_string_lossy()) {

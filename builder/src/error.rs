@@ -1,5 +1,4 @@
-//! The error type of this crate. Each message names the failed operation and its object;
-//! [`BuilderError::hint`] returns the remedy, if there is one.
+//! The error type of this crate. Messages name the operation; [`BuilderError::hint`] gives the remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -50,7 +49,6 @@ pub enum BuilderError {
     SourceTooLarge { path: PathBuf, limit: String },
     #[error("not found: {program}")]
     MissingProgram {
-        /// Usual name or description of the program.
         program: String,
         /// Debian package that contains the program.
         package: &'static str,
@@ -59,7 +57,6 @@ pub enum BuilderError {
     Program { command: String, doing: String, why: String },
     #[error("{path} has {free} MiB free, a build takes {need} MiB")]
     Disk {
-        /// Folder that would be written to.
         path: PathBuf,
         /// MiB available to this user.
         free: u64,
@@ -86,7 +83,7 @@ pub enum BuilderError {
     Target {
         given: String,
         why: String,
-        /// Valid values.
+        /// Remedy, such as a list of valid values.
         cure: String,
     },
     #[error(transparent)]
@@ -102,7 +99,6 @@ pub enum BuilderError {
     Build {
         /// `configuring` or `compiling`.
         phase: &'static str,
-        /// First error, with a few lines.
         excerpt: String,
         log: PathBuf,
         /// The compiler was killed from outside, most likely because memory ran out.
@@ -120,9 +116,7 @@ pub enum BuilderError {
     },
     #[error("the built llama-server fails with {weights} weights ({setting}): {why}")]
     Kernel {
-        /// Weight format, such as `q4_0`.
         weights: &'static str,
-        /// Settings of the failed server.
         setting: &'static str,
         /// Cause of the crash, or deviation of the answers.
         why: String,
@@ -257,7 +251,6 @@ impl BuilderError {
         })
     }
 
-    /// Remedies that do not depend on the error's fields.
     fn fixed_hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::SourceMissing { .. } => "give the path of a folder or of a .tar.gz, .tar.xz or .zip file",
@@ -328,12 +321,10 @@ fn missing_library(why: &str) -> Option<&str> {
     why.split_once("error while loading shared libraries: ")?.1.split(':').next().map(str::trim)
 }
 
-/// Names in a message; some of them when there are many.
 fn join_names<T: std::fmt::Display>(names: &[T]) -> String {
     if names.is_empty() { "nothing".to_owned() } else { list_names(names, 12) }
 }
 
-/// Lists names, of which at most `shown` are written out.
 pub(crate) fn list_names<T: std::fmt::Display>(names: &[T], shown: usize) -> String {
     let text = names.iter().take(shown).map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(shown) {

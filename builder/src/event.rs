@@ -101,7 +101,6 @@ impl EventReporter {
         (Self { listener: Some(sender) }, receiver)
     }
 
-    /// Reports a decision or an observation.
     pub(crate) fn note(&self, text: impl Into<String>) {
         self.report(BuildEvent::Note(text.into()));
     }

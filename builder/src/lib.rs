@@ -1,9 +1,7 @@
 //! Builds a verified llama-server from upstream source, and the sample model for its verification.
 //!
-//! This crate prints nothing and reads no configuration: folders, limits and pinned versions are
-//! parameters, progress is reported as [`BuildEvent`]s, and a
-//! [`CancellationToken`](tokio_util::sync::CancellationToken) cancels the work. `warden-patches` reads,
-//! judges and applies patch sets.
+//! This crate prints nothing and reads no configuration. Folders, limits and pinned versions are parameters;
+//! progress is reported as [`BuildEvent`]s. `warden-patches` reads, judges and applies patch sets.
 //!
 //! ```text
 //!  BuildSource --examine--> ExaminedSource --+

@@ -13,8 +13,8 @@ use crate::error::{BuilderError, Result, io_error};
 /// Interval between attempts to take a lock held by another process; a user does not notice this delay.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A held lock, released on drop. The file stays: if it were removed, two processes could lock different
-/// files of the same name.
+/// A held lock, released on drop. The file stays: after a removal, two processes could lock different files
+/// of the same name.
 #[derive(Debug)]
 pub(crate) struct FileLock {
     _file: File,

@@ -1,5 +1,4 @@
-//! Checks free disk, cores and memory before work begins. The caller passes the available memory, which is
-//! not simple to determine in a container.
+//! Checks free disk, cores and memory before work begins.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,8 +60,7 @@ fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Runs `work` on each core. Each worker takes indices below `count` until none is left, and returns its
-/// results with their indices. Returns all results in the order of the indices.
+/// Runs `work` on each core; the workers share the indices below `count`. Returns all results in index order.
 pub(crate) fn run_on_all_cores<T: Send>(
     count: usize,
     work: impl Fn(&mut dyn Iterator<Item = usize>) -> Result<Vec<(usize, T)>> + Sync,
@@ -87,7 +85,6 @@ pub(crate) fn run_on_all_cores<T: Send>(
     Ok(all.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Number of parallel compilers, with a sentence that explains it.
 pub(crate) fn compiler_jobs(
     wanted: Option<usize>,
     needs: MachineNeeds,

@@ -1,15 +1,8 @@
 //! Creates folders marked as ours, and removes only marked ones.
 //!
-//! ```text
-//!   create    mkdir (fails if it exists) ── mark ── use
-//!   remove    a real folder? ── marked, or empty? ── entry by entry, mark last ── rmdir
-//!                  no │               no │                 another file system or mount: stop
-//!                     └── refused ───────┘
-//! ```
-//!
-//! The parent folders are configurable, so a folder with our name may belong to the user. The mark proves
-//! that a folder is ours. Links are removed and never followed; mounts inside are not entered. A crash
-//! between creation and marking leaves an empty folder, which is harmless to remove.
+//! The parent folders are configurable, so a folder with our name may belong to the user; the mark proves
+//! that it is ours. Links are removed and never followed. A crash between creation and marking leaves an
+//! empty folder, which is harmless to remove.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
@@ -22,10 +15,7 @@ use rustix::io::Errno;
 pub(crate) const MARK_FILE: &str = ".made-by-llama-warden";
 const MARK_TEXT: &str = "llama-warden made this folder, and removes it with everything in it.\n";
 
-/// Creates and marks a folder. Missing parents are created without a mark.
-///
-/// # Errors
-/// Fails if the name exists.
+/// Creates and marks a folder; fails if the name exists. Missing parents are created without a mark.
 pub(crate) fn create(folder: &Path) -> io::Result<()> {
     if let Some(parent) = folder.parent() {
         fs::create_dir_all(parent)?;
@@ -43,8 +33,6 @@ pub(crate) fn is_ours(folder: &Path) -> bool {
 }
 
 /// Removes a folder of ours with all its content. A missing folder is no error; an empty one is removed, too.
-///
-/// # Errors
 /// Fails if the folder is not ours, contains a mount, or contains something that cannot be removed.
 pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     let facts = match fs::symlink_metadata(folder) {
@@ -84,8 +72,7 @@ fn remove_content(folder: &OwnedFd, device: u64, top: bool) -> io::Result<()> {
         }
     }
     for (name, kind) in entries {
-        // If the file system reports no type, try `unlinkat` first: it fails for a folder, which is then
-        // opened.
+        // If the file system reports no type, try `unlinkat` first, which fails for a folder.
         if kind != FileType::Directory {
             match unlinkat(folder, &name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => continue,
@@ -116,7 +103,7 @@ fn open_subfolder(folder: &OwnedFd, name: &CStr, device: u64) -> rustix::io::Res
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     match openat2(folder, name, flags, Mode::empty(), within) {
-        // `openat2` is missing in kernels before 5.6, or blocked by a syscall filter: compare device numbers,
+        // `openat2` is missing in kernels before 5.6, or blocked by a syscall filter. Compare device numbers,
         // which reveals most mounts.
         Err(Errno::NOSYS | Errno::PERM) => {
             let inner = openat(folder, name, flags, Mode::empty())?;

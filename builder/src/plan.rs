@@ -56,8 +56,7 @@ pub struct BuildRecipe {
     /// Version of the GPU toolkit; empty without one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub toolkit: String,
-    /// GPU architectures compiled ahead of time, as cmake expects them; empty if the backend has no such
-    /// choice, or if upstream's list is used.
+    /// GPU architectures compiled ahead of time, in cmake's syntax; empty: upstream's list, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<String>,
     /// Versions of the tools and libraries for extras: npm for the web page, OpenSSL or libcurl for HTTPS.
@@ -122,8 +121,7 @@ pub(crate) struct PlanInputs {
 }
 
 impl BuildPlan {
-    /// Assembles a plan. `user` has the user's options, as `NAME=VALUE` or `-DNAME=VALUE`; they override
-    /// ours.
+    /// `user` has the user's options, as `NAME=VALUE` or `-DNAME=VALUE`; they override ours.
     pub(crate) fn new(from: PlanInputs, user: &[String]) -> Result<Self> {
         let PlanInputs { source, compilers, chosen, arch, patches, searched, offers, tools, amx } = from;
         let asked = user.to_vec();
@@ -176,8 +174,7 @@ impl BuildRecipe {
         ArchChoice { cpu: self.arch, gpu: self.gpu.clone() }.to_string()
     }
 
-    /// The build id: the first 16 hexadecimal digits of the sha256 of the recipe's JSON, whose fields have
-    /// a fixed order.
+    /// The build id: the first 16 hexadecimal digits of the sha256 of the recipe's JSON.
     ///
     /// # Errors
     /// Never fails in practice: every recipe serializes to JSON.

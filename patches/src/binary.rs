@@ -12,9 +12,8 @@ use crate::error::{Result, io_error};
 /// Bytes per read: a GPU binary has hundreds of MiB, and need not be in memory.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Returns the ids of those fixes whose markers are missing from the file. A fix with an empty marker never
-/// counts as missing. Blocks. If `cancelled` stops the search, all markers not found so far count as
-/// missing.
+/// Returns the ids of the fixes whose markers are missing. An empty marker never counts as missing. Blocks.
+/// If `cancelled` stops the search, all markers not found so far count as missing.
 ///
 /// # Errors
 /// Fails if the binary cannot be read.
@@ -53,11 +52,8 @@ pub(crate) enum TextPresence {
     Script,
 }
 
-/// Searches a binary for a text, then the libraries of llama.cpp in its folder and in `../lib`: a build
-/// with shared libraries has its backends there.
-///
-/// # Errors
-/// Fails if the binary cannot be read. An unreadable library is skipped.
+/// Searches a binary for a text, then the libraries of llama.cpp in its folder and in `../lib`, where a build
+/// with shared libraries has its backends. Skips unreadable libraries.
 pub(crate) fn find_text(binary: &Path, text: &str) -> Result<TextPresence> {
     if contains(binary, text)? {
         return Ok(TextPresence::Yes);

@@ -1,5 +1,4 @@
-//! All files of the curated sets and the list of mitigations, embedded in the program. The build script
-//! lists them.
+//! All files of the curated sets and the list of mitigations, embedded by the build script.
 
 include!(concat!(env!("OUT_DIR"), "/patches.rs"));
 

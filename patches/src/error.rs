@@ -1,5 +1,4 @@
-//! The error type of this crate. Each message names the failed operation and its object; [`PatchError::hint`]
-//! returns the remedy, if there is one.
+//! The error type of this crate. Messages name the operation; [`PatchError::hint`] gives the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,11 +37,9 @@ pub enum PatchError {
     Refused(Vec<SetRefusal>),
     #[error("{path}: {why}")]
     Folder {
-        /// The folder or file.
         path: PathBuf,
         /// Description; differing lines follow on separate lines.
         why: String,
-        /// Remedy.
         cure: String,
         /// `true`: the folder's content forbids the operation; `false`: this machine does.
         refused: bool,

@@ -1,9 +1,8 @@
-//! Judges sets at many revisions: finds the revisions at which each set is verified, and the first later
-//! revision at which the set is not.
+//! Judges sets at many revisions: finds the revisions at which each set is verified, and the first later one
+//! at which it is not.
 //!
-//! Every revision is judged and none is inferred from its neighbours, because a patch can stop being verified
-//! and be verified again later. The cost is small: equal contents are judged once, and upstream rarely
-//! changes the files that the sets patch.
+//! No revision is inferred from its neighbours, because a patch can stop being verified and be verified again
+//! later. Equal contents are judged once, and upstream rarely changes the files that the sets patch.
 
 use serde::Serialize;
 
@@ -20,8 +19,7 @@ use crate::tree::SourceTree;
 pub struct HistoryRow {
     /// Revision, such as `b8827`.
     pub revision: String,
-    /// Set and fix, such as `cuda-memory/graph-cache-cap`; the set alone if it has no fixes or if only sets
-    /// were requested.
+    /// Set and fix, such as `cuda-memory/graph-cache-cap`, or only the set.
     pub patch: String,
     /// Status of the patch.
     pub status: PatchStatus,
@@ -39,8 +37,7 @@ pub enum RowGrain {
     Sets,
 }
 
-/// Consecutive revisions with the same result for a patch. Line numbers are ignored, because they change
-/// with every line that upstream adds above.
+/// Consecutive revisions with the same result for a patch. Line numbers are ignored: upstream moves lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HistoryRun {
     /// Oldest revision.

@@ -56,8 +56,7 @@ pub struct SetJudgement {
     pub edits: Option<TreeEdits>,
     /// Seams in this tree, in the set's order.
     pub seams: Vec<SeamSeen>,
-    /// Hash of the insertions into this tree: the hooks' lines and the new files. Empty if the set cannot be
-    /// applied.
+    /// Hash of the hooks' lines and the new files; empty if the set cannot be applied.
     pub placed: String,
     /// Record of this machine that makes the set locally verified; `None` for other statuses.
     pub proof: Option<SetProof>,
@@ -140,7 +139,7 @@ pub struct SeamSeen {
 pub struct TreeEdits(pub Vec<FileEdit>);
 
 impl TreeEdits {
-    /// Adds edits that apply to the result of these.
+    /// Adds edits that apply on top of `self`.
     pub(crate) fn merge(&mut self, later: Self) {
         for edit in later.0 {
             match self.0.binary_search_by(|known| known.path.cmp(&edit.path)) {
@@ -165,8 +164,7 @@ pub struct FileEdit {
 }
 
 impl FileEdit {
-    /// Adds a later edit of the same file. Earlier inserted lines below a newly inserted line move down by
-    /// one.
+    /// Adds a later edit of the same file. Earlier insertions below its lines move down.
     fn merge(&mut self, later: Self) {
         self.after = later.after;
         for new in later.inserted {

@@ -1,17 +1,15 @@
-//! Patch sets that keep working while upstream changes: our own source files, placed into a tree by
-//! anchored hooks, and guarded by probes and by fingerprints of the code they depend on. Also a list of
-//! other mitigations against leaks.
+//! Patch sets that keep working while upstream changes: our own source files, placed into a tree by anchored
+//! hooks, and guarded by probes and by fingerprints of the code they depend on. Also lists other mitigations.
 //!
 //! ```text
 //!  set.toml ──SetCatalogue──> PatchSet ─────┐
-//!                                           ├── judge ──> SetJudgement { status, reasons, edits } ──> apply, export
+//!                                           ├── judge ──> SetJudgement ──> apply, export
 //!  folder, archive, commit ── SourceTree ───┘
 //! ```
 //!
-//! The curated sets and the list of mitigations are embedded in the program. Judging writes nothing;
-//! changes are a value, [`TreeEdits`]. A hook that does not match exactly once, a failed probe, or an unknown
-//! fingerprint is reported as a [`JudgementReason`]; nothing is ever placed by guessing. [`apply`] is the
-//! only writer.
+//! The curated sets and the list of mitigations are embedded in the program. Judging writes nothing and
+//! returns [`TreeEdits`]; [`apply`] is the only writer. A hook that does not match exactly once, a failed
+//! probe, or an unknown fingerprint is reported as a [`JudgementReason`]; nothing is placed by guessing.
 //!
 //! | module | purpose |
 //! |---|---|

@@ -41,8 +41,7 @@ pub struct PlannedSet {
     /// Record of this machine for exactly this code, if the set is locally verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proof: Option<SetProof>,
-    /// For a user's own set: its definitions of fixes, so that the build can be used without the set's
-    /// folder.
+    /// Fixes of a user's own set, so that the build can be used without the set's folder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own: Vec<SetFix>,
 }
@@ -121,7 +120,6 @@ impl PlannedSet {
 }
 
 impl fmt::Display for PlannedSet {
-    /// Writes the set, then its reasons and its fixes, each on its own line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let allowed = if self.allowed_unverified { ", allowed" } else { "" };
         write!(f, "  {} {}{allowed}", self.set, self.status)?;

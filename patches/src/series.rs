@@ -17,8 +17,7 @@ const EMPTY_NAME: &str = "none";
 pub struct PatchSeries {
     /// One judgement per set, in order.
     pub judgements: Vec<SetJudgement>,
-    /// All edits combined: each file once, before the first and after the last set. Sets that are refused,
-    /// not applicable or superseded do not contribute.
+    /// All edits combined: each file once. Refused, not applicable and superseded sets contribute none.
     pub edits: TreeEdits,
 }
 

@@ -1,8 +1,7 @@
 //! Reads .tar.gz, .tar.xz and .zip as one stream of entries with checked names.
 //!
-//! Archives are untrusted input. Reading stops with an error at a name that leads out of the archive, and
-//! when bytes (counted after decompression) or entries exceed [`ArchiveLimits`]. The visitor decides what
-//! to do with an entry; [`mod@unpack`] writes a part of an archive to disk.
+//! Archives are untrusted input. Reading fails at a name that leads out of the archive, and when bytes
+//! (counted after decompression) or entries exceed [`ArchiveLimits`].
 
 mod unpack;
 mod walk;

@@ -37,7 +37,6 @@ pub(crate) fn tar(entries: &[Made<'_>]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// Writes a .tar.gz into a folder.
 pub(crate) fn tar_gz(folder: &Path, entries: &[Made<'_>]) -> PathBuf {
     let path = folder.join("made.tar.gz");
     let mut out = flate2::write::GzEncoder::new(File::create(&path).unwrap(), flate2::Compression::fast());

@@ -36,8 +36,7 @@ pub(crate) fn unpack(
     })
 }
 
-/// Returns the part of a name below the folder `top`; empty for the folder itself. An empty `top` contains
-/// every name.
+/// Returns the part of a name below `top`; empty for the folder itself. An empty `top` contains every name.
 pub(crate) fn strip_folder<'a>(name: &'a str, top: &str) -> Option<&'a str> {
     if top.is_empty() {
         return Some(name);
@@ -96,8 +95,7 @@ fn write_entry(
     }
 }
 
-/// Returns true if the target of the link `name` does not lead out of the tree that `name` is relative to.
-/// The module explains the rules.
+/// Returns true if the target of the link `name` stays in the tree that `name` is relative to.
 pub(crate) fn stays_inside(name: &str, target: &str) -> bool {
     if target.is_empty() || target.starts_with('/') {
         return false;

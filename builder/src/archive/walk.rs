@@ -13,12 +13,10 @@ use crate::error::{BuilderError, Result, check_cancelled, io_error};
 
 /// Longest link target that is accepted; the kernel has the same limit.
 const MAX_LINK_TARGET: u64 = 4096;
-/// Maximum total bytes of an entry's headers: name, link target and other extensions. The kernel's longest
-/// path has 4 KiB, and the tar reader keeps headers in memory.
+/// Limit for an entry's headers, which the tar reader keeps in memory; the kernel's longest path has 4 KiB.
 const MAX_HEADER_BYTES: u64 = 64 << 10;
 const MAX_SHOWN_NAME: usize = 200;
 
-/// Visits every entry in the archive's order. Stops at the visitor's first error.
 pub(crate) fn walk_entries(
     path: &Path,
     bounds: ArchiveLimits,
@@ -187,7 +185,6 @@ fn shorten_name(name: &str) -> String {
     }
 }
 
-/// Reads up to `left` bytes, and fails if there are more.
 struct SizeLimitReader<R> {
     inner: R,
     left: u64,
@@ -208,7 +205,6 @@ fn too_large(path: &Path, limit: String) -> BuilderError {
     BuilderError::ArchiveTooLarge { path: path.to_owned(), limit }
 }
 
-/// Maps an entry's read error: the archive is damaged, or larger than our bounds.
 pub(crate) fn entry_read_error(path: &Path, source: &io::Error, bounds: ArchiveLimits) -> BuilderError {
     if source.kind() == io::ErrorKind::QuotaExceeded {
         return too_large(path, format!("{} MiB", bounds.bytes >> 20));

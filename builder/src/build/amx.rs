@@ -70,7 +70,6 @@ fn read_crash_note(file: &Path) -> Option<String> {
     std::fs::read_to_string(file).ok().filter(|why| !why.is_empty())
 }
 
-/// Path of the crash note for a source, with these compilers and this CPU.
 fn crash_note_path(cache: &Path, compilers: &BuildCompilers, source: &str) -> PathBuf {
     let shaped = format!("{source}\0{}\0{}\0{}", compilers.cxx.version, compilers.c.version, compilers.cpu);
     cache.join("amx").join(hex::encode(&Sha256::digest(shaped)[..8]))

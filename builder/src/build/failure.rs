@@ -42,8 +42,7 @@ pub(super) fn was_killed(log: &str) -> bool {
         || log.lines().any(|line| line == "Killed")
 }
 
-/// Returns true if disk or memory ran out. Searches the whole output, not only the first error: a compiler
-/// prints its last message after the messages of the linker that it called.
+/// Searches the whole output: a compiler prints its last message after those of the linker that it called.
 pub(super) fn ran_out_of_space(log: &str) -> bool {
     was_killed(log) || log.lines().any(reports_exhaustion)
 }

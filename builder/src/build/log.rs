@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Result, io_error};
 
-/// Bytes kept of a phase's output to find its first error. ninja stops at the first failure, so the error
-/// is near the end; a whole build without warnings prints some 30 KB.
+/// Bytes kept of a phase's output. ninja stops at the first failure, so the error is near the end.
 const KEPT_OUTPUT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -30,7 +29,6 @@ impl BuildLog {
         &self.path
     }
 
-    /// Starts a phase's output with its command line.
     pub(super) fn begin_phase(&mut self, command: &str) {
         self.phase.clear();
         self.write(&format!("$ {command}"));
@@ -62,7 +60,6 @@ impl BuildLog {
         self.file.flush().ok();
     }
 
-    /// The kept part of the phase's output, which may explain a failure.
     pub(super) fn output(&self) -> &str {
         &self.phase
     }

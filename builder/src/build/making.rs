@@ -23,8 +23,7 @@ use crate::{clock, machine};
 const CMAKE_TARGET: &str = "llama-server";
 /// Exit status that a shell reports for a program killed by signal 9.
 const KILLED_STATUS: i32 = 128 + 9;
-/// Maximum size of a compiler cache that the builder installed itself: enough for several builds for the CPU,
-/// or some for a GPU.
+/// Size limit of a compiler cache that the builder installed: several CPU builds, or a few GPU builds.
 const COMPILER_CACHE_SIZE: &str = "2G";
 
 pub(super) enum BuildOutcome {
@@ -206,7 +205,6 @@ impl RunningBuild<'_> {
         command
     }
 
-    /// Runs a command, logs its output and reports the events found in it.
     pub(super) async fn run(
         &mut self,
         phase: &'static str,
@@ -251,8 +249,7 @@ fn phase_error(phase: &'static str, output: &str, status: ExitStatus, log: &Path
     BuilderError::Build { phase, excerpt, log: log.to_owned(), killed, no_room }
 }
 
-/// `NINJA_STATUS`: the prefix of ninja's progress lines, such as `[12/206] Building CXX object
-/// src/CMakeFiles/llama.dir/llama.cpp.o`.
+/// `NINJA_STATUS`, the prefix of progress lines: `[12/206] Building CXX object src/…/llama.cpp.o`.
 const STATUS_FORMAT: &str = "[%f/%t] ";
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,13 +1,9 @@
 //! Executes a plan: from a source to a verified llama-server in the store.
 //!
-//! A build whose AMX kernels crash is repeated without them; the cache remembers the crash.
-//!
-//! This module does not decide what to build (the plan does) and prints nothing. A build's log stays under
-//! `logs/<BuildId>.log` in the cache folder, also after success.
+//! A build's log stays in the cache folder as `logs/<BuildId>.log`, also after success.
 //!
 //! If the web page cannot be made, the build restarts with a plan without a page, because a build's id must
-//! match the content of the binary. The next build tries to make the page again before it uses the stored
-//! build without a page.
+//! match the content of the binary. The next build tries to make the page again.
 
 mod amx;
 pub(crate) mod failure;
@@ -91,8 +87,7 @@ pub struct Builder {
     pub dirs: BuilderDirs,
     /// Search path for programs, and environment variables.
     pub env: BuildEnvironment,
-    /// Returns the bytes of memory available without swapping; `None` if unknown: memory is then neither
-    /// checked nor limits the number of jobs.
+    /// Bytes of memory available without swapping; `None` if unknown: memory then limits nothing.
     pub memory: fn() -> Option<u64>,
     /// Receiver of progress events.
     pub reporter: EventReporter,
@@ -158,7 +153,6 @@ impl Builder {
         }
     }
 
-    /// Executes a plan, or finds its build in the store.
     async fn execute_plan(&self, request: &BuildRequest, plan: BuildPlan) -> Result<BuildOutcome> {
         self.reporter.report(BuildEvent::Planned(Box::new(plan.clone())));
         if let Some(hit) = self.find_stored(&plan.id) {

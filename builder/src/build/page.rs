@@ -1,12 +1,7 @@
 //! Makes the web page with npm before compilation, within a time limit. A failure never fails the build.
 //!
-//! ```text
-//!  npm ci -> npm run build -> tools/ui/dist, which cmake uses as it is
-//!     any failure or timeout: the build continues under the plan without a page, which is another build
-//! ```
-//!
-//! cmake would run npm itself during compilation, without a time limit. For a build without a page,
-//! files missing from `tools/ui` are replaced by an empty page.
+//! cmake would run npm itself during compilation, without a time limit; it uses a finished `tools/ui/dist` as
+//! it is. For a build without a page, an empty page replaces the files missing from `tools/ui`.
 
 use std::path::Path;
 
@@ -25,8 +20,7 @@ const MAX_QUOTED_CHARS: usize = 200;
 const EMPTY_PAGE_CMAKE: &str = "# llama-warden: stands in for what is missing here. A server without a web page.\n\
     add_library(llama-ui INTERFACE)\n\
     target_include_directories(llama-ui INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})\n";
-/// Header of a library without a page, which the server includes. The server iterates over the list of files
-/// and refers to single files only under `#if`, so an empty list suffices.
+/// Header of a library without a page. An empty list suffices: the server names files only under `#if`.
 const EMPTY_PAGE_HEADER: &str = "// llama-warden: stands in for what is missing here. A server without a web page.\n\
     #pragma once\n\n#include <array>\n#include <cstddef>\n#include <string>\n\n\
     struct llama_ui_asset {\n    std::string           name;\n    const unsigned char * data;\n    \

@@ -89,7 +89,6 @@ impl Builder {
         self.run_blocking(move |cancel| source.examine(&cache, &cancel)).await
     }
 
-    /// Determines from the source's files which sets fit and what the source offers.
     async fn judge(
         &self,
         request: &BuildRequest,
@@ -107,9 +106,8 @@ impl Builder {
     }
 }
 
-/// Applies the plan's sets to the tree at `root`, as `patches apply` does: all of them, or none and an error.
-/// The sets are judged again, and must be judged as before: the build is exactly what was planned, even if
-/// the source changed in between. Blocks.
+/// Applies the plan's sets to the tree at `root`: all of them, or none and an error. Blocks. The sets are
+/// judged again; a result that differs from the plan is an error, because the source has changed.
 pub(super) fn apply_sets(selection: &SetSelection, plan: &BuildPlan, root: &Path) -> Result<usize> {
     let mut target = PatchTarget::open(root, plan.source.revision.clone())?;
     let planned = PlannedSeries::judge(selection, plan.recipe.backend.name(), &target.original()?)?;

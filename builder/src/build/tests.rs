@@ -33,7 +33,6 @@ struct Rig {
 }
 
 impl Rig {
-    /// Installs a build of this plan into the store.
     fn install(&self, plan: BuildPlan) {
         let binary = self.folder.path().join("binary");
         fs::write(&binary, "12345").unwrap();

@@ -6,8 +6,6 @@
 //! | has other GPUs or unknown ones | GPUs are hidden: compiling for them may take minutes, or fail |
 //! | has no GPU | the server falls back to the CPU |
 //! | has no driver | the toolkit's stub of the driver library lets the server start |
-//!
-//! The provenance records which devices the server saw.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -21,7 +19,6 @@ use crate::verify::{TrialSettings, VerifyResults, verify_with};
 /// The CUDA driver's library; every CUDA build links to it.
 const CUDA_DRIVER_LIBRARY: &str = "libcuda.so.1";
 
-/// Verifies the binary of a plan. `folder` receives temporary files.
 pub(super) async fn verify_binary(
     builder: &Builder,
     plan: &BuildPlan,
@@ -62,7 +59,6 @@ pub(super) async fn verify_binary(
     }
 }
 
-/// Makes a folder with the stub library under the driver's name.
 fn link_driver_stub(stub: &Path, folder: &Path) -> Result<PathBuf> {
     let folder = folder.join("driver");
     std::fs::create_dir_all(&folder).map_err(io_error("creating", &folder))?;
@@ -81,8 +77,7 @@ async fn gpu_architectures(builder: &Builder, plan: &BuildPlan) -> Result<Vec<St
     }
 }
 
-/// Returns true if code built for the GPU architecture `built` runs on `here` without compilation at run
-/// time, which would take longer than the time limit of an answer.
+/// Returns true if code for the GPU architecture `built` runs on `here` without slow compilation at run time.
 fn runs_on(backend: ComputeBackend, built: &str, here: &str) -> bool {
     if backend == ComputeBackend::Hip {
         return built.split(':').next() == here.split(':').next();

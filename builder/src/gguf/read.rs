@@ -1,8 +1,8 @@
 //! Reads the metadata of a GGUF file and the size of each tensor, but no tensor data.
 //!
-//! Supports versions 2 and 3, little-endian, as specified in ggml's `docs/gguf.md`. Long texts and arrays,
-//! such as the vocabulary, are skipped. Files are untrusted: counts are checked against limits, memory is
-//! never allocated by an unchecked count from the file, and at most [`MAX_HEAD_BYTES`] bytes are read.
+//! Supports versions 2 and 3, little-endian (ggml's `docs/gguf.md`). Long texts and arrays, such as the
+//! vocabulary, are skipped. Files are untrusted: no memory is allocated by an unchecked count, and at most
+//! [`MAX_HEAD_BYTES`] bytes are read.
 //!
 //! A tensor's size is the distance to the next tensor, so tensors of unknown types have a size, too.
 

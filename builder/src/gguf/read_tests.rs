@@ -133,7 +133,7 @@ fn a_pipe_waits_for_nobody_and_texts_without_end_are_not_kept() {
 }
 
 proptest! {
-    /// Any bytes give an answer soon, and no size beyond that of the file.
+    /// Checks that any bytes give an answer soon, and no size beyond the file's.
     #[test]
     fn any_bytes_are_read_or_refused(
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>(), 0..4_u8), 0..12),

@@ -1,8 +1,8 @@
 //! Writes GGUF version 3 files: typed metadata, tensors, alignment 32.
 //!
-//! Used for the sample models only; never reads a file. A tensor's numbers are kept in memory, or computed
-//! while the file is written: a model of many gigabytes then needs memory for one block only. The layout
-//! follows the GGUF specification (ggml, `docs/gguf.md`), all integers little-endian:
+//! Used for the sample models only. A tensor's numbers are kept in memory, or computed while the file is
+//! written, so a model of many gigabytes needs memory for one block only. The layout follows ggml's
+//! `docs/gguf.md`, all integers little-endian:
 //!
 //! ```text
 //!  "GGUF" | version u32 | tensors u64 | entries u64
@@ -23,7 +23,6 @@ pub(crate) const VERSION: u32 = 3;
 /// A metadata value. The format demands one type per array.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum MetadataValue {
-    /// Used for most sizes and token ids.
     U32(u32),
     F32(f32),
     Bool(bool),
@@ -146,8 +145,7 @@ impl GgufWriter {
         self.held_tensor(name, vec![columns as u64, rows as u64], data)
     }
 
-    /// Adds a tensor. `lengths`: any number of dimensions, the innermost first. Missing values are zero,
-    /// excess values are cut off.
+    /// Adds a tensor with `lengths`, the innermost first. Missing values are zero, excess values are cut off.
     pub(crate) fn tensor(&mut self, name: &str, lengths: &[usize], mut data: Vec<f32>) -> &mut Self {
         data.resize(lengths.iter().product(), 0.0);
         let lengths = lengths.iter().map(|length| *length as u64).collect();
@@ -182,9 +180,6 @@ impl GgufWriter {
         self
     }
 
-    /// Writes the whole file.
-    ///
-    /// # Errors
     /// Fails if the writer fails, or if a tensor yields another size than announced.
     pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut out = CountingWriter { inner: out, written: 0 };
@@ -215,7 +210,6 @@ impl GgufWriter {
     }
 }
 
-/// Counts the bytes written, to compute padding.
 struct CountingWriter<'a, W> {
     inner: &'a mut W,
     written: usize,

@@ -1,17 +1,12 @@
 //! Cached bare repositories with the commits fetched from servers.
 //!
-//! A URL may have two cached repositories: `<name>-<hash of the URL>.git` and `...-history.git`. The first
-//! one is shallow: single commits with their files, a tenth of the bytes. The second one has all of
-//! history, for ranges and build numbers, and is used for everything once it exists. They are separate
-//! because deepening a shallow repository changes its metadata before the commits arrive: an interruption
-//! would leave the repository inconsistent.
+//! A URL may have two cached repositories. `<name>-<hash of the URL>.git` is shallow: single commits with
+//! their files, a tenth of the bytes. `...-history.git` has all of history, for ranges and build numbers;
+//! once it exists, it serves every request. Deepening the shallow one instead would change its metadata
+//! before the commits arrive, so an interruption would leave it inconsistent.
 //!
-//! # Interruptions
-//!
-//! A repository is created under a temporary name and renamed. A fetch writes its pack under a temporary
-//! name, renames it, and sets references last. An interruption leaves a temporary file, which the next
-//! fetch removes. The next fetch downloads the whole pack again, because git's protocol cannot resume. A
-//! repository damaged in other ways is detected and replaced, too.
+//! An interrupted fetch leaves a temporary file, which the next fetch removes. The next fetch downloads the
+//! whole pack again, because git's protocol cannot resume. A repository damaged in other ways is replaced.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +31,6 @@ pub(super) struct CacheSlot {
     pub(super) history: bool,
 }
 
-/// The cache folder for a URL: the one with history if `history` is set or if it exists already.
 pub(super) fn cache_slot(cache: &Path, url: &str, history: bool) -> CacheSlot {
     let shown = redact_url(url);
     let bare = shown.trim_end_matches('/').trim_end_matches(".git");
@@ -64,8 +58,8 @@ impl CacheSlot {
         GitRepository::open_as(&self.folder, self.shown.clone()).map(Some)
     }
 
-    /// Returns true if the folder exists, but is no repository or has references to missing objects. A
-    /// repository that belongs to another user does not count as damaged.
+    /// Returns true if the folder exists, but is no repository or has references to missing objects. Another
+    /// user's repository does not count as damaged.
     pub(super) fn is_damaged(&self) -> bool {
         let leads_nowhere = |repo: &git2::Repository, reference: &git2::Reference<'_>| {
             let target = reference.target().map(|id| repo.find_object(id, None));
@@ -127,8 +121,7 @@ impl CacheSlot {
             let Ok(entries) = fs::read_dir(self.folder.join(folder)) else { continue };
             for entry in entries.flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
-                // Lock files such as `shallow.lock` count, too: we hold the only write lock, so their owner
-                // has ended.
+                // A lock file such as `shallow.lock` has no living owner: we hold the only write lock.
                 let left = TEMPORARY_PREFIXES.iter().any(|begin| name.starts_with(begin))
                     || Path::new(&name).extension().is_some_and(|end| end == "lock");
                 if left && let Err(error) = fs::remove_file(entry.path()) {

@@ -15,8 +15,7 @@ pub(super) const LINK_MODE: i32 = 0o120_000;
 /// Largest file that is read, in bytes; llama.cpp's largest source file has 1 MiB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// The llama.cpp tree of a commit. Objects are read on demand, so a partial clone works if it has the
-/// needed objects.
+/// The llama.cpp tree of a commit. Objects are read on demand, so a partial clone may suffice.
 #[derive(Debug)]
 pub struct CommitTree {
     repository: Arc<GitRepository>,
@@ -40,7 +39,7 @@ impl CommitTree {
         Ok(tree)
     }
 
-    /// Sets a revision whose build number is known already: counting needs a walk through all of history.
+    /// Sets a known revision, which saves counting all of history for the build number.
     #[must_use]
     pub(crate) fn with_revision(self, revision: SourceRevision) -> Self {
         Self { revision, ..self }
@@ -51,8 +50,7 @@ impl CommitTree {
         &self.commit
     }
 
-    /// llama.cpp's folder in the repository, empty for the top folder; `None` if the commit has no llama.cpp
-    /// that can be built.
+    /// llama.cpp's folder in the repository, empty for the top; `None` if no llama.cpp can be built.
     pub fn root(&self) -> Option<&str> {
         self.located.as_ref().map(|located| located.root.as_str())
     }
@@ -65,7 +63,6 @@ impl CommitTree {
         &self.repository
     }
 
-    /// The git tree of llama.cpp's root, with its path in the repository.
     pub(super) fn root_tree(&self) -> Option<(Oid, &str)> {
         match self.root().unwrap_or_default() {
             "" => Some((self.top, "")),
@@ -80,8 +77,8 @@ impl CommitTree {
         tree.iter().map(|entry| String::from_utf8_lossy(entry.name_bytes()).into_owned()).collect()
     }
 
-    /// Finds llama.cpp's root. Most commits are llama.cpp itself, recognized by three look-ups; for others,
-    /// all folders near the top are searched.
+    /// Most commits are llama.cpp itself, which three look-ups show. Otherwise searches all folders near the
+    /// top.
     fn locate(&self) -> Option<TreeLocation> {
         let here = |name: &str| self.entry_at(name).is_some();
         let mut search = TreeSearch::default();
@@ -114,7 +111,6 @@ impl CommitTree {
     }
 }
 
-/// Feeds the entries of a folder and its subfolders to the search, down to its depth limit.
 fn search_folder(repo: &git2::Repository, tree: Oid, name: &str, depth: usize, search: &mut TreeSearch) {
     // A folder missing from a partial clone cannot be built, so it counts as absent.
     let Ok(tree) = repo.find_tree(tree) else { return };

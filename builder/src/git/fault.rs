@@ -88,7 +88,6 @@ impl GitError {
         })
     }
 
-    /// Remedies that do not depend on the error's fields.
     fn fixed_hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::NoRepository { .. } => {

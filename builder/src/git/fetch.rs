@@ -18,19 +18,16 @@ use crate::lock::FileLock;
 const MAX_COMMIT_BYTES: usize = 1 << 30;
 /// Maximum bytes fetched for a whole history: ten times llama.cpp's size.
 const MAX_HISTORY_BYTES: usize = 5 << 30;
-/// Refspecs of all branches and tags, as in a clone.
 const ALL_REFSPECS: [&str; 2] = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
 /// The `--depth` that means all of history, also for a shallow repository.
 const FULL_DEPTH: u32 = 0x7fff_ffff;
-/// Prefix of references to commits fetched by id: without a reference, git's garbage collection would remove
-/// the commit.
+/// Prefix of references to commits fetched by id; without one, git's garbage collection removes the commit.
 const KEPT_REF_PREFIX: &str = "refs/llama-warden/";
 
 #[derive(Clone, Debug)]
 pub(super) struct FetchRequest {
     pub(super) url: String,
     pub(super) place: CacheSlot,
-    /// Tag, branch or commit; `None`: the server's `HEAD`.
     pub(super) reference: Option<String>,
     pub(super) limits: FetchLimits,
 }
@@ -139,7 +136,7 @@ impl RunningFetch<'_> {
         GitServer { url: &self.wanted.url, folder: &self.wanted.place.folder, wanted: self.described }
     }
 
-    /// Lists the server's references. Each line of git's output has 40 digits and a name.
+    /// Lists the server's references; each line of git's output has 40 digits and a name.
     async fn list_heads(&self) -> Result<Vec<RemoteHead>> {
         let mut heads = Vec::new();
         let line = |line: &str| {
@@ -259,7 +256,7 @@ impl RunningFetch<'_> {
     }
 }
 
-/// Removes references to missing commits: because of them, the next fetch would find the repository damaged.
+/// Removes references to missing commits, which would make the next fetch find the repository damaged.
 fn remove_dangling_references(repo: &git2::Repository) {
     let Ok(references) = repo.references() else { return };
     for mut reference in references.flatten() {
@@ -278,7 +275,7 @@ fn remove_deleted_references(repo: &git2::Repository, heads: &[RemoteHead]) {
         let Ok(references) = repo.references_glob(folder) else { continue };
         for mut reference in references.flatten() {
             if !reference.name().is_ok_and(|name| known.contains(name)) {
-                // If the deletion fails, a conflict with this reference is reported when it occurs.
+                // If the deletion fails, a conflict with this reference is reported later.
                 reference.delete().ok();
             }
         }
@@ -287,7 +284,6 @@ fn remove_deleted_references(repo: &git2::Repository, heads: &[RemoteHead]) {
 
 struct FetchTarget {
     id: Oid,
-    /// The refspec to fetch: a name, or 40 digits.
     refspec: String,
     name: Option<String>,
     /// The commit is fetched by id, which not every server allows.
@@ -295,7 +291,6 @@ struct FetchTarget {
 }
 
 impl FetchTarget {
-    /// A commit by its id, on a server that allows fetching it so.
     fn new(id: Oid) -> Self {
         Self { id, refspec: id.to_string(), name: None, by_id: false }
     }

@@ -1,8 +1,7 @@
 //! Determines ranges of commits and build numbers, and judges patch sets at many commits.
 //!
-//! Upstream's build number is the number of a commit's ancestors, including itself (`git rev-list
-//! --count`). Upstream's main branch has no merges, so there the number is also the position on the branch;
-//! forks do merge, so all ancestors are counted.
+//! Upstream's build number is the number of a commit's ancestors, including itself (`git rev-list --count`).
+//! All ancestors are counted, not only first parents: forks have merges.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -115,8 +114,7 @@ impl GitRepository {
         GitError::Range { repository: self.shown().to_owned(), from, to, why }.into()
     }
 
-    /// Age of `commit` relative to `reference`, both given as 40 digits. `None` if the repository lacks one
-    /// of the two commits.
+    /// Age of `commit` relative to `reference`, both 40 digits; `None` if the repository lacks one of them.
     pub fn age(&self, commit: &str, reference: &str) -> Option<RelativeAge> {
         let (one, other) = (self.id(commit).ok()?, self.id(reference).ok()?);
         let repo = self.lock();
@@ -192,7 +190,7 @@ impl GitRepository {
         while let Some(id) = next {
             let commit = match repo.find_commit(id) {
                 Ok(commit) => commit,
-                // The edge of a shallow clone.
+                // A shallow clone ends here.
                 Err(_) if !line.is_empty() && repo.is_shallow() => break,
                 Err(error) => return Err(self.failed("reading the history of")(error)),
             };

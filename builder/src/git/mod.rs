@@ -1,21 +1,10 @@
 //! Repositories as sources: cached commits of a server, or a repository on disk, read in place.
 //!
-//! ```text
-//!  name, URL or path --GitSource::parse--> GitLocation + reference
-//!                                          |
-//!                                       obtain          full commit id in the cache, or a path: no network
-//!                                          |            else fetched, shallow unless history is requested
-//!                                          v
-//!                           GitRepository + commit --> CommitTree: files by name (patches), copied (builds)
-//!                                   |
-//!                                   +--> range: commits of A..B, oldest first
-//! ```
-//!
 //! | question | answer |
 //! |---|---|
 //! | identity of a commit as a source | `git-<40 digits>`; the plan adds the path of llama.cpp's folder |
 //! | when a server is contacted | for tags and branches always (they move), for a full id if not cached |
-//! | if the server does not respond | the last cached state is used, with a note; if nothing is cached, an error |
+//! | if the server does not respond | the last cached state is used, with a note; without one, an error |
 //! | amount fetched | one commit with its files; all of history for ranges, and where cached |
 //! | interrupted fetch | harmless; the next fetch starts over |
 //! | client of the server | the user's `git` with their credentials, proxies, certificates; we store none |

@@ -39,13 +39,8 @@ pub struct ObtainedCommit {
     pub commit: String,
 }
 
-/// Finds the commit, and fetches it if necessary and allowed. A branch or tag is looked up on its server
-/// each time, because it may have moved; if the server cannot be reached, the last cached state is used,
-/// with a note.
-///
-/// # Errors
-/// Fails if the commit does not exist, or is not on this machine and cannot be fetched. The cache is never
-/// damaged.
+/// Finds the commit, and fetches it if necessary and allowed. Branches and tags are looked up on the server
+/// each time. If the server cannot be reached, the last cached state is used, with a note.
 pub(crate) async fn obtain(
     request: &CommitRequest,
     cache: &Path,
@@ -120,7 +115,6 @@ fn find_cached(place: &cache::CacheSlot, reference: Option<&str>) -> Result<Opti
     Ok(commit.filter(|commit| repository.has(commit)).map(|commit| ObtainedCommit { repository, commit }))
 }
 
-/// Returns true for a full commit id, which never changes its meaning.
 fn is_full_id(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

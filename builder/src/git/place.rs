@@ -90,7 +90,7 @@ impl TreeWriter<'_> {
             match entry.kind() {
                 Some(ObjectType::Tree) => self.write_folder(entry.id(), &below)?,
                 Some(ObjectType::Blob) => self.write_file(entry.id(), entry.filemode(), below)?,
-                // A submodule: upstream's last one was removed before the first commit that we support.
+                // Skip submodules: upstream removed its last one before the first commit that we support.
                 _ => {}
             }
         }
@@ -144,7 +144,7 @@ impl TreeWriter<'_> {
     }
 }
 
-/// Returns true if a build may need the file (rule: see the module).
+/// Returns true if a build may need the file, by the rules of this module.
 fn is_needed(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     let extension = Path::new(file).extension().and_then(|extension| extension.to_str()).unwrap_or_default();

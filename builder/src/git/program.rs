@@ -22,8 +22,7 @@ use crate::environment;
 use crate::error::{BuilderError, Result, check_cancelled};
 use crate::process::{self, ChildExit};
 
-/// A server without output for this long counts as dead. For large repositories, the server counts objects
-/// for some seconds before data arrives, and reports progress meanwhile.
+/// A server without output for this long counts as dead: servers report progress while they count objects.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 const SIZE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum bytes of a list of branches and tags: some thirty times llama.cpp's.
@@ -62,7 +61,6 @@ const REMOVED_VARIABLES: [&str; 13] = [
 pub(super) struct GitServer<'a> {
     pub(super) url: &'a str,
     pub(super) folder: &'a Path,
-    /// Description of the requested revision, for messages.
     pub(super) wanted: &'a str,
 }
 
@@ -79,8 +77,8 @@ struct ReceivedPacks {
 }
 
 impl GitServer<'_> {
-    /// Runs `git` with these arguments and passes on each line of its output. Fails if `git` fails, if no
-    /// output comes for too long, or if more than `most` bytes arrive.
+    /// Runs `git` and passes on each line of its output. Fails if `git` fails, if no output comes for too
+    /// long, or if more than `most` bytes arrive.
     pub(super) async fn run(
         self,
         arguments: &[&str],
@@ -145,7 +143,7 @@ impl GitServer<'_> {
 
     fn command(self, arguments: &[&str]) -> Command {
         let mut command = Command::new("git");
-        // Explicit, because `safe.bareRepository = explicit` forbids git to discover a bare repository.
+        // Name the folder: `safe.bareRepository = explicit` forbids git to discover a bare repository.
         command.arg("--git-dir").arg(self.folder);
         for setting in GIT_SETTINGS {
             command.args(["-c", setting]);
@@ -161,8 +159,8 @@ impl GitServer<'_> {
             ("SSH_ASKPASS", ""),
             ("LC_ALL", "C"),
         ]);
-        // Pass the URL in this variable: every user of the machine can read arguments. git itself passes `-c`
-        // settings in this variable, and git before 2.31 supports no other.
+        // Pass the URL in a variable, because every user of the machine can read arguments. `git -c` uses
+        // this variable, too, and git before 2.31 supports no other.
         let mut settings = environment::git_settings();
         if !settings.is_empty() {
             settings.push(" ");
@@ -181,7 +179,6 @@ impl GitServer<'_> {
         GitError::Unreachable { host, reference: self.wanted.to_owned(), why }
     }
 
-    /// Maps git's messages to an error by their cause.
     fn classify_failure(self, complaints: &[String], status: ExitStatus) -> GitError {
         let said = |prefix: &str| complaints.iter().find_map(|line| line.strip_prefix(prefix));
         let why =
@@ -208,7 +205,6 @@ impl GitServer<'_> {
     }
 }
 
-/// git's messages after the server refused the request.
 const REFUSED_MESSAGES: [&str; 8] = [
     "Authentication failed",
     "could not read Username",
@@ -219,7 +215,6 @@ const REFUSED_MESSAGES: [&str; 8] = [
     "access denied",
     "does not appear to be a git repository",
 ];
-/// git's messages after the server was not reached, or the connection broke.
 const UNREACHABLE_MESSAGES: [&str; 13] = [
     "unable to access",
     "unable to connect",
@@ -236,7 +231,7 @@ const UNREACHABLE_MESSAGES: [&str; 13] = [
     "invalid index-pack output",
 ];
 
-/// Keeps a few lines that may explain a failure. The lines are bounded, since they may come from the server.
+/// Keeps a few shortened lines that may explain a failure; the server may send any number of lines.
 fn keep_complaint(complaints: &mut Vec<String>, line: &str) {
     const MOST: usize = 20;
     const LONGEST: usize = 300;

@@ -13,8 +13,7 @@ use crate::error::{BuilderError, Result};
 
 const MAX_SIMILAR_NAMES: usize = 5;
 
-/// A readable repository: with a worktree, bare, a linked worktree, or a cached one. This type never writes
-/// to it.
+/// A repository opened for reading: with a worktree, bare, a linked worktree, or a cached one.
 pub struct GitRepository {
     path: PathBuf,
     shown: String,
@@ -68,8 +67,7 @@ impl GitRepository {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Content of a file; `None` if it has more than `most` bytes. Checks the size first, so that no large
-    /// file is loaded.
+    /// Content of a file; `None` if it has more than `most` bytes, which are then not loaded.
     pub(super) fn blob(&self, id: Oid, most: u64) -> std::result::Result<Option<Vec<u8>>, git2::Error> {
         let repo = self.lock();
         let (size, _) = repo.odb()?.read_header(id)?;
@@ -149,8 +147,7 @@ impl GitRepository {
         Ok(found)
     }
 
-    /// Finds the tag that matches a git pattern (such as `b*`) and has the newest commit. Returns the tag
-    /// and the commit.
+    /// Returns tag and id of the newest commit whose tag matches a git pattern, such as `b*`.
     ///
     /// # Errors
     /// Fails if the tags cannot be read.
@@ -194,7 +191,6 @@ impl GitRepository {
         Oid::from_str(commit).map_err(self.failed("reading a commit's name in"))
     }
 
-    /// Returns true if the repository has the commit and its tree.
     pub(super) fn has(&self, commit: &str) -> bool {
         let repo = self.lock();
         Oid::from_str(commit).and_then(|id| repo.find_commit(id)?.tree().map(drop)).is_ok()

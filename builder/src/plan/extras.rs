@@ -1,5 +1,5 @@
-//! Chooses optional features of a llama-server: the web page, and HTTPS for `-hf` downloads. Each is built
-//! in where possible; a sentence for the user says what is built in, or why not.
+//! Chooses optional features of a llama-server: the web page, and HTTPS for `-hf` downloads. Each is built in
+//! where possible; a sentence tells the user what is built in, or why not.
 //!
 //! | the source has | the web page |
 //! |---|---|
@@ -35,7 +35,7 @@ const PAGE_SOURCES: [&str; 5] = [
 const EMBEDDER: &str = "tools/ui/embed.cpp";
 /// Line of an [`EMBEDDER`] that fails without a page to embed.
 const PAGE_REQUIRED_MARKER: &str = "asset_dir = argv[3];";
-/// Recipe entry of a build with placeholder files for `tools/ui`; changed when the placeholders change.
+/// Recipe entry of a build with placeholder files for `tools/ui`; to be changed with the placeholders.
 const PLACEHOLDER_RECIPE_ENTRY: &str = "stand-in for tools/ui 1";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,13 +73,11 @@ pub struct BuildExtras {
     pub page: String,
     /// Sentence about HTTPS.
     pub https: String,
-    /// `tools/ui` is replaced by a library without a page: the source lacks a part of it, or does not
-    /// compile without a page.
+    /// `tools/ui` is replaced by a library without a page, because it is incomplete or requires a page.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stand_in: bool,
 }
 
-/// Tools and libraries of this machine for extras, by their versions.
 #[derive(Clone, Debug)]
 pub(crate) struct ExtraTools {
     /// npm, or the reason why there is no page.
@@ -91,10 +89,8 @@ pub(crate) struct ExtraTools {
 pub(super) struct ExtrasChoice {
     pub(super) words: BuildExtras,
     pub(super) npm: bool,
-    /// [`OLD_PAGE_OPTION`] has to be set to off.
     pub(super) old_switch_off: bool,
     pub(super) linked: DownloadLibrary,
-    /// Versions of tools and linked libraries, for the recipe.
     pub(super) versions: Vec<String>,
 }
 
@@ -103,7 +99,6 @@ impl SourceFeatures {
         self.page == PageOrigin::Npm
     }
 
-    /// Inspects a source. `server` is the server's folder in the source.
     pub(crate) fn inspect(tree: &dyn SourceTree, server: &str) -> Result<Self> {
         let there = |path: &str| -> Result<bool> { Ok(tree.read(path)?.is_some()) };
         let text = |path: &str| tree.read(path).map(Option::unwrap_or_default);
@@ -157,7 +152,7 @@ fn first_missing(files: &[String], there: &dyn Fn(&str) -> Result<bool>) -> Resu
     Ok(None)
 }
 
-/// Parses the names in `set(PUBLIC_ASSETS ...)`: the files embedded from the folder `public`.
+/// Parses the names in `set(PUBLIC_ASSETS ...)`, the files to embed from the folder `public`.
 fn public_assets(list: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(list);
     let Some((_, rest)) = text.split_once("set(PUBLIC_ASSETS") else { return Vec::new() };
@@ -166,7 +161,7 @@ fn public_assets(list: &[u8]) -> Vec<String> {
     names.filter(|name| !name.contains('$')).map(str::to_owned).collect()
 }
 
-/// Chooses the extras. `decided`: returns true if the user set this cmake option.
+/// `decided` returns true for a cmake option that the user set.
 pub(super) fn choose_extras(
     offers: &SourceFeatures,
     tools: &ExtraTools,

@@ -36,7 +36,7 @@ pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &E
         // Set the older option only where needed: in newer sources it overrides the newer one.
         options.push(format!("-D{OLD_PAGE_OPTION}=OFF"));
     }
-    // Always set: otherwise cmake asks git, which may find a repository that encloses the work folder.
+    // Set number and commit, else cmake asks git, which may find a repository around the work folder.
     options.push(format!("-DLLAMA_BUILD_NUMBER={}", revision.build_number.unwrap_or(0)));
     options.push(format!("-DLLAMA_BUILD_COMMIT={}", revision.short_commit()));
     options
@@ -66,9 +66,8 @@ pub(super) fn backend_options(backend: ComputeBackend, gpu: &[String], target: &
 
 /// Options that disable the AMX kernels; they keep the user's compiler flags.
 ///
-/// ggml adds `-march=native`, which enables AMX regardless of ggml's options, and later flags may override a
-/// flag that disables AMX. ggml compiles the kernels if the compiler predefines the macros below; `-U`
-/// undefines a macro regardless of later flags.
+/// ggml adds `-march=native`, which enables AMX whatever ggml's options are. ggml compiles the kernels if the
+/// compiler predefines the macros below; `-U` undefines a macro regardless of later flags.
 pub(super) fn without_amx(user: &[String]) -> Vec<String> {
     let mut options: Vec<String> =
         ["TILE", "INT8", "BF16"].map(|part| format!("-DGGML_AMX_{part}=OFF")).into();
@@ -80,8 +79,7 @@ pub(super) fn without_amx(user: &[String]) -> Vec<String> {
     options
 }
 
-/// The value of an option, with or without `-D`: the last one wins, as in cmake. A type after the name is
-/// ignored.
+/// The value of an option, with or without `-D` and a type. The last one wins, as in cmake.
 pub(crate) fn option_value<'a>(options: &'a [String], wanted: &str) -> Option<&'a str> {
     let last = options.iter().rev().find(|option| option_name(option) == wanted)?;
     last.split_once('=').map(|(_, value)| value)
@@ -123,8 +121,8 @@ pub(super) fn normalize_option(option: &str) -> Result<String> {
     }
 }
 
-/// Returns true if an option requests the web page. The request is fulfilled if npm can make the page; it
-/// is not passed to cmake, which would wait for npm without a limit.
+/// Returns true if an option requests the web page. Such an option is not passed to cmake, which would wait
+/// for npm without a limit.
 pub(super) fn wants_page(option: &str) -> bool {
     let value = option.split_once('=').map_or("", |(_, value)| value);
     [PAGE_OPTION, OLD_PAGE_OPTION].contains(&option_name(option)) && is_on(value)

@@ -74,13 +74,11 @@ pub enum BackendChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuTarget {
-    /// This machine's CPU with all its features (`-march=native`). The default, as in upstream: most builds
-    /// run where they are made, and on ARM a portable build is several times slower. The recipe includes the
-    /// CPU's features known to the compiler, so a store moved to another kind of machine yields no false hit.
+    /// This machine's CPU with all its features (`-march=native`), as in upstream. On ARM, a portable build
+    /// is several times slower.
     #[default]
     Native,
-    /// Common current CPUs: x86-64 with AVX2, plain aarch64. For stores and compiler caches shared by
-    /// several machines.
+    /// Common current CPUs (x86-64 with AVX2, plain aarch64), for stores shared by several machines.
     Portable,
 }
 
@@ -89,8 +87,7 @@ pub enum CpuTarget {
 pub struct ArchChoice {
     /// CPU part.
     pub cpu: CpuTarget,
-    /// GPU architectures, such as `90`, `86-real` or `gfx1201`. Empty: this machine's GPUs, or the common
-    /// ones with a portable CPU part.
+    /// GPU architectures, such as `90` or `gfx1201`. Empty: this machine's, or common ones if portable.
     pub gpu: Vec<String>,
 }
 
@@ -126,8 +123,7 @@ impl ArchChoice {
     }
 }
 
-/// Matches cmake's names (`CMAKE_CUDA_ARCHITECTURES`): `90`, `90a`, `120f`, `86-real`, `75-virtual`,
-/// `all-major`, `all`.
+/// Matches cmake's names: `90`, `90a`, `120f`, `86-real`, `75-virtual`, `all-major`, `all`.
 fn is_cuda(name: &str) -> bool {
     if matches!(name, "all" | "all-major") {
         return true;

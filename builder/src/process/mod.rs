@@ -1,14 +1,7 @@
 //! Runs a child program in its own process group, reads its output by line, and ends it on cancellation.
 //!
-//! ```text
-//!  spawn -> reads lines -> exits -> status
-//!              | cancelled
-//!              v
-//!           TERM to the group -> grace -> KILL to the group and to every descendant -> Cancelled
-//! ```
-//!
-//! Dropping the future kills the group and the descendants at once. This module reads no settings and
-//! prints nothing.
+//! On cancellation, the group gets TERM; after a grace period, the group and every descendant get KILL.
+//! Dropping the future kills the group and the descendants at once.
 
 mod tree;
 
@@ -31,8 +24,7 @@ use crate::error::{BuilderError, Result};
 const TERM_GRACE: Duration = Duration::from_secs(5);
 /// Time to read output after the program's exit: a helper that outlives the program may keep the pipe open.
 const OUTPUT_LINGER: Duration = Duration::from_millis(200);
-/// Time limit for retries after `ETXTBSY`. A child forked by another thread takes some milliseconds until its
-/// exec, and some hundreds of milliseconds on a loaded machine.
+/// Time limit for retries after `ETXTBSY`: a forked child's exec may take hundreds of ms on a busy machine.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between retries after `ETXTBSY`, and between checks for the end of killed descendants.
@@ -99,15 +91,13 @@ pub(crate) async fn output(command: Command, cancel: &CancellationToken) -> io::
 /// Longest line in bytes; longer ones are passed on in pieces, so that a program cannot fill our memory.
 const MAX_LINE_BYTES: usize = 256 * 1024;
 
-/// Splits a stream of bytes into lines of text. A carriage return ends a line, too: progress output
-/// overwrites itself.
+/// Splits bytes into lines. A carriage return ends a line, too, because progress output overwrites itself.
 #[derive(Debug, Default)]
 struct LineSplitter {
     pending: Vec<u8>,
 }
 
 impl LineSplitter {
-    /// Adds bytes and passes on each completed line, without its terminator.
     fn push(&mut self, bytes: &[u8], line: &mut impl FnMut(&str)) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
@@ -138,13 +128,11 @@ pub(crate) struct ProcessTree {
 }
 
 impl ProcessTree {
-    /// Starts a program as the leader of a new process group.
+    /// Starts a program as the leader of a new process group. Takes the command by value, because the command
+    /// holds our copies of the pipe's write end.
     ///
-    /// Takes the command by value: the command holds our copies of the pipe's write end, which must close.
-    ///
-    /// A program that was just written may be "busy" (`ETXTBSY`) briefly: a child that another thread forks
-    /// at that moment keeps the file open for writing until its exec. Spawning is retried for at most
-    /// [`BUSY_TIMEOUT`]; after that, the error is returned.
+    /// A program that was just written may be busy (`ETXTBSY`): a child that another thread forks meanwhile
+    /// keeps the file open for writing until its exec. Spawning is retried for at most [`BUSY_TIMEOUT`].
     pub(crate) async fn spawn(mut command: Command) -> io::Result<Self> {
         command.process_group(0).kill_on_drop(true);
         remove_own_variables(&mut command);
@@ -164,7 +152,6 @@ impl ProcessTree {
         Ok(Self { child, leader })
     }
 
-    /// Waits for the child to end. Cancel safe.
     pub(crate) async fn wait(&mut self) -> io::Result<ExitStatus> {
         let status = self.child.wait().await?;
         self.leader = None;
@@ -178,8 +165,7 @@ impl ProcessTree {
         }
     }
 
-    /// Sends TERM, waits for the grace period, then sends KILL. Returns when the child is reaped and its
-    /// descendants have ended.
+    /// Sends TERM, waits for the grace period, and sends KILL. Returns when all processes have ended.
     pub(crate) async fn stop(&mut self, grace: Duration) -> io::Result<()> {
         let Some(leader) = self.leader else { return Ok(()) };
         let descendants = tree::descendants(leader);

@@ -42,7 +42,6 @@ pub(crate) fn is_running(process: &DescendantProcess) -> bool {
     read(process.pid).is_some_and(|now| now.started == process.started)
 }
 
-/// Kills the processes that still run. Send TERM before, as a killed process cannot clean up.
 pub(crate) fn kill(processes: &[DescendantProcess]) {
     for process in processes {
         if let (true, Some(pid)) = (is_running(process), Pid::from_raw(process.pid)) {

@@ -1,5 +1,5 @@
-//! Accesses the files of a patched server for comparisons. By the reclaim file (docs/patches.md), a client
-//! asks the server to free memory. Of the memory report, only the counters that a comparison needs are read.
+//! Accesses two files of a patched server: the reclaim file, by which a client asks the server to free memory
+//! (docs/patches.md), and the counters of the memory report.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -41,8 +41,7 @@ impl ReclaimFile {
         Self(file)
     }
 
-    /// Writes a request. `number` must be higher than the last request's, else the server ignores the
-    /// request.
+    /// Writes a request. The server ignores a `number` that is not higher than the last one.
     pub(super) fn request(&self, number: u64, what: u32, deadline_ms: u32) -> std::io::Result<()> {
         let mut block = [0; BLOCK_BYTES];
         block[..8].copy_from_slice(&number.to_ne_bytes());
@@ -53,8 +52,8 @@ impl ReclaimFile {
         self.0.write_all_at(&block, BLOCK_BYTES as u64)
     }
 
-    /// Number of parts of the server (llama-server itself, the CUDA backend) that have claimed a block for
-    /// their answers. A part ignores a request that was written before it claimed its block.
+    /// Number of parts (llama-server itself, the CUDA backend) that have claimed a block for their answers. A
+    /// part ignores requests older than its block.
     pub(super) fn count_parts(&self) -> usize {
         let blocks = (0..2 * BLOCK_COUNT).filter(|at| {
             let mut block = [0; BLOCK_BYTES];
@@ -94,8 +93,7 @@ fn block_checksum(block: &[u8; BLOCK_BYTES]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Magic number of a patched server's memory report. The layout is defined in
-/// `patches/cuda-memory/llama-warden-cuda.cuh`; the sensors read the whole report while serving.
+/// Magic number of a memory report; `patches/cuda-memory/llama-warden-cuda.cuh` defines the layout.
 const REPORT_MAGIC: &[u8; 8] = b"LWREPT1\0";
 const HEADER_BYTES: usize = 128;
 /// Bytes of a record, and of the fields before its values.
@@ -113,7 +111,6 @@ pub(super) struct ReportCounters {
     pub(super) pool_bytes: u64,
 }
 
-/// Parses a report; `None` for any other file.
 pub(super) fn parse_counters(file: &[u8]) -> Option<ReportCounters> {
     if file.get(..REPORT_MAGIC.len())? != REPORT_MAGIC {
         return None;

@@ -38,16 +38,14 @@ pub struct BuildPair<'a> {
     pub sanitizer: Option<PathBuf>,
     /// Time limit for each start and for each round of requests.
     pub limit: Duration,
-    /// Time limit for each output of a fix: its counters, its block of the reclaim file, its answer.
-    /// [`PART_TIMEOUT`] suffices on any machine.
+    /// Time limit for each output of a fix. [`PART_TIMEOUT`] suffices on any machine.
     pub patience: Duration,
 }
 
 /// Compares both servers and returns one result per step.
 ///
 /// # Errors
-/// Fails if a file cannot be written, or on cancellation. Different answers and crashed servers are no
-/// errors: their steps are marked as failed.
+/// Fails if a file cannot be written, or on cancellation; failed steps are no errors.
 pub async fn compare_builds(builder: &Builder, pair: &BuildPair<'_>) -> Result<Vec<ProofStep>> {
     let folder = private_folder("llama-warden-prove-", short_temporary_folder())?;
     let model = folder.path().join("sample.gguf");
@@ -127,7 +125,7 @@ struct BuildComparison<'a> {
 }
 
 impl BuildComparison<'_> {
-    /// Variables that enable a fix: its defaults, and paths of our files. `file`: the stem of their names.
+    /// Variables that enable a fix: its defaults, and paths of our files. `file` is the stem of the paths.
     fn variables(&self, fix: &SetFix, file: &str) -> Result<Vec<(String, String)>> {
         let mut all = Vec::new();
         for (number, variable) in fix.variables.iter().enumerate() {
@@ -148,8 +146,8 @@ impl BuildComparison<'_> {
         Ok(all)
     }
 
-    /// Starts a server, sends the requests, checks the reports of its fixes, and stops it. `inside`: the
-    /// server that `binary` runs, if that is a tool; the tool reports only if the server exits normally.
+    /// Starts a server, sends the requests, checks its fixes' reports, and stops the server. `inside`: the
+    /// server's path if `binary` is a tool that runs it; the tool reports only if the server exits normally.
     async fn run_round(
         &self,
         name: &str,
@@ -180,7 +178,7 @@ impl BuildComparison<'_> {
         })
     }
 
-    /// Starts a server with these variables; the inner error is why it did not come up.
+    /// Starts a server with these variables; the inner error is the reason why the server did not start.
     async fn start_server(
         &self,
         name: &str,
@@ -209,7 +207,6 @@ impl BuildComparison<'_> {
         Ok(Err(format!("it did not come up: {last}")))
     }
 
-    /// The answers of a server, and observations of its fixes.
     async fn observe(
         &self,
         door: &ServerAddress,
@@ -262,7 +259,6 @@ impl BuildComparison<'_> {
         }
     }
 
-    /// Checks that the server frees its cached memory on request.
     async fn check_reclaim(&self, file: &Path) -> Vec<(bool, String)> {
         let opened = fs::File::options().read(true).write(true).open(file).map(ReclaimFile::from_file);
         let Ok(channel) = opened else { return vec![(false, "its file is gone".to_owned())] };
@@ -331,9 +327,8 @@ impl BuildComparison<'_> {
         let mut note = "";
         let mut wrong = idle;
         if let Some(differ) = questions::first_difference(&plain.answers, &round.answers) {
-            // A tool may slow a server down many times. The server then may compute in other batches, which
-            // changes the last digits, and different answers prove nothing. Run the unpatched server under
-            // the tool, too: if its answers also differ, answers are not compared.
+            // A slow tool may make the server compute in other batches, which changes the last digits. Run
+            // the unpatched server under the tool, too: if its answers also differ, answers are not compared.
             let (under, _) = self.run_watched("watched-plain", tool, self.pair.plain, &[]).await?;
             let other = under
                 .is_ok_and(|under| questions::first_difference(&plain.answers, &under.answers).is_some());
@@ -357,7 +352,6 @@ impl BuildComparison<'_> {
         step(how, format!("{text}{note}"))
     }
 
-    /// Starts a server under compute-sanitizer. Returns its round and the path of the tool's log.
     async fn run_watched(
         &self,
         name: &str,
@@ -366,8 +360,8 @@ impl BuildComparison<'_> {
         variables: &[(String, String)],
     ) -> Result<(RoundResult, PathBuf)> {
         let wrapper = self.folder.join(name);
-        // compute-sanitizer counts the errors in the last line of its log. Failed CUDA calls, some of which
-        // ggml expects, and leaked handles are not counted.
+        // compute-sanitizer counts the errors in the last line of its log. The count excludes leaked handles
+        // and failed CUDA calls, some of which ggml expects.
         let log = self.folder.join(format!("{name}.memcheck"));
         let text = format!(
             "#!/bin/sh\nexec '{}' --tool memcheck --report-api-errors no --log-file '{}' '{}' \"$@\"\n",

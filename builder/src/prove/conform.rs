@@ -27,8 +27,7 @@ const SANITIZER_FLAGS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-saniti
 /// Compiles and runs all scenarios. Returns one result per step, and the tools used.
 ///
 /// # Errors
-/// Fails if there is no C++ compiler, if a file cannot be written, or on cancellation. Failed compilations
-/// and scenarios are no errors: their steps are marked as failed.
+/// Fails without a C++ compiler, if a file cannot be written, or on cancellation; failed steps are no errors.
 pub async fn run_conformance(
     builder: &Builder,
     conformance: &ConformanceSpec,
@@ -78,7 +77,7 @@ pub async fn run_conformance(
     Ok((all, tools))
 }
 
-/// Runs a scenario in each compiled variant. Returns the first failure.
+/// Runs a scenario in each compiled variant until the first failure.
 async fn run_scenario(
     scenario: &ConformanceScenario,
     programs: &[(String, PathBuf)],
@@ -98,7 +97,7 @@ async fn run_scenario(
         command
             .arg(&scenario.id)
             .envs(scenario.env.iter().map(|(name, value)| (name, value.replace("{folder}", &place))))
-            // Some memory is kept until exit on purpose; the program itself checks what must be freed.
+            // The set's code keeps some memory until exit on purpose; the program checks what must be freed.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .current_dir(own.path());
         let (code, output) = run(command, SCENARIO_TIMEOUT, cancel).await?;

@@ -1,9 +1,7 @@
 //! Verifies a patch set on this machine in an unreviewed tree.
 //!
 //! `conform` compiles and runs the set's own program with the tree's code; `compare` sends the same requests
-//! to an unpatched and a patched server.
-//!
-//! The results are values. This module neither decides if they suffice, nor stores them.
+//! to an unpatched and a patched server. Callers decide if the results suffice, and store them.
 
 mod channel;
 mod compare;

@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 
 use crate::verify::ServerAddress;
 
-/// Words in the prompt of each request; the lengths vary so that graphs and pools of several sizes are
-/// created.
+/// Words in the prompt of each request; varied, so that graphs and pools of several sizes are created.
 const PROMPT_WORDS: [usize; 8] = [1, 7, 30, 3, 90, 12, 200, 2];
 const ANSWER_TOKENS: u64 = 24;
 

@@ -1,5 +1,5 @@
-//! Converts numbers to and from 16 bits (IEEE binary16), rounding to nearest, ties to even. Uses integer
-//! arithmetic only, so the bytes of a model are the same on every platform.
+//! Converts f32 to binary16 and back, rounding to nearest, ties to even. Integer arithmetic only, so that a
+//! model has the same bytes on every platform.
 
 /// Bits of the nearest binary16; numbers out of range become infinite.
 pub(crate) fn to_bits(number: f32) -> u16 {
@@ -12,7 +12,7 @@ pub(crate) fn to_bits(number: f32) -> u16 {
         0xff => 0x7c00 | (u32::from(mantissa != 0) << 9),
         // Normal, or rounded up into infinity: the exponents of the two types differ by 112.
         113.. => round_off_bits(((exponent - 112) << 23) | mantissa, 13).min(0x7c00),
-        // Subnormal: the leading bit is stored. Below 102, numbers are less than half of the smallest
+        // Subnormal, with the leading bit stored. Below 102, numbers are less than half of the smallest
         // subnormal.
         102..113 => round_off_bits(mantissa | 0x0080_0000, 126 - exponent),
         _ => 0,
@@ -45,7 +45,6 @@ fn round_off_bits(value: u32, dropped: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// The value of a binary16 by its definition.
     fn meaning(bits: u16) -> f64 {
         let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
         let (exponent, mantissa) = (i32::from((bits >> 10) & 31), f64::from(bits & 1023));
@@ -67,8 +66,7 @@ mod tests {
 
     #[test]
     fn ties_go_to_even_and_what_is_too_large_is_infinite() {
-        // 1 + 1/2048 is halfway between 1 and 1 + 1/1024; 1 + 3/2048 is halfway between two numbers, of
-        // which the upper is even.
+        // Halfway between 1 and 1 + 1/1024, and halfway between two numbers of which the upper is even.
         assert_eq!(to_bits(1.0 + 1.0 / 2048.0), 0x3c00);
         assert_eq!(to_bits(1.0 + 3.0 / 2048.0), 0x3c02);
         assert_eq!(to_bits(1.0 + 1.1 / 2048.0), 0x3c01);

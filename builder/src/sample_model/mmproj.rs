@@ -1,9 +1,8 @@
 //! A vision encoder and projector for the sample models, for `--mmproj`.
 //!
-//! A single layer of 32 channels works on patches of 8 by 8 pixels; the result is projected to the sample
-//! models' embedding. Different images give different texts, and equal images give equal texts; the model
-//! has no other purpose. Keys and tensor names are those of llama.cpp's `tools/mtmd/clip-impl.h` for the
-//! projector `gemma3`, which needs no special tokens.
+//! A single layer of 32 channels works on patches of 8 by 8 pixels. Different images give different texts,
+//! and equal images equal texts; the model has no other purpose. Keys and tensor names are those of
+//! llama.cpp's `tools/mtmd/clip-impl.h` for the projector `gemma3`, which needs no special tokens.
 
 use crate::gguf::{GgufWriter, MetadataValue};
 

@@ -1,17 +1,15 @@
 //! The sample model: a tiny GGUF with random weights that llama-server loads like any other model.
 //!
-//! Users and tests get a model without a download, and builds are verified with this model. Its answers are
-//! nonsense, but always whole words of valid UTF-8. Every word depends on the whole context, so a wrong or
-//! stale KV cache changes the answer. The same [`SampleModelOptions`] give the same bytes on every platform.
+//! The model's answers are nonsense, but always whole words of valid UTF-8. Every word depends on the whole
+//! context, so a wrong or stale KV cache changes the answer. The same [`SampleModelOptions`] give the same
+//! bytes on every platform.
 //!
-//! Two design choices make that work. The vocabulary round-trips (see `vocab.rs`). Channel 0 of the
-//! embedding is a constant that no layer writes to, so after the last norm it is an input of known sign.
-//! Column 0 of the output matrix thereby is a bias per token: it excludes byte and control tokens, and sets
-//! the probability of the end token.
+//! The vocabulary round-trips (see `vocab.rs`). Channel 0 of the embedding is a constant that no layer writes
+//! to, so after the last norm it is an input of known sign. Column 0 of the output matrix is thus a bias per
+//! token: it excludes byte and control tokens, and sets the probability of the end token.
 //!
-//! With a [`WeightKind`] other than f32 the matrices are stored in that format, in a model of width 256,
-//! since a row has to consist of whole blocks. The format is the same as in trained models, so its kernels
-//! can be tested.
+//! With a [`WeightKind`] other than f32, the matrices are stored in that format, to test its kernels. The
+//! model then has width 256, since a row has to consist of whole blocks.
 //!
 //! [`sized`] has models of other architectures and sizes with the same design.
 
@@ -38,8 +36,7 @@ const NAME_SEARCH_BYTES: u64 = 1 << 20;
 const CONSTANT: f32 = 3.0;
 /// Bias that excludes a token; no other term of a logit is near it.
 const EXCLUDING_BIAS: f32 = -1e3;
-/// Variance of the logits: high enough that sampling is not uniform, low enough that answers depend on the
-/// prompt.
+/// Variance of the logits: sampling is not uniform, and answers still depend on the prompt.
 const OUTPUT_GAIN: f64 = 4.0;
 /// Variance that attention and FFN add: enough that the next token depends on distant tokens.
 const LAYER_GAIN: f64 = 1.6;
@@ -47,24 +44,20 @@ const LAYER_GAIN: f64 = 1.6;
 /// A sample model by its purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SamplePreset {
-    /// Three layers, width 64, with a chat template; 0.8 MB. Answers have no end token, so each has exactly
-    /// `max_tokens` tokens.
+    /// Three layers, width 64, chat template; 0.8 MB. Without an end token: answers have `max_tokens` tokens.
     #[default]
     Chat,
     /// Like `Chat`, but the model ends its answers, mostly within 80 tokens (`finish_reason` is `stop`).
     Ends,
     /// Like `Chat`, but without a chat template, like a base model.
     Plain,
-    /// Like `Chat`, but with 96 layers, 14 MB: the model decodes some 150 tokens per second, so a test has
-    /// time to kill the server meanwhile.
+    /// Like `Chat`, but with 96 layers, 14 MB: at 150 tokens per second, tests can interrupt an answer.
     Slow,
     /// One layer with 16 KiB of KV cache per token (f16), 4.6 MB: memory grows fast with little computation.
     FatKv,
-    /// Like `Chat`, but the model sometimes calls a tool of the request with `<tool_call>`. llama-server's
-    /// grammar enforces the call's format.
+    /// Like `Chat`, but sometimes calls a tool of the request; llama-server's grammar enforces the format.
     Tools,
-    /// A vision encoder and projector for `--mmproj`, to be used with any other preset; 80 KB. An image
-    /// takes 16 tokens.
+    /// A vision encoder and projector for `--mmproj`, for any other preset; 80 KB. An image takes 16 tokens.
     Mmproj,
     /// Two layers, width 64, f16; 0.4 MB.
     Llama,
@@ -76,8 +69,7 @@ pub enum SamplePreset {
     Gemma4,
     /// 18 layers, width 2048, f16, five of six with a window of 1,024 tokens; 1.8 GiB.
     Gemma4Gpu,
-    /// gemma4's vision encoder and projector, for `--mmproj` with `gemma4` or `llama`. An image takes 70
-    /// tokens or more.
+    /// gemma4's `--mmproj` (encoder and projector) for `gemma4` or `llama`; an image takes 70 or more tokens.
     Gemma4Vision,
     /// gemma4's vision encoder and projector, for `--mmproj` with `gemma4-gpu` or `llama-gpu`.
     Gemma4VisionGpu,
@@ -184,13 +176,12 @@ const F32_WIDTH: u32 = 64;
 #[derive(Clone, Copy)]
 enum MatrixStorage {
     Native(WeightKind),
-    /// Stored in f32 after rounding to this format: the answers differ from those of [`Self::Native`] only by
-    /// the kernels.
+    /// Stored in f32 after rounding to this format: only the kernels differ from [`Self::Native`].
     Roundtripped(WeightKind),
 }
 
 impl MatrixStorage {
-    /// Adds a matrix whose numbers are drawn while the file is written, so memory holds one matrix at a time.
+    /// Adds a matrix; its numbers are drawn during the write, so memory holds one matrix at a time.
     fn add_matrix(
         self,
         file: &mut GgufWriter,
@@ -279,8 +270,7 @@ fn write_atomically(path: &Path, model: &GgufWriter) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if the file may be overwritten: it is missing, empty, or a sample model of ours by the name
-/// near its beginning.
+/// Returns true if the file is missing, empty, or a sample model of ours by the name near its beginning.
 fn may_replace(path: &Path) -> bool {
     use std::io::Read as _;
     let Ok(facts) = std::fs::metadata(path) else { return std::fs::symlink_metadata(path).is_err() };
@@ -306,7 +296,7 @@ fn llama_model(options: &SampleModelOptions, stored: MatrixStorage) -> GgufWrite
     // All layers together add the same amount to the residual stream, for any number of layers.
     let residual = LAYER_GAIN * (3.0 / f64::from(shape.layers)).sqrt();
     // Heads of the wide model are four times as wide. With the full gain, attention would pick a single
-    // token, and rounding of a key would change which token.
+    // token, and rounding a key would change the pick.
     let attention = if wide { LAYER_GAIN * 0.75 } else { LAYER_GAIN * 1.5 };
     let (queries, keys) = (shape.heads * shape.head, shape.kv_heads * shape.head);
     for layer in 0..shape.layers {
@@ -431,17 +421,15 @@ impl WeightSource {
     }
 }
 
-/// Bias of the end token, tuned on llama-server: of 20 answers the shortest had 2 tokens, the median 28,
-/// the longest 293.
+/// Bias of the end token: 20 answers of llama-server had 2 to 293 tokens, 28 in the median.
 const ENDS_BIAS: f32 = 11.0;
 
-/// Bias of `<tool_call>`, tuned on llama-server: most answers to a request with a tool call it, after some
-/// words.
+/// Bias of `<tool_call>`; with it, most answers of llama-server call a tool after some words.
 const CALL_BIAS: f32 = 13.0;
 /// Bias of the end token with tools, tuned on llama-server: answers end, but not at once.
 const TOOLS_END_BIAS: f32 = 10.0;
-/// Value of channel 1 in the embedding of `<tool_call>`, and of no other token. [`NEWLINE_WEIGHT`] turns this
-/// value into the newline that the format demands after the mark.
+/// Value of channel 1 in the embedding of `<tool_call>` only. [`NEWLINE_WEIGHT`] turns this value into the
+/// newline that the format demands after the mark.
 const CALL_CHANNEL: f32 = 30.0;
 const NEWLINE_WEIGHT: f32 = 1e4;
 

@@ -1,8 +1,7 @@
 //! Seeded noise whose bits are the same on every platform.
 //!
-//! Uses only integer arithmetic and IEEE operations that are exactly rounded everywhere. `ln`, `cos` and
-//! the like are avoided, because their last bit depends on the C library; this excludes the usual normal
-//! distributions.
+//! Uses only integer arithmetic and exactly rounded IEEE operations. The last bit of `ln` or `cos` depends on
+//! the C library, which excludes the usual normal distributions.
 
 /// Pseudo-random numbers by splitmix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
 /// Generators", 2014): a counter and a mixing function.

@@ -41,8 +41,7 @@ pub(crate) enum VocabKind {
 const SYLLABLES: [&str; 16] =
     ["ba", "do", "ki", "lu", "me", "no", "pi", "ra", "su", "te", "vo", "wa", "ze", "fi", "gu", "ja"];
 
-/// Writes all messages, then opens the assistant's turn. Newlines are inside expressions, because the
-/// template language strips newlines next to its tags.
+/// Newlines are inside expressions, because the template language strips newlines next to its tags.
 const CHAT_TEMPLATE: &str = "\
 {%- for message in messages -%}\
 {{- '<|im_start|>' ~ message.role ~ '\\n' -}}\
@@ -54,8 +53,7 @@ const CHAT_TEMPLATE: &str = "\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
-/// Like [`CHAT_TEMPLATE`], with the tools before the first turn, and with calls and results in the
-/// `<tool_call>` format.
+/// Like [`CHAT_TEMPLATE`], with tools before the first turn; calls and results in the `<tool_call>` format.
 const TOOLS_TEMPLATE: &str = "\
 {%- if tools -%}\
 {{- '<|im_start|>system\\n# Tools\\n' -}}\
@@ -80,8 +78,7 @@ const TOOLS_TEMPLATE: &str = "\
 {%- endfor -%}\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
-/// Adds the tokenizer's metadata with `words` words, and the chat template if there is one. Token ids: bytes,
-/// then words, then control tokens, then marks.
+/// Adds the tokenizer's metadata. Token ids: bytes, then words, then control tokens, then marks.
 pub(crate) fn add_vocab(file: &mut GgufWriter, speaks: VocabKind, words: usize) {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
     let space = symbol(b' ');
@@ -118,8 +115,7 @@ pub(crate) fn add_vocab(file: &mut GgufWriter, speaks: VocabKind, words: usize) 
     file.set("tokenizer.chat_template", MetadataValue::String(template.to_owned()));
 }
 
-/// The printable character for a raw byte in a byte-level vocabulary: printable Latin-1 maps to itself, the
-/// other 68 bytes map to the characters from U+0100 on.
+/// The printable character for a raw byte: printable Latin-1 maps to itself, other bytes to U+0100 and up.
 fn symbol(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {

@@ -1,9 +1,7 @@
-//! Archives as sources. [`examine_archive`] caches its result, so that a hit in the store does not need to
-//! read 70 MB again; [`ArchiveTree`] has the files by name, for patches.
+//! Archives as sources. [`examine_archive`] identifies an archive; [`ArchiveTree`] has its files by name.
 //!
-//! A record is stored per path, with the size, change time and inode that it is valid for. No record is
-//! written for a file that was changed just now: a second change within the granularity of time stamps would
-//! not alter the change time.
+//! A record is valid for one path, size, change time and inode. A file that was changed just now gets no
+//! record: a second change within the granularity of time stamps would not alter the change time.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

@@ -47,7 +47,8 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLoc
         return Err(BuilderError::NoLlamaCpp { path: path.to_owned(), top: search.top() });
     };
     let read = |name: &str| {
-        // The metadata of a worktree may be anywhere. `name` is absolute then, and `join` keeps it so.
+        // The metadata of a worktree may be anywhere: `name` is then absolute, and `join` leaves it
+        // unchanged.
         let file = path.join(name);
         let facts = fs::metadata(&file).ok()?;
         let is_small = facts.is_file() && facts.len() <= revision::MAX_EVIDENCE_BYTES;
@@ -58,7 +59,6 @@ pub(super) fn locate(path: &Path, cancel: &CancellationToken) -> Result<(TreeLoc
     Ok((tree, revision))
 }
 
-/// Feeds the entries of a folder and its subfolders to the search, down to its depth limit.
 fn search_folder(
     path: &Path,
     name: &str,
@@ -106,8 +106,7 @@ struct TreeItems {
 const MAX_FILE_BYTES: u64 = 64 << 20;
 const MAX_SHOWN_FILES: usize = 3;
 
-/// Entries that an in-source cmake build leaves in the root; its other files cannot be distinguished from
-/// the source.
+/// Entries of an in-source cmake build in the root; its other files look like source files.
 const CMAKE_BUILD_FILES: [&str; 2] = ["CMakeCache.txt", "CMakeFiles"];
 
 /// Lists everything that belongs to the source. Excludes cmake build folders below the root, and links that

@@ -1,8 +1,7 @@
 //! Sources: their kinds, their identity, and how they are copied into the work folder.
 //!
 //! A source is a folder, an archive or a commit with llama.cpp somewhere in it. [`BuildSource::examine`]
-//! finds llama.cpp and computes the identity; a plan needs nothing else, and for a known archive this only
-//! reads two small facts from the cache. [`crate::git`] fetches commits.
+//! finds llama.cpp and computes the identity.
 //!
 //! | source | identity | cost |
 //! |---|---|---|
@@ -77,8 +76,7 @@ impl BuildSource {
         }
     }
 
-    /// Finds llama.cpp and computes the identity. Blocks: reads up to the whole source. `cache` is the
-    /// folder for facts about archives.
+    /// Finds llama.cpp and computes the identity. Blocks. `cache` is the folder for facts about archives.
     ///
     /// # Errors
     /// Fails if the source cannot be read, if it has no llama.cpp or several, or on cancellation.

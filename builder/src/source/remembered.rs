@@ -12,15 +12,13 @@ use super::{BuildSource, ExaminedSource};
 use crate::error::{BuilderError, Result};
 use crate::whole::{self, LossTolerance};
 
-/// A source's files, cached on disk if reading them is slow. Without the cache, an archive would be unpacked
-/// even for a request whose build is in the store already. Cache names depend on the archive's hash, so
-/// cached files stay valid.
+/// A source's files, cached on disk if reading them is slow: otherwise each request would unpack the archive.
+/// Cache names depend on the archive's hash, so cached files stay valid.
 pub(crate) struct CachedTree<'a> {
     source: &'a BuildSource,
     cache: &'a Path,
     cancel: &'a CancellationToken,
     revision: SourceRevision,
-    /// Folder of the cached files; `None` for sources that are quick to read.
     folder: Option<PathBuf>,
     opened: OnceLock<Box<dyn SourceTree>>,
 }

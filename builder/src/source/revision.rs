@@ -1,21 +1,18 @@
 //! Determines a tree's commit and build number from the traces of its history.
 //!
-//! The sources of evidence, in order of precedence (commit and build number may come from different ones):
-//! git metadata (a checkout, a worktree, a submodule, also in an archive), generated version files, the
-//! archive's comment, the folder's name. The build number is never computed: it is a count of commits,
-//! which a shallow copy cannot give.
+//! The sources of evidence, in order of precedence: git metadata (a checkout, a worktree, a submodule, also
+//! in an archive), generated version files, the archive's comment, the folder's name. The build number is
+//! never computed: it is a count of commits, which a shallow copy cannot give.
 
 use warden_patches::SourceRevision;
 
 use super::tree::join_names;
 use crate::git::parse_build_tag;
 
-/// Maximum bytes of a file with evidence of the revision; `packed-refs` with all of upstream's tags has less
-/// than 1 MiB.
+/// Maximum bytes of a file with evidence; `packed-refs` with all of upstream's tags has less than 1 MiB.
 pub(super) const MAX_EVIDENCE_BYTES: u64 = 4 << 20;
 
-/// Returns true if a file of an archive may be evidence, so that its content must be kept. `name` may have
-/// any parent.
+/// Returns true if an archive's file may be evidence. `name` may have any parent.
 pub(crate) fn is_evidence(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     let in_git = name.split('/').any(|part| part == ".git");
@@ -132,8 +129,7 @@ fn from_generated(text: &str) -> SourceRevision {
     }
 }
 
-/// Parses `llama.cpp-b9976` and `llama.cpp-0c1e57098...`, the folder names in archives of tags and commits;
-/// also with a file extension.
+/// Parses folder names of archives: `llama.cpp-b9976`, `llama.cpp-0c1e57098...`, also with an extension.
 fn from_name(name: &str) -> SourceRevision {
     let stem = ["tar.gz", "tgz", "tar.xz", "zip"]
         .iter()

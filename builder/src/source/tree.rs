@@ -10,12 +10,11 @@ const SERVER_FOLDERS: [&str; 2] = ["tools/server", "examples/server"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TreeLocation {
-    /// llama.cpp's folder relative to the searched one; empty for the searched folder itself.
     pub(crate) root: String,
     pub(crate) server: &'static str,
 }
 
-/// Search over the names of a source, one by one; keeps only relevant ones.
+/// Search for llama.cpp among a source's names, which are added one by one.
 #[derive(Debug, Default)]
 pub(crate) struct TreeSearch {
     /// Folders with a CMakeLists.txt, down to the depth of a server in the deepest root.
@@ -57,7 +56,6 @@ impl TreeSearch {
     }
 }
 
-/// Joins two relative names, either of which may be empty.
 pub(crate) fn join_names(folder: &str, name: &str) -> String {
     match (folder, name) {
         ("", name) => name.to_owned(),

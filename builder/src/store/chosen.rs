@@ -7,9 +7,8 @@
 //! ```
 //!
 //! Without this file the newest build is the default. A new build of a fork, of an older revision, or without
-//! the GPU does not become the default automatically. The store then keeps the previous default until a
-//! suitable successor is made, or until the user chooses a build. After an explicit choice, newer builds have
-//! to be chosen explicitly, too: the default changes by a decision, not by a compilation.
+//! the GPU does not become the default automatically; the previous default stays until a suitable successor
+//! or the user's choice. After an explicit choice, newer builds have to be chosen explicitly, too.
 
 use std::path::PathBuf;
 use std::{fs, io};
@@ -35,8 +34,7 @@ pub struct BuildDecision {
     pub at: String,
     /// Reason as a sentence.
     pub why: String,
-    /// The store recorded this build as the default; the user did not choose it. The next suitable successor
-    /// (see `check_successor`) becomes the default.
+    /// Recorded by the store, not chosen by the user; the next suitable successor becomes the default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub held: bool,
 }
@@ -58,8 +56,7 @@ impl Default for BuildChoices {
     }
 }
 
-/// A rollout or rollback in progress. If the program that carries it out was killed, another one can finish
-/// it.
+/// A rollout or rollback in progress; another program can finish it if the first one was killed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildMove {
     /// The build.
@@ -97,8 +94,7 @@ impl BuildStore {
         }
     }
 
-    /// The default build: the last usable chosen one, else the newest; `None` if there is none. An
-    /// unreadable file of decisions does not stop a server: the newest build is used.
+    /// The default build: the last usable chosen one, else the newest. Unreadable decisions count as none.
     ///
     /// # Errors
     /// Fails if the store cannot be read.
@@ -185,8 +181,7 @@ impl BuildStore {
     /// meanwhile, returns that build.
     ///
     /// # Errors
-    /// Fails if there is no usable build before `left`, or if the file of decisions cannot be read or
-    /// written.
+    /// Fails if there is no usable build before `left`, or if the decisions cannot be read or written.
     pub fn roll_back(&self, left: &BuildId, why: Option<&str>) -> Result<BuildId> {
         let _lock = self.lock()?;
         let mut choices = self.choices()?;

@@ -57,8 +57,8 @@ impl BuildStore {
         Ok(GcPlan { left: all - builds.len(), builds, leftovers: self.leftovers() })
     }
 
-    /// Removes the items of a plan in its order; calls `each` after each removed item. Leftovers are removed
-    /// under the store's lock, and only if they contain nothing but a build's files.
+    /// Removes a plan's items in order, and calls `each` after each one. Leftovers are removed under the
+    /// store's lock, and only if they contain nothing but a build's files.
     ///
     /// # Errors
     /// Fails if an item cannot be removed; items before it stay removed.
@@ -83,8 +83,7 @@ impl BuildStore {
         owned::folder_bytes(&self.folder(id))
     }
 
-    /// Returns the folders of unfinished builds. A folder that another process is writing now is included: by
-    /// the time we hold the lock, that build is complete or its folder is removed.
+    /// Includes a folder that another process writes now: under our lock, that build is complete or gone.
     fn leftovers(&self) -> Vec<(PathBuf, u64)> {
         let entries = fs::read_dir(self.root()).into_iter().flatten().flatten().map(|entry| entry.path());
         let named = |path: &PathBuf| {

@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Hexadecimal digits of an id: 64 bits, so that a collision among a million builds has a probability of
-/// one in 10^7.
+/// Hexadecimal digits of an id: 64 bits, enough that a million builds do not collide.
 const ID_DIGITS: usize = 16;
 
 /// Id of a build: 16 lower-case hexadecimal digits of its recipe's hash.

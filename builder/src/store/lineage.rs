@@ -1,5 +1,4 @@
-//! Decides if a build may automatically replace the default build: same llama.cpp, not older, GPU kept. Pure
-//! functions.
+//! Decides if a build may automatically replace the default build: same llama.cpp, not older, GPU kept.
 
 use std::fmt;
 use std::path::Path;
@@ -47,7 +46,6 @@ impl fmt::Display for SuccessorObstacle {
     }
 }
 
-/// Facts about a source that are known without its history.
 struct SourceOrigin {
     lineage: String,
     number: Option<u32>,
@@ -55,7 +53,7 @@ struct SourceOrigin {
     version: Vec<u32>,
 }
 
-/// Checks that a build of the plan `new` may automatically replace the default build, whose plan is `in_use`.
+/// Checks that a build of the plan `new` may automatically replace the default build of the plan `in_use`.
 ///
 /// # Errors
 /// Returns the obstacle. A revision of unknown age counts as newer, since it was built on purpose.

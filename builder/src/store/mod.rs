@@ -1,5 +1,4 @@
-//! The store: one folder per build, named by the hash of its recipe. A build is in it completely or not at
-//! all.
+//! The store: one folder per build, named by its recipe's hash. A build is in it completely or not at all.
 //!
 //! ```text
 //!  builds/0123456789abcdef/llama-server        the binary
@@ -37,8 +36,7 @@ const PROVENANCE_FILE: &str = "provenance.json";
 const INCOMING_PREFIX: &str = ".incoming-";
 const LOCK_FILE: &str = ".lock";
 const CHOICES_FILE: &str = ".chosen.json";
-/// File of an unfinished rollout. The common prefix with [`CHOICES_FILE`] keeps it from being listed as
-/// foreign.
+/// File of an unfinished rollout; with the prefix [`CHOICES_FILE`], the file is not listed as foreign.
 const MOVE_FILE: &str = ".chosen.json.move";
 /// All files of a build's folder; no others are removed with it.
 const BUILD_FILES: [&str; 2] = [BINARY_FILE, PROVENANCE_FILE];
@@ -171,8 +169,7 @@ impl BuildStore {
     /// Removes a build, damaged or not. Waits for other processes that write or remove.
     ///
     /// # Errors
-    /// Fails if the build does not exist, or if its folder has files that are not a build's; then nothing
-    /// was removed.
+    /// Fails if the build does not exist, or if its folder has other files; then nothing was removed.
     pub fn remove(&self, id: &BuildId) -> Result<()> {
         let folder = self.folder(id);
         if fs::symlink_metadata(&folder).is_err() {
@@ -241,7 +238,6 @@ fn write_files(folder: &Path, binary: &Path, provenance: &Provenance) -> Result<
     fs::write(&file, text).map_err(io_error("writing", &file))
 }
 
-/// Checks that a folder is no link and contains only a build's files.
 fn check_only_ours(folder: &Path) -> Result<()> {
     let foreign = |why: String| Err(BuilderError::ForeignInBuild { path: folder.to_owned(), why });
     let facts = fs::symlink_metadata(folder).map_err(io_error("reading", folder))?;

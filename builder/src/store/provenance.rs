@@ -37,8 +37,7 @@ pub struct Provenance {
     pub verified: VerifyResults,
     /// Machine of the build.
     pub host: BuildHost,
-    /// Ids of the fixes in the patched source whose markers were found in the binary. Builds from before
-    /// patches existed have none.
+    /// Ids of the fixes whose markers were found in the binary; empty in builds from before patches existed.
     #[serde(default)]
     pub fixes: Vec<String>,
 }
@@ -86,8 +85,7 @@ impl Provenance {
         }
     }
 
-    /// The value of a cmake option by name, such as `GGML_CUDA_GRAPHS`. `None`: the option was not set, so
-    /// the default of that upstream revision applies.
+    /// The value of a cmake option by name; `None` if unset, so that upstream's default applies.
     pub fn option(&self, name: &str) -> Option<&str> {
         option_value(&self.plan.recipe.cmake, name)
     }

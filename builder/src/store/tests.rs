@@ -100,7 +100,7 @@ fn the_newest_build_is_in_use_until_one_is_chosen_and_then_that_one() {
     assert_eq!(in_use(), ids[0]);
     assert_eq!(store.choices().unwrap().rejected(&ids[2]).unwrap().why, "it leaks");
     assert!(store.roll_back(&ids[0], Some("again")).is_err(), "there is nothing before it");
-    // Choosing a rejected build.
+    // Choosing a rejected build removes the rejection.
     store.choose(&ids[2], "by hand").unwrap();
     assert!(store.choices().unwrap().rejected(&ids[2]).is_none());
     store.remove(&ids[2]).unwrap();
@@ -137,7 +137,7 @@ fn a_build_of_a_fork_or_an_older_one_comes_into_use_by_a_choice_alone() {
     let why = |id| store.successor_obstacle(id).unwrap().map(|why| why.to_string()).unwrap_or_default();
     assert!(why(&forked).contains("ikawrakow/ik_llama.cpp") && why(&older).contains("older: b150"));
     assert_eq!(why(&newer), "");
-    // First with a GPU, then without one.
+    // Only the default build, not its successor, has a GPU.
     let gpu = Provenance {
         plan: crate::plan::tests::with_gpu(ComputeBackend::Cuda, &["90"], "/nvcc", "nvcc 13"),
         ..provenance(&[], "", 5)

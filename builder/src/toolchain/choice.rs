@@ -7,7 +7,6 @@ use crate::build::Builder;
 use crate::error::{BuilderError, Result};
 use crate::plan::{ArchChoice, BackendChoice, ComputeBackend, CpuTarget};
 
-/// Chooses the backend, checks its toolkit, and determines the GPU architectures.
 pub(crate) async fn choose_backend(
     builder: &Builder,
     wish: BackendChoice,
@@ -118,8 +117,7 @@ async fn gpu_architectures(
         }),
         (ComputeBackend::Cuda, true, CpuTarget::Native) => {
             let found = cuda::architectures(builder, &toolkit.tool.path).await?;
-            // Code for exactly these GPUs, like cmake's `native`; named explicitly, so that the plan
-            // contains the architectures.
+            // Code for exactly these GPUs, like cmake's `native`, but named in the plan.
             let real: Vec<String> = found.iter().map(|number| format!("{number}-real")).collect();
             let cure = "name the architecture, such as --arch 90 (nvidia-smi --query-gpu=compute_cap tells it on \
                         the machine that has the GPU)";

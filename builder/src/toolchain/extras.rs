@@ -1,5 +1,4 @@
-//! Finds tools and libraries for more than a bare server: npm for the web page, OpenSSL or libcurl for
-//! HTTPS. All are optional, so a missing one is no error.
+//! Finds optional tools and libraries: npm for the web page, OpenSSL or libcurl for HTTPS.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,16 +30,14 @@ pub(crate) async fn find_npm(builder: &Builder) -> Result<Option<String>> {
     Ok(versions.map(|(npm, node)| format!("npm {}, node {}", npm.trim(), node.trim())))
 }
 
-/// The compiler's OpenSSL by the part of its version that affects binaries, such as `OpenSSL 3.0`; `None` if
-/// no program with it compiles and runs.
+/// The compiler's OpenSSL, shortened to `OpenSSL 3.0`; `None` if no program with it compiles and runs.
 pub(crate) async fn find_openssl(builder: &Builder, compilers: &BuildCompilers) -> Result<Option<String>> {
     let libraries = ["-lssl", "-lcrypto"];
     run_linked_program(builder, compilers, OPENSSL_PROGRAM, &libraries, "looking for OpenSSL").await
 }
 
-/// The compiler's libcurl with HTTPS by the part of its version that affects binaries, such as `libcurl
-/// 7.88`; `None` if no program with it compiles and runs. The folders of `CPATH` and the like are not
-/// searched: cmake does not search them either, and its configuration fails without libcurl.
+/// The compiler's libcurl with HTTPS, like [`find_openssl`]. Ignores the folders of `CPATH` and the like,
+/// because cmake does not search them and fails without libcurl.
 pub(crate) async fn find_curl(builder: &Builder, compilers: &BuildCompilers) -> Result<Option<String>> {
     let env = BuildEnvironment { searched: BTreeMap::new(), ..builder.env.clone() };
     let builder = Builder { env, ..builder.clone() };

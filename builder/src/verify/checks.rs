@@ -78,7 +78,7 @@ impl ServerAddress {
 pub(crate) async fn wait_until_healthy(door: &ServerAddress) -> ServerCheckResult {
     let client = door.client()?;
     loop {
-        // The socket does not exist yet, or the server answers 503 while loading.
+        // Until the server is ready, the socket does not exist, or the server answers 503.
         if let Ok(response) = client.get(door.url("/health")).send().await
             && response.status().is_success()
         {

@@ -1,10 +1,5 @@
-//! Measures a server's behaviour by tests, not by name or build number. Nothing here fails a verification:
-//! a failed measurement leaves the fact unknown.
-//!
-//! ```text
-//!  start with two HTTP threads -> health -> / -> unread bodies -> one connection more than threads
-//!        -> long prompts, streamed -> stop
-//! ```
+//! Measures a server's behaviour by tests, not by name or build number. A failed measurement leaves the fact
+//! unknown, and never fails a verification.
 
 use std::time::Duration;
 
@@ -20,19 +15,16 @@ use super::measured::{
     HttpThreads, REQUIRED_AGREEMENT, ServerBehaviour, StreamHead, StreamTiming, stream_head,
 };
 
-/// Flags of the measured server. A single slot, so that requests run in order; small batches, so that the
-/// model takes some milliseconds for a few tokens.
+/// One slot, so that requests run in order; small batches, so that a few tokens take some milliseconds.
 pub(super) const MEASURING_FLAGS: [&str; 8] =
     ["-np", "1", "-b", "64", "-ub", "16", "--threads-http", HTTP_THREADS_FLAG];
 const HTTP_THREADS_FLAG: &str = "2";
-/// [`HTTP_THREADS_FLAG`] as a number.
 const HTTP_THREAD_COUNT: usize = 2;
-/// Number of connections to open. If the server serves all of them at once, it creates threads on demand.
+/// Number of connections to open. A server that serves all of them at once creates threads on demand.
 const TESTED_CONNECTIONS: usize = 6;
 /// Time limit for a connection to be served; mostly this takes less than a millisecond.
 const SERVED_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time limit of the connection test. llama-server closes a connection after five idle seconds, which frees a
-/// thread, so later observations would be meaningless.
+/// Time limit of the connection test: after 5 s, llama-server closes idle connections and frees threads.
 const IDLE_TEST_LIMIT: Duration = Duration::from_secs(4);
 
 const FIRST_PROMPT_TOKENS: usize = 256;

@@ -40,16 +40,14 @@ pub enum StreamHead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HttpThreads {
-    /// A fixed number (`--threads-http`); each thread keeps its connection while that is open. Further
-    /// connections wait.
+    /// A fixed number (`--threads-http`); each thread keeps its connection, and further ones wait.
     Fixed,
     /// More threads are created when connections need them.
     OnDemand,
 }
 
 impl fmt::Display for ServerBehaviour {
-    /// Formats one line, such as `head of a stream before the first token, Unix sockets, HTTP threads on
-    /// demand, web page`.
+    /// Formats one line, such as `head of a stream before the first token, Unix sockets, web page`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unknown = |what: &str| format!("{what} not known");
         let either = |fact: Option<bool>, yes: &str, no: &str, what: &str| match fact {
@@ -83,15 +81,13 @@ impl fmt::Display for ServerBehaviour {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamTiming {
-    /// Time from the request to the head.
     pub(super) head: Duration,
     pub(super) token: Duration,
     /// Prompt processing time as reported by the server.
     pub(super) prompt: Option<Duration>,
 }
 
-/// Minimum prompt processing time of a usable try. A shorter time could be a delay in reading
-/// the answer.
+/// Minimum prompt processing time of a usable try; a shorter one could be a delay in reading the answer.
 pub(super) const MIN_PROMPT_TIME: Duration = Duration::from_millis(150);
 pub(super) const REQUIRED_AGREEMENT: usize = 3;
 
@@ -100,17 +96,15 @@ impl StreamTiming {
         self.head + self.token
     }
 
-    /// Returns true if the prompt took long enough to reveal the order.
     pub(super) fn is_long(&self) -> bool {
         self.prompt.is_some_and(|prompt| prompt >= MIN_PROMPT_TIME)
     }
 
     /// Returns the result of this try, if it is clear.
     ///
-    /// A head that is sent after prompt processing arrives no sooner than the processing time reported by the
-    /// server. If that time is most of the whole time, a head in the first quarter of the whole time was sent
-    /// before. On a busy machine, a head that was sent early may be read late; the result is then the careful
-    /// one, [`StreamHead::AfterFirstToken`].
+    /// A head that is sent after prompt processing arrives no sooner than the processing time that the server
+    /// reports. If that time is most of the whole, a head in the first quarter was sent before. On a busy
+    /// machine, a head may be sent early and read late; the result is then [`StreamHead::AfterFirstToken`].
     fn evaluate(&self) -> Option<StreamHead> {
         let (whole, prompt) = (self.total(), self.prompt?);
         if !self.is_long() || prompt < whole / 2 || prompt > whole {
@@ -123,8 +117,7 @@ impl StreamTiming {
     }
 }
 
-/// Returns the common result of the tries; `None` if fewer than [`REQUIRED_AGREEMENT`] are clear, or if two
-/// contradict each other.
+/// Returns the common result of the tries; `None` if too few are clear, or if two contradict each other.
 pub(super) fn stream_head(tries: &[StreamTiming]) -> Option<StreamHead> {
     let mut clear = tries.iter().filter_map(StreamTiming::evaluate);
     let first = clear.next()?;

@@ -9,12 +9,11 @@
 //!
 //! Completions and embeddings need two starts, because older servers refuse completions with embeddings on.
 //! Servers around b4881 exit at the start with `--pooling mean` and a generating model, so a server that does
-//! not start is tested with `--pooling last`. The server listens on a Unix socket in a private folder, so it
-//! takes no port and no other user can reach it. A server without Unix sockets is tested on a free loopback
-//! port. When a verification returns, its servers have ended.
+//! not start is tested with `--pooling last`. The server listens on a Unix socket in a private folder, which
+//! no other user can reach; a server without Unix sockets uses a free loopback port.
 //!
-//! Measured facts (time of a stream's head, threads per connection, handling of unread bodies) differ
-//! between versions and forks. The proxy uses them; they never fail a build.
+//! Measured facts (time of a stream's head, threads per connection, handling of unread bodies) differ between
+//! versions and forks. The proxy uses them; they never fail a build.
 
 mod bodies;
 mod checks;
@@ -52,8 +51,7 @@ pub struct VerifyResults {
     /// GPUs as listed by the server; empty for builds without a GPU, and on machines without one.
     #[serde(default)]
     pub devices: Vec<String>,
-    /// Results with quantised weights. `None`: the server reports no probabilities, or the build is from
-    /// before this test existed.
+    /// Results with quantised weights; `None` for servers without probabilities, and in old builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed: Option<ComputeResults>,
     /// Measured behaviour; unknown for builds from before the measurements existed.
@@ -73,8 +71,8 @@ pub struct PassedCheck {
 /// Verifies a server binary. `timeout` limits each start and each answer.
 ///
 /// # Errors
-/// Fails if a check fails: the error names the check, and quotes the answer or a crashed server's last
-/// lines. Fails on cancellation.
+/// Fails on cancellation, or if a check fails. The error names the check, and quotes the answer or a crashed
+/// server's last lines.
 pub async fn verify(
     binary: &Path,
     timeout: Duration,
@@ -86,7 +84,6 @@ pub async fn verify(
     verify_with(binary, &trial, reporter, cancel).await
 }
 
-/// Like [`verify()`], with more settings.
 pub(crate) async fn verify_with(
     binary: &Path,
     trial: &TrialSettings,
@@ -106,8 +103,8 @@ pub(crate) async fn verify_with(
     let asks = [("completion", CheckRequest::Completion), ("chat", CheckRequest::Chat)];
     match run.with_server("answers", &SMALL_MODEL_FLAGS, &asks).await {
         Ok(()) => {}
-        // Servers before about b5000, and ik_llama.cpp, have no Unix sockets. If the server exited for
-        // another reason, the second attempt fails, too.
+        // Servers before about b5000, and ik_llama.cpp, have no Unix sockets. A server that exited for
+        // another reason exits again.
         Err(ServerFailure { error: BuilderError::Verify { .. }, stage: FailureStage::Exited })
             if !cancel.is_cancelled() =>
         {
@@ -147,8 +144,7 @@ pub fn measuring_model(path: &Path) -> Result<()> {
     sample_model::write(path, &options).map_err(io_error("writing", path))
 }
 
-/// Measures a healthy server that was started with [`measuring_flags`]. After `limit`, the remaining facts
-/// stay unknown.
+/// Measures a healthy server started with [`measuring_flags`], for at most `limit`.
 pub async fn measure(door: &ServerAddress, limit: Duration) -> ServerBehaviour {
     measure::measure_all(door, limit).await
 }
@@ -200,7 +196,6 @@ struct ServerFailure {
     stage: FailureStage,
 }
 
-/// How far a server came before it failed.
 #[derive(PartialEq, Eq)]
 enum FailureStage {
     /// The server exited before it was healthy.
@@ -225,7 +220,6 @@ struct VerifyRun<'a> {
 }
 
 impl VerifyRun<'_> {
-    /// Starts a server, waits until it is healthy, sends the requests, and stops it.
     async fn with_server(
         &mut self,
         name: &str,
@@ -241,7 +235,7 @@ impl VerifyRun<'_> {
             done = self.run_checks(&mut server, asks) => done,
         };
         let dead = server.is_dead();
-        // Always stopped; the result of the checks matters more than the server's exit.
+        // The result of the checks matters more than the server's exit.
         server.stop().await;
         let stage = match (self.verified.checks.len() == passed, dead) {
             (true, true) => FailureStage::Exited,
@@ -251,7 +245,7 @@ impl VerifyRun<'_> {
         done.map_err(|error| ServerFailure { error, stage })
     }
 
-    /// Requests an embedding, with the first pooling type with which the server becomes ready.
+    /// Requests an embedding with the first pooling type that lets the server become ready.
     async fn check_embedding(&mut self) -> Result<()> {
         let mut first = None;
         for (pooling, name) in POOLING_CHECKS {

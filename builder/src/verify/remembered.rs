@@ -1,6 +1,5 @@
-//! Caches measurements of servers that we did not build, or built before all facts were measured. A binary
-//! is identified by its path, inode, size, modification time and version output; if any of them changes, it
-//! is another binary.
+//! Caches measurements of servers that we did not build, or built before all facts were measured. A binary is
+//! identified by its path, inode, size, modification time and version output.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +20,6 @@ pub struct MeasurementCache {
 
 #[derive(Serialize, Deserialize)]
 struct MeasurementEntry {
-    /// Path of the binary, for readers of the file.
     binary: PathBuf,
     measured: ServerBehaviour,
     /// Value of [`FACT_COUNT`] at the time of the measurement.
@@ -29,8 +27,7 @@ struct MeasurementEntry {
     questions: u32,
 }
 
-/// Incremented with each additional fact: an entry with a lower number was written before the newest facts
-/// were measured.
+/// Incremented with each additional fact: entries with a lower number lack the newest facts.
 const FACT_COUNT: u32 = 1;
 
 /// A cached measurement.

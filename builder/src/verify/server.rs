@@ -23,7 +23,6 @@ const TERM_GRACE: Duration = Duration::from_secs(3);
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_SHOWN_LINES: usize = 12;
 
-/// Line before the list of GPUs in a server's output.
 const DEVICE_LIST_HEADING: &str = "Available devices:";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +54,8 @@ pub(super) async fn run_with_flag(
     }
 }
 
-/// GPUs that a server sees, such as `CUDA0: NVIDIA H200 (143167 MiB, 142540 MiB free)`. The list is empty for
-/// older servers without this flag, and for a server that cannot start, which the checks report.
+/// GPUs that a server sees, such as `CUDA0: NVIDIA H200 (143167 MiB, 142540 MiB free)`. Empty for older
+/// servers without this flag, and for a server that cannot start.
 pub(super) async fn list_devices(
     binary: &Path,
     trial: &TrialSettings,
@@ -75,8 +74,7 @@ fn parse_devices(text: &str) -> Vec<String> {
 }
 
 fn set_environment(command: &mut Command, trial: &TrialSettings) {
-    // The server reads flags from its environment, such as an API key or another model: only the binary is
-    // tested.
+    // The server would read flags from its environment, such as an API key or another model.
     remove_variables(command, |name| name.starts_with("LLAMA_") || name.starts_with("GGML_"));
     // After a failed assertion, the server would start a debugger, which may hang.
     command.env("GGML_NO_BACKTRACE", "1");
@@ -96,18 +94,16 @@ fn set_environment(command: &mut Command, trial: &TrialSettings) {
     }
 }
 
-/// The server under test, and how it is started.
 #[derive(Clone, Copy)]
 pub(crate) struct TestBench<'a> {
     pub(crate) binary: &'a Path,
-    /// Folder of the servers' files.
     pub(crate) folder: &'a Path,
     pub(crate) trial: &'a TrialSettings,
     /// Servers listen on a Unix socket, else on a port.
     pub(crate) unix: bool,
 }
 
-/// A running server with its files. Dropping it kills the server.
+/// A running server with its files. Dropping this value kills the server.
 pub(crate) struct TestServer {
     family: ProcessTree,
     status: Option<ExitStatus>,
@@ -116,8 +112,8 @@ pub(crate) struct TestServer {
 }
 
 impl TestServer {
-    /// Starts a server on a socket in the folder, or on a free port. `name` distinguishes the files of
-    /// several starts: a socket's file outlives its server.
+    /// Starts a server on a socket in the folder, or on a free port. Each start needs another `name`: a
+    /// socket's file outlives its server.
     pub(crate) async fn start(bench: &TestBench<'_>, name: &str, arguments: &[&str]) -> Result<Self> {
         let TestBench { binary, folder, trial, unix } = *bench;
         let door = if unix {
@@ -174,8 +170,7 @@ impl TestServer {
         Some((why?, self.status?.signal().is_some()))
     }
 
-    /// Crash reason of the server, if it has died, and true if the cause was an instruction that the CPU
-    /// lacks.
+    /// Crash reason of the server, if it has died, and true if the CPU lacked an instruction.
     pub(crate) async fn crash_reason(&mut self) -> (Option<String>, bool) {
         tokio::time::timeout(EXIT_TIMEOUT, self.wait_for_exit()).await.ok();
         let Some(status) = self.status else { return (None, false) };

@@ -1,14 +1,9 @@
 //! Applies a series of patch sets to a folder, and reverses it to the exact bytes.
 //!
-//! ```text
-//!   apply:    judged edits ──> record of the originals ──> each changed file
-//!   reverse:  record ──> each original file ──> record removed
-//! ```
-//!
 //! All contents are computed before the first write. If a write fails, the writes before it are undone. The
-//! record is written first: after an interruption, the sets can be removed, or applied again. If the user
-//! edited a patched file, `apply` fails and writes nothing. `reverse` does the same, unless the file without
-//! the marked lines is the original.
+//! record is written first, so the sets can be removed or applied again after an interruption. If the user
+//! edited a patched file, `apply` fails and writes nothing. So does `reverse`, unless the file without the
+//! marked lines is the original.
 
 mod record;
 #[cfg(test)]
@@ -67,8 +62,7 @@ enum FileState {
     Edited(Option<Vec<u8>>),
 }
 
-/// The lock of a folder. Dropping it unlocks explicitly: closing the file would not suffice, because a
-/// child forked by another thread holds the file, too, until its exec.
+/// Dropping the lock unlocks explicitly: a child forked by another thread holds the file until its exec, too.
 struct FolderLock(File);
 
 impl FolderLock {
@@ -102,8 +96,7 @@ impl PatchTarget {
         Ok(Self { _lock: lock, tree: FolderTree::new(root, revision), record: PatchRecord::read(root)? })
     }
 
-    /// Returns the tree as it is without our patches, for judging. Patches may be applied in the folder or
-    /// not.
+    /// Returns the tree as it is without our patches, for judging.
     ///
     /// # Errors
     /// Fails if a patched file was edited.
@@ -118,8 +111,8 @@ impl PatchTarget {
         Ok(original)
     }
 
-    /// Applies a series judged on [`PatchTarget::original`]. The caller decides if the series may be applied;
-    /// see [`PatchSeries::blocking`].
+    /// Applies a series judged on [`PatchTarget::original`]. The caller checks [`PatchSeries::blocking`]
+    /// first.
     ///
     /// # Errors
     /// Fails if other sets are applied, if a patched file was edited, or if writing failed. Then nothing
@@ -227,7 +220,6 @@ impl PatchTarget {
         })
     }
 
-    /// States of the recorded files; fails if one was edited.
     fn unedited_states(&self, record: &PatchRecord) -> Result<Vec<FileState>> {
         let mut states = Vec::new();
         let mut edited = Vec::new();
@@ -289,7 +281,6 @@ fn list_changes(edits: &TreeEdits) -> Vec<FileChange> {
 
 const SHOWN_LINES: usize = 12;
 
-/// A file's content without the lines marked by one of these sets.
 fn without_marked(content: &[u8], sets: &[AppliedSet]) -> Vec<u8> {
     content
         .split_inclusive(|byte| *byte == b'\n')
@@ -299,7 +290,6 @@ fn without_marked(content: &[u8], sets: &[AppliedSet]) -> Vec<u8> {
         .collect()
 }
 
-/// Describes the lines in which a file differs from its original, without lines of these sets.
 fn describe_edits(path: &str, original: &[u8], found: &[u8], sets: &[AppliedSet]) -> String {
     let diff = DiffOptions::new().set_context_len(0).create_patch_bytes(original, found);
     let mut lines = Vec::new();

@@ -96,7 +96,6 @@ impl RecordedFile {
         Self { path: path.to_owned(), original: original.map(hex::encode), patched: sha256(patched) }
     }
 
-    /// The original bytes; `None` for a created file.
     pub(super) fn original(&self, root: &Path) -> Result<Option<Vec<u8>>> {
         let bytes = self.original.as_ref().map(hex::decode).transpose();
         bytes.map_err(|error| damaged_record(root, format!("the original of {}: {error}", self.path)))

@@ -76,7 +76,7 @@ pub(super) fn place_new_file(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn check_change(root: &Path, change: &FileChange) -> Result<()> {
     let file = file_inside(root, &change.path)?;
-    // A folder's owner can replace a file of any mode, but a read-only file is respected.
+    // A folder's owner could replace a file of any mode; refuse to replace a read-only one.
     if regular_file(&file)?.is_some_and(|facts| facts.permissions().mode() & 0o200 == 0) {
         return Err(machine_error(
             &file,
@@ -94,7 +94,6 @@ fn check_change(root: &Path, change: &FileChange) -> Result<()> {
     Ok(())
 }
 
-/// Metadata of a regular file; `None` if it does not exist; an error for any other file type.
 fn regular_file(file: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(file) {
         Ok(facts) if facts.is_file() => Ok(Some(facts)),
@@ -134,7 +133,6 @@ fn write_file(root: &Path, path: &Path, content: Option<&[u8]>) -> Result<()> {
     write().map(|_file| ()).map_err(io_error("writing", path))
 }
 
-/// A temporary file with this content, removed unless it is renamed.
 fn new_file(folder: &Path, bytes: &[u8]) -> io::Result<tempfile::NamedTempFile> {
     let mut new = tempfile::Builder::new()
         .prefix(".llama-warden-new-")

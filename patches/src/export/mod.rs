@@ -40,9 +40,8 @@ pub struct PatchFile {
     pub crlf: bool,
 }
 
-/// Exports the sets that change something, one patch each, in order.
-///
-/// With `only`, a single fix of the sets, the mail describes only that fix.
+/// Exports the sets that change something, one patch each, in order. With `only`, a single fix of the sets,
+/// the mail describes only that fix.
 ///
 /// # Errors
 /// Fails if a patch cannot be formatted, which never happens for text files.

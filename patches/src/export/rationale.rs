@@ -1,5 +1,4 @@
-//! The page for upstream about a patch: reason, effect, cost, and a table of measurements. All of it comes
-//! from the set; missing measurements are stated as such.
+//! The page for upstream about a patch: reason, effect, cost, and measurements, all from the set.
 
 use crate::judgement::{PatchStatus, SetJudgement};
 use crate::set::life::EvidenceKind;

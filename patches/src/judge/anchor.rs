@@ -5,8 +5,7 @@ use regex::bytes::Regex;
 use crate::scan::{ScannedSource, UTF8_BOM};
 use crate::set::HookPosition;
 
-/// Keywords with a body that may be a single statement without braces. A line inserted next to that body
-/// would not belong to the keyword.
+/// Keywords whose body may be a single statement; a line inserted next to it would not belong to the keyword.
 const CONTROL_KEYWORDS: [&str; 6] = ["if", "else", "for", "while", "do", "switch"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +15,7 @@ pub(super) struct InsertPosition {
     pub(super) adjacent: usize,
 }
 
-/// All matches of an anchor in a range of the code. Runs of white space compare equal; a match begins and
-/// ends at word boundaries.
+/// All matches of an anchor in the code, at word boundaries. Runs of white space compare equal.
 pub(super) fn find_anchor(
     source: &ScannedSource,
     anchor: &str,
@@ -29,8 +27,7 @@ pub(super) fn find_anchor(
     pattern.find_iter(code).map(|found| (start + found.start(), start + found.end())).collect()
 }
 
-/// Returns the first match of an anchor in the raw text, which includes comments, strings and disabled code.
-/// Only called if [`find_anchor`] finds no match in the code.
+/// Returns the first match in the raw text of an anchor that [`find_anchor`] does not find in the code.
 pub(super) fn find_outside_of_code(
     source: &ScannedSource,
     anchor: &str,
@@ -115,8 +112,7 @@ pub(super) fn insert_position(
     check_is_code(source, spot.offset).map(|()| spot)
 }
 
-/// Fails if the line at this offset is not code: within a multi-line comment, or before the byte order mark
-/// at the beginning of some files.
+/// Fails if the line at this offset is in a multi-line comment, or before a byte order mark.
 pub(super) fn check_is_code(source: &ScannedSource, at: usize) -> Result<(), String> {
     if source.comments().iter().any(|comment| comment.start < at && at < comment.end) {
         return Err("the line beside it would be part of a comment".to_owned());

@@ -13,9 +13,7 @@ use crate::set::PatchSet;
 use crate::set::life::LifeStatement;
 use crate::tree::SourceTree;
 
-/// Judges many trees, and equal contents only once. For the sets of a single catalogue.
-///
-/// Results have no edits, because edits hold whole files.
+/// Judges many trees for the sets of a single catalogue. Results have no edits, which hold whole files.
 #[derive(Debug, Default)]
 pub struct CachingJudge {
     known: Mutex<HashMap<[u8; 32], Arc<SetJudgement>>>,
@@ -42,8 +40,7 @@ impl CachingJudge {
     }
 }
 
-/// Hash of everything that the judgement depends on. `None` for a set with diffs, which depends on the
-/// revision, too.
+/// Hash of everything that the judgement depends on; `None` for diffs, which also depend on the revision.
 fn cache_key(set: &PatchSet, tree: &dyn SourceTree) -> Result<Option<[u8; 32]>> {
     if !set.diffs.is_empty() {
         return Ok(None);

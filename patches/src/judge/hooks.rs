@@ -90,8 +90,8 @@ fn refused_hook(hook: &SetHook, text: String) -> JudgementReason {
     JudgementReason::new(PatchStatus::Refused, format!("hook `{}`", hook.id), text)
 }
 
-/// Finds a hook's file and container; `None` if the tree does not need the hook's lines. The inner error is
-/// the reason why there is no unique place.
+/// Finds a hook's file and container; `None` if the tree does not need the hook. The inner error is the
+/// reason why there is no unique place.
 fn find_place(
     set: &PatchSet,
     hook: &SetHook,
@@ -136,8 +136,8 @@ fn container_suffix(hook: &SetHook) -> String {
     hook.container.as_ref().map(|container| format!(": {container}")).unwrap_or_default()
 }
 
-/// Returns the line and the reason if a hook's lines may not be compiled: the lines are within a preprocessor
-/// conditional, and no seam shows that the container was reviewed.
+/// Returns line and reason if a hook's lines are within a preprocessor conditional, and thus may not be
+/// compiled, and no seam shows that the container was reviewed.
 fn unreviewed_conditional(
     set: &PatchSet,
     hook: &SetHook,
@@ -287,8 +287,8 @@ pub(super) fn place_sidecars(
     Ok((edits, reasons))
 }
 
-/// The `#error` lines of a sidecar that a compiler would reach in this tree: reported now instead of after
-/// minutes of compilation. Macros of probes are known; those of the compiler are not.
+/// The `#error` lines that a compiler would reach, reported before minutes of compilation. Macros of probes
+/// are known; those of the compiler are not.
 fn sidecar_errors(set: &PatchSet, sidecar: &SetSidecar, defines: &[String]) -> Vec<JudgementReason> {
     let known = |name: &str| {
         let is = |define: &String| define == name;
@@ -326,8 +326,7 @@ fn render_sidecar(set: &str, content: &[u8], defines: &[String]) -> Vec<u8> {
 struct HookInsertion {
     /// Offset in the unchanged file: the beginning of a line.
     offset: usize,
-    /// The insertion belongs to the line above, and precedes insertions at the same offset that belong to the
-    /// line below.
+    /// Belongs to the line above; precedes insertions at the same offset that belong to the line below.
     after: bool,
     lines: Vec<String>,
     indent: Vec<u8>,

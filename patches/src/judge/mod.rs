@@ -7,8 +7,7 @@
 //!  seams    ── fingerprint known ────────────────────────────────────>         else unverified
 //! ```
 //!
-//! The statuses "not applicable" and "superseded" are final and override the hooks' results: there is
-//! nothing to place.
+//! The statuses "not applicable" and "superseded" are final: there is nothing to place.
 
 mod anchor;
 mod cache;
@@ -38,8 +37,8 @@ fn fix_states(set: &PatchSet, hold: &BTreeSet<String>, build: Option<u32>) -> Ve
     set.fixes.iter().map(|fix| FixStanding::from_life(&fix.life, &looked)).collect()
 }
 
-/// Refuses fixes that are harmful in a tree according to the tree's own code. A build number is not
-/// sufficient evidence, since a fork may count its builds differently.
+/// Refuses fixes that the tree's own code shows to be harmful. A build number is no evidence, since a fork
+/// may count its builds differently.
 fn harmful_fixes<'a>(
     set: &'a PatchSet,
     lives: &'a [Option<FixStanding>],
@@ -52,10 +51,8 @@ fn harmful_fixes<'a>(
     })
 }
 
-/// Judges a set in a tree, without changing the tree.
-///
-/// A tree that already has lines of this set is refused: they have to be removed first. Lines of other sets
-/// are ignored and preserved.
+/// Judges a set in a tree, without changing the tree. A tree that already has lines of this set is refused.
+/// Lines of other sets are ignored and preserved.
 ///
 /// # Errors
 /// Fails if an existing file of the tree cannot be read.
@@ -122,7 +119,7 @@ fn combine_reasons(set: &PatchSet, reasons: &mut [JudgementReason]) -> (PatchSta
             (status, why)
         })
         .collect();
-    // If no fix is verified, none justifies applying the set. The worst status of a fix then is the set's.
+    // If no fix is verified, none justifies applying the set. The fixes' worst status then is the set's.
     if !own.is_empty() && !is_final(status) && own.iter().all(|(status, _)| *status != PatchStatus::Verified)
     {
         status = own.iter().map(|(status, _)| *status).max().unwrap_or(status);
@@ -147,7 +144,6 @@ fn combine_reasons(set: &PatchSet, reasons: &mut [JudgementReason]) -> (PatchSta
     (status, fixes)
 }
 
-/// Returns true for statuses with nothing to do, so that no other status matters.
 fn is_final(status: PatchStatus) -> bool {
     matches!(status, PatchStatus::NotApplicable | PatchStatus::Superseded)
 }

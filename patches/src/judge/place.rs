@@ -12,7 +12,6 @@ use crate::tree::SourceTree;
 /// Minimum similarity of a suggested name; 1.0 is equal.
 const MIN_SIMILARITY: f64 = 0.88;
 const MAX_SUGGESTIONS: usize = 3;
-/// Advice if a container is in none of the files.
 const MOVED_HINT: &str = "look where it went: a new file belongs into `files`, a new name into `container`";
 
 /// Reads and scans each file once.
@@ -74,8 +73,7 @@ impl<'a> SourceReader<'a> {
         })
     }
 
-    /// Other possible places of a container that is missing in `path`, as the end of a sentence; empty
-    /// without a container.
+    /// Suggests other places of a container that is missing in `path`, as the end of a sentence.
     pub(super) fn suggest_places(
         &self,
         set: &PatchSet,
@@ -119,7 +117,6 @@ pub(super) fn named_files(set: &PatchSet) -> BTreeSet<&str> {
     hooks.chain(probes).chain(seams).map(String::as_str).collect()
 }
 
-/// Names of the same kind that are similar to a missing one, best first.
 fn similar_names(source: &ScannedSource, container: &CodeContainer) -> Vec<String> {
     let last = |name: &str| name.rsplit("::").next().unwrap_or(name).to_owned();
     let wanted = last(&container.name);

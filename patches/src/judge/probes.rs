@@ -128,8 +128,7 @@ fn evaluate_probe(
     Ok(Some(reason(failed, text).at(&file.path, line)))
 }
 
-/// Describes how often a probe's pattern is expected, and where. `outside`: the containers that the probe
-/// skips.
+/// Describes a probe's expected count and place. `outside`: the containers that the probe skips.
 fn describe_expectation(probe: &SetProbe, outside: &[&CodeContainer]) -> String {
     let count = match probe.bounds() {
         (_, 0) => "not to be there".to_owned(),

@@ -120,8 +120,8 @@ fn absent_seam(set: &PatchSet, seam: &SetSeam, file: Option<&str>) -> SeamSeen {
     }
 }
 
-/// Describes the difference to the nearest known version: returns the line of the first new piece, and a text
-/// for the end of a sentence.
+/// Describes the difference to the nearest known version: the line of the first new piece, and a text for the
+/// end of a sentence.
 fn describe_difference(pieces: &[CodePiece], known: &[KnownVersion]) -> (Option<usize>, String) {
     let common = |version: &KnownVersion| {
         let mut left = count_hashes(&version.statements);

@@ -1,7 +1,7 @@
 //! Matches observations of a server against known leaks, and suggests untried mitigations.
 //!
-//! Pure functions. A known build or backend without a leak rules the leak out; an unknown one makes it less
-//! likely. An active mitigation rules out the leaks that it cures, and is never suggested again.
+//! A known build or backend without a leak rules the leak out; an unknown one makes the leak less likely. An
+//! active mitigation rules out the leaks that it cures, and is never suggested again.
 
 use serde::Serialize;
 
@@ -56,10 +56,9 @@ pub struct LeakAdvice {
     pub references: Vec<String>,
 }
 
-/// Maximum number of mitigations named in the sentence; the best ones suffice at first.
 const MAX_NAMED_MITIGATIONS: usize = 3;
-/// Factor for a leak per request while no unit is blamed. Such a leak stays likely: if all requests are
-/// equal, growth per request cannot be distinguished from growth per other unit.
+/// Factor for a leak per request while no unit is blamed. If all requests are equal, growth per request
+/// cannot be distinguished from growth per other unit.
 const REQUEST_LEAK_FACTOR: f64 = 0.85;
 /// Factor for a leak unrelated to images, if there were images.
 const NON_IMAGE_LEAK_FACTOR: f64 = 0.6;

@@ -83,8 +83,8 @@ impl BuildFacts {
     }
 }
 
-/// Parses the build number from `version: 8827 (abcdef)`, or in newer servers `version: 1.2.3 (build 8827,
-/// commit abcdef)`. Numbers below 1000 come from builds that did not know their own.
+/// Parses `version: 8827 (abcdef)`, or in newer servers `version: 1.2.3 (build 8827, commit abcdef)`. Numbers
+/// below 1000 come from builds that did not know their own.
 fn parse_version_output(version: &str) -> Option<u32> {
     let line = version.lines().find_map(|line| line.trim().strip_prefix("version:"))?.trim();
     let digits = line.split_once("(build ").map_or(line, |(_, rest)| rest);
@@ -93,8 +93,7 @@ fn parse_version_output(version: &str) -> Option<u32> {
 }
 
 impl MitigationEffect {
-    /// Checks that a build supports this effect. Searches the binary for a fix's marker unless the provenance
-    /// lists the fix.
+    /// Checks that a build supports this effect, if necessary by a fix's marker in the binary.
     pub fn fit(&self, build: &BuildFacts) -> MitigationFit {
         let (name, who) = (&self.name, build.name());
         if let Some(provenance) =
@@ -149,8 +148,7 @@ impl MitigationEffect {
         if marker.is_empty() && fixes.is_none() {
             return MitigationFit::Note(format!("{needs}; whether {who} is one cannot be told"));
         }
-        // Search the binary even if the provenance does not list the fix: the source may have been patched
-        // before the build.
+        // Search the binary even if the provenance lacks the fix: the source may have been patched earlier.
         let found = if marker.is_empty() { Ok(TextPresence::No) } else { find_text(&build.binary, marker) };
         match (found, fixes) {
             (Ok(TextPresence::Yes), _) => MitigationFit::Fits,
@@ -182,8 +180,8 @@ impl MitigationEffect {
         }
     }
 
-    /// Checks that the build supports the chosen value. Forks count their builds differently, so only one of
-    /// our own builds is refused by its number.
+    /// Checks that the build supports the chosen value. Forks count differently, so only our own builds are
+    /// refused by number.
     fn fit_of_choice(&self, build: &BuildFacts) -> Option<MitigationFit> {
         let choice = self.flags.iter().find_map(|flag| flag.words.get(1))?;
         let message = self.mitigation.outside_limits(choice, build)?;
@@ -220,8 +218,7 @@ impl MitigationEffect {
 }
 
 impl MitigationEntry {
-    /// Returns the reason why a build does not support a value; `None` if the build supports the value, or if
-    /// that is unknown.
+    /// Returns the reason why a build does not support a value; `None` if the value is supported, or unknown.
     fn outside_limits(&self, choice: &str, build: &BuildFacts) -> Option<String> {
         let number = build.number?;
         let limits = self.value.iter().flat_map(|value| &value.limits);

@@ -31,7 +31,6 @@ impl MitigationCatalogue {
         Self::assemble(load::MITIGATIONS_FILE, text.unwrap_or_default(), fixes)
     }
 
-    /// Assembles a catalogue from the text of a file, and from fixes with the ids of their sets.
     pub(super) fn assemble<'a>(
         file: &str,
         text: &str,
@@ -69,8 +68,8 @@ impl MitigationCatalogue {
         })
     }
 
-    /// Adds fixes of the user's own sets; `origin` names their files for messages. If the catalogue already
-    /// has the same fix of the same set from the user, the first one is kept.
+    /// Adds fixes of the user's own sets; `origin` names their files for messages. Skips a fix that the
+    /// user's sets already added.
     ///
     /// # Errors
     /// Fails if a fix has the id of a curated fix, a mitigation, a leak, or a fix of another set.
@@ -106,8 +105,7 @@ impl MitigationCatalogue {
         &self.leaks
     }
 
-    /// Mitigations that may help a server that crashes while loading, in the syntax of `mitigations`, in
-    /// order of trial.
+    /// Mitigations to try, in this order, for a server that crashes while loading.
     pub fn start_items(&self) -> &[String] {
         &self.start
     }
@@ -139,8 +137,7 @@ fn id_clash(set: &str, fix: &str, origin: &str, with: &str) -> PatchError {
 
 fn mitigation_from_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> MitigationEntry {
     let first = fix.variables.first();
-    // For a curated fix, llama-warden itself chooses each file (report, memory requests), one per process.
-    // The user sets no value for such a variable.
+    // llama-warden itself chooses the files of a curated fix, one per process, so the user sets no path.
     let chosen = |variable: &FixVariable| origin.is_none() && variable.kind == VariableKind::Path;
     let own = first.filter(|variable| !chosen(variable));
     let parts = fix.variables.iter().skip(1).filter(|variable| !chosen(variable));

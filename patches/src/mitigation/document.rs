@@ -59,7 +59,6 @@ fn write_item(text: &mut Vec<String>, name: &str, what: &str) {
     }
 }
 
-/// Capitalizes a text and adds a full stop.
 fn to_sentence(text: &str) -> String {
     let mut letters = text.chars();
     let Some(first) = letters.next() else { return String::new() };

@@ -31,8 +31,7 @@ pub struct MitigationEntry {
     pub memory: Vec<LeakMemory>,
     /// Affected backends; empty: all.
     pub backends: Vec<String>,
-    /// First build that supports the mitigation, or that has the defect that a fix repairs, such as `b8852`;
-    /// empty: unknown or all.
+    /// First build that supports the mitigation or has the defect, such as `b8852`; empty: unknown or all.
     pub first: String,
     /// Last build that supports the mitigation or has the defect; empty: the newest.
     pub last: String,
@@ -186,8 +185,8 @@ impl MitigationEntry {
         self.backends.is_empty() || self.backends.iter().any(|own| own == backend)
     }
 
-    /// State in a build: needed, superseded or harmful; `None` if unknown. Evidence from the build's source
-    /// takes precedence over the build's number.
+    /// State in a build: needed, superseded or harmful; `None` if unknown. The source is better evidence than
+    /// the build's number.
     pub fn state_in(&self, build: Option<u32>, source: &[(String, FixStanding)]) -> Option<FixStanding> {
         let seen = source.iter().find(|(fix, _)| *fix == self.id).map(|(_, standing)| standing.clone());
         seen.or_else(|| FixStanding::from_life(&self.life, &InspectedRevision { build, probes: None }))

@@ -72,7 +72,7 @@ pub enum LeakKind {
     Defect,
     /// A diagnostic method.
     Diagnostic,
-    /// Searched for without result.
+    /// No leak was found.
     NoneFound,
 }
 
@@ -92,12 +92,10 @@ pub struct LeakSign {
     /// Memories that must not grow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub still: Vec<LeakMemory>,
-    /// Units of work (`request`, `prompt_token`, `output_token`, `image`, `audio`, `hour`); the growth must
-    /// be blamed on one of these units. Empty: any unit.
+    /// Units of work of which one must be blamed: `request`, `image`, `hour` and others. Empty: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub units: Vec<String>,
-    /// Flags of llama-server, without a value (`-md`) or with one (`-sm tensor`); the command must have one
-    /// of these flags. Empty: any command.
+    /// Flags of llama-server (`-md`, `-sm tensor`) of which the command must have one. Empty: any command.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<String>,
     /// Active mitigations that exclude this leak.

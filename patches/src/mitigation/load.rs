@@ -99,7 +99,6 @@ struct RawOption {
     value: String,
 }
 
-/// Parses the text of the file. `file` is its name in messages.
 pub(super) fn load_mitigations(file: &str, text: &str) -> Result<LoadedMitigations> {
     let wrong = |at: Option<usize>, key: &str, why: String| PatchError::Set {
         file: file.to_owned(),
@@ -140,8 +139,7 @@ pub(super) fn load_mitigations(file: &str, text: &str) -> Result<LoadedMitigatio
     Ok(LoadedMitigations { mitigations, pairs: raw.pair, leaks, start: raw.start })
 }
 
-/// Checks a leak's signs, except ids of mitigations, which the catalogue checks together with those of
-/// patch sets.
+/// Checks a leak's signs; the catalogue checks their ids of mitigations.
 fn check_signs(leak: &KnownLeak) -> std::result::Result<(), String> {
     if !leak.signs.is_empty() && !leak.kind.grows() {
         let kind = serde_json::json!(leak.kind);

@@ -1,17 +1,7 @@
 //! The catalogue of mitigations against growing memory: fixes of patch sets, and variables, flags and build
 //! options without a patch; with the leaks that they cure.
 //!
-//! ```text
-//!  patches/mitigations.toml ──┐
-//!                             ├── MitigationCatalogue ── resolve(["graph-cache-cap=64", …])
-//!  fixes of the patch sets ───┘                              │
-//!                                                            v
-//!        MitigationEffect::fit(BuildFacts) <── MitigationResolution { effects, findings }
-//!           └──> MitigationFit: supported by the build?
-//! ```
-//!
-//! Resolving is pure. Only [`MitigationEffect::fit`] may read a file: it searches a binary for the marker of a
-//! fix that the provenance does not list.
+//! Only [`MitigationEffect::fit`] may read a file, to search a binary for the marker of an unlisted fix.
 
 mod advise;
 mod build;

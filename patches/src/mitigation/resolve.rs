@@ -149,8 +149,7 @@ impl MitigationCatalogue {
         done
     }
 
-    /// Resolves one item. `names`: the names of all items; a part with its own item does not get its default
-    /// here.
+    /// Resolves one item. `names`: the names of all items; a part with its own item gets no default here.
     fn one(
         &self,
         at: usize,

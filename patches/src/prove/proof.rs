@@ -1,5 +1,4 @@
-//! The record of a verification, valid only for the set and the code with the recorded hashes. If
-//! either changes, the record names the change and becomes invalid.
+//! The record of a verification, valid only for the set and the code with the recorded hashes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -244,8 +243,7 @@ fn seam_hashes(seen: &[SeamSeen]) -> BTreeMap<String, String> {
     seen.iter().map(|seam| (seam.seam.clone(), seam.hash.clone())).collect()
 }
 
-/// Hash over the lines inserted by hooks, with the hooks' names, and over the new files: the set's changes
-/// to this tree, without the rest of the tree's files.
+/// Hash of the hooks' inserted lines and the new files: the set's changes, without the rest of the tree.
 pub(crate) fn placed_hash(edits: &TreeEdits) -> String {
     let mut text = String::new();
     for edit in &edits.0 {
@@ -260,8 +258,7 @@ pub(crate) fn placed_hash(edits: &TreeEdits) -> String {
 }
 
 impl SetJudgement {
-    /// Marks a set as locally verified if only a review of its seams is missing, and if a record is valid for
-    /// exactly this code.
+    /// Marks a set as locally verified if it only lacks a review, and if a record is valid for this code.
     pub fn accept(&mut self, set: &PatchSet, proofs: &ProofRecords) {
         if !self.can_be_proved() {
             return;
@@ -276,8 +273,7 @@ impl SetJudgement {
         }
     }
 
-    /// Returns true if a record could verify the set: it only lacks a review of its seams, whose hashes
-    /// identify the code.
+    /// Returns true if a record could verify the set, which only lacks a review of its seams.
     pub fn can_be_proved(&self) -> bool {
         self.status == PatchStatus::Unverified
             && self.reasons.iter().all(|reason| {

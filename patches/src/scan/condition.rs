@@ -139,7 +139,6 @@ impl<'a> ConditionParser<'a> {
         })
     }
 
-    /// Skips the arguments of a macro, if any.
     fn arguments(&mut self) -> Option<ConditionValue> {
         let rest = self.rest.trim_ascii_start();
         if rest.starts_with(b"(") {

@@ -47,7 +47,6 @@ struct ConditionalChain {
 struct ConditionalBranch {
     range: Range<usize>,
     chains: Vec<ConditionalChain>,
-    /// Never compiled.
     dead: bool,
     /// Directives that select this branch; empty if the branch is always compiled.
     condition: String,
@@ -165,7 +164,6 @@ fn select_variant(
 #[derive(Default)]
 struct ParsedConditionals {
     chains: Vec<ConditionalChain>,
-    /// Ranges that are never compiled.
     dead: Vec<Range<usize>>,
     broken: Option<(usize, &'static str)>,
 }
@@ -183,7 +181,7 @@ struct OpenConditional {
 }
 
 impl OpenConditional {
-    /// Begins a conditional. `guard`: it is an include guard.
+    /// Begins a conditional; `guard` is true for an include guard.
     fn new(directive: &Range<usize>, text: String, dead: Option<bool>, guard: bool) -> Self {
         let branch = ConditionalBranch {
             range: directive.end..directive.end,
@@ -284,8 +282,7 @@ fn directive_word(directive: &[u8]) -> Option<DirectiveWord> {
     }
 }
 
-/// Returns true if these directives, in a range of lines, end the alternative that contains the range's
-/// beginning.
+/// Returns true if these directives end the alternative in which their lines begin.
 pub(super) fn leaves_alternative<'a>(directives: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut depth = 0usize;
     for word in directives.filter_map(directive_word) {

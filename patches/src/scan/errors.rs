@@ -37,8 +37,7 @@ fn or(one: Option<bool>, other: Option<bool>) -> Option<bool> {
     }
 }
 
-/// Returns every `#error` whose conditions are all known to hold. Conditions with an unknown macro do not
-/// count as holding.
+/// Returns every `#error` whose conditions are all known to hold.
 pub(crate) fn reached_errors(
     source: &ScannedSource,
     known: &dyn Fn(&str) -> MacroValue,

@@ -1,5 +1,4 @@
-//! Blanks everything that is no code: comments, contents of strings and characters, and lines inserted by
-//! our hooks.
+//! Blanks everything that is no code: comments, contents of strings and characters, and our hooks' lines.
 //!
 //! The result keeps the input's length and line ends, so that offsets are the same in both. The result is
 //! ASCII: other bytes outside of comments and strings become `?`.
@@ -19,10 +18,8 @@ const MAX_RAW_DELIMITER: usize = 16;
 /// UTF-8 byte order mark, which some editors write at the beginning of a file.
 pub(crate) const UTF8_BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// A text with everything blanked that is no code.
 #[derive(Clone, Debug)]
 pub(super) struct MaskedText {
-    /// The blanked text, as long as the input.
     pub(super) code: Vec<u8>,
     /// Ranges of comments and of our lines, in order.
     pub(super) comments: Vec<Range<usize>>,
@@ -172,7 +169,6 @@ impl TextMasker<'_> {
         self.raw.len()
     }
 
-    /// Skips a string or character, and blanks its content.
     fn skip_quoted(&mut self, quote: u8, inside: bool) {
         let start = self.at + 1;
         let mut end = start;

@@ -1,8 +1,8 @@
 //! Finds functions and structs in C++ without a full parser.
 //!
-//! CUDA sources, and patched ones even more, do not follow a plain C++ grammar. Little is needed of them:
-//! which text is code, where a named function or struct begins and ends, and if that is certain. So the
-//! scanner blanks comments and strings, evaluates `#if`, and counts braces.
+//! CUDA sources, and patched ones even more, do not follow a plain C++ grammar. The scanner needs only the
+//! code, and the beginning and end of each named function or struct. So the scanner blanks comments and
+//! strings, evaluates `#if`, and counts braces.
 //!
 //! A name matches the end of the full name: `b` finds `a::b`, both inside `struct a` and written as `a::b`
 //! outside. Declarations, calls, macros and code in `#if 0` are not found. Uncertain results are a separate
@@ -143,7 +143,6 @@ impl ScannedSource {
         &self.comments
     }
 
-    /// Ranges of preprocessor lines with their continuations, in order.
     pub(crate) fn directives(&self) -> &[Range<usize>] {
         &self.directives
     }
@@ -154,8 +153,7 @@ impl ScannedSource {
         conditional::leaves_alternative(between.filter_map(|range| self.code.as_bytes().get(range.clone())))
     }
 
-    /// Conditionals around a byte, outer ones first, each as the directives that select it, such as `#ifdef
-    /// A #else`. Excludes code that is always compiled, and include guards.
+    /// Directives that select the code at `at` (`#ifdef A #else`), outer ones first; without include guards.
     pub(crate) fn conditions(&self, at: usize) -> impl Iterator<Item = &str> {
         let around = self.alternatives.iter().filter(move |one| one.range.contains(&at));
         around.map(|one| one.condition.as_str())

@@ -31,7 +31,6 @@ pub(crate) struct CodePiece {
     pub(crate) hash: String,
 }
 
-/// The combined hash of several containers.
 pub(crate) fn hash_containers(source: &ScannedSource, found: &[FoundContainer]) -> String {
     let text = |found: &FoundContainer| {
         let conditions: Vec<u8> = source
@@ -111,7 +110,6 @@ fn first_code_byte(source: &ScannedSource, range: Range<usize>) -> usize {
         .unwrap_or(start)
 }
 
-/// The parts of a range outside of comments.
 fn code_ranges(source: &ScannedSource, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let comments = source.comments();
     let first = comments.partition_point(|comment| comment.end <= range.start);

@@ -56,8 +56,7 @@ pub(super) fn walk_braces(text: &str) -> BraceWalk {
 
 const UNCLOSED: &str = "nothing closes this brace";
 
-/// Methods return `None` if the rest of the text cannot be interpreted; [`BraceWalk::trouble`] has the
-/// reason.
+/// Methods return `None` if the rest cannot be interpreted; [`BraceWalk::trouble`] has the reason.
 struct BraceWalker<'a> {
     text: &'a str,
     walk: BraceWalk,

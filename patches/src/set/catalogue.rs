@@ -36,7 +36,7 @@ impl SetCatalogue {
     /// # Errors
     /// Fails if a set is invalid, if the folder has no set, or if an id exists already.
     pub fn with_folder(mut self, folder: &Path) -> Result<Self> {
-        // Canonical, so that `.` and the like have a name.
+        // Resolve the path, so that `.` and the like have a folder name.
         let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => {
                 PatchError::set(folder.display().to_string(), "", "there is no such folder")
@@ -159,9 +159,6 @@ pub enum SelectedSets {
 
 impl SetSelection {
     /// The sets for a build with this backend, such as `cuda`, in the catalogue's order.
-    ///
-    /// # Errors
-    /// Fails if a named set does not exist.
     pub(crate) fn sets_for(&self, backend: &str) -> Result<Vec<&PatchSet>> {
         match &self.sets {
             SelectedSets::Default => {

@@ -1,10 +1,5 @@
 //! The conformance program of a set, which tests the set in an unreviewed tree: the set's own program
 //! compiled together with the tree's own structs and functions, and the scenarios that it runs.
-//!
-//! ```text
-//!  before (ours: replaces the rest) + parts (the tree's own text) + sidecars + program (ours)
-//!  ──compiled──> scenarios
-//! ```
 
 use std::collections::BTreeMap;
 

@@ -12,8 +12,7 @@ pub(crate) struct FileDiff<'a> {
     pub(crate) text: diffy::Patch<'a, [u8]>,
 }
 
-/// Validates a diff without a tree: fails if it is unreadable, or does more than supported. The error is
-/// one line, without the file's name.
+/// Fails if a diff is unreadable or does more than supported, with one line that does not name the file.
 pub(crate) fn validate_diff(diff: &SetDiff) -> Result<(), String> {
     parse_diff(&diff.content).map(drop)?;
     for bound in [&diff.first, &diff.last].into_iter().flatten() {

@@ -79,7 +79,6 @@ impl KnownVersion {
 pub(crate) const ABSENT_HASH: &str = "absent";
 
 impl SeamFingerprints {
-    /// Parses a `fingerprints.json`; `file` is its name in errors.
     pub(crate) fn parse(file: &str, text: &[u8], seams: &[SetSeam]) -> crate::Result<Self> {
         let read: Self = serde_json::from_slice(text).map_err(|error| PatchError::Set {
             file: file.to_owned(),
@@ -118,8 +117,7 @@ impl SeamFingerprints {
     }
 }
 
-/// Adds the versions in `seen` that `existing` lacks. Pure and deterministic: known versions keep their
-/// order, new versions are appended.
+/// Adds the versions in `seen` that `existing` lacks: known versions keep their order, new ones follow.
 pub fn add_versions(
     existing: &SeamFingerprints,
     seen: &[SeamSeen],

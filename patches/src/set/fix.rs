@@ -148,7 +148,6 @@ pub enum FixValue {
 }
 
 impl fmt::Display for FixValue {
-    /// Formats the value for the environment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(on) => f.write_str(if *on { "1" } else { "" }),

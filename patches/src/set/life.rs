@@ -121,7 +121,6 @@ impl LifeStatement {
         !self.holds.is_empty() || !self.fails.is_empty()
     }
 
-    /// Returns true if the statement applies to the inspected revision.
     fn applies_to(&self, looked: &InspectedRevision<'_>) -> bool {
         match looked.probes {
             Some(probes) if self.has_probes() => {
@@ -132,8 +131,7 @@ impl LifeStatement {
         }
     }
 
-    /// Returns true if the range includes this build of llama.cpp's own history; for an unknown build only
-    /// if the range is unlimited.
+    /// Returns true if the range includes this build; for an unknown build only if the range is unlimited.
     fn includes_build(&self, build: Option<u32>) -> bool {
         match build {
             None => self.first.is_empty() && self.last.is_empty(),

@@ -128,9 +128,8 @@ pub struct SetHook {
     pub id: String,
     /// Paths relative to llama.cpp's root; the first one that exists counts.
     pub files: Vec<String>,
-    /// Container in which the lines are inserted; `None`: anywhere in the file, and then an anchor is
-    /// required. An `#include "log.h"` may be that anchor, because the scanner does not blank the file names
-    /// of `#include` lines.
+    /// Container in which the lines are inserted; `None`: anywhere in the file, which requires an anchor.
+    /// `#include "log.h"` may be that anchor, because the scanner keeps the names of included files.
     #[serde(default)]
     pub container: Option<CodeContainer>,
     /// Side of the container or anchor.
@@ -178,8 +177,7 @@ pub struct SetProbe {
     /// Functions and structs to skip; missing ones are ignored. Cannot be combined with `container`.
     #[serde(default)]
     pub outside: Vec<CodeContainer>,
-    /// Hooks whose containers are skipped if the hook is placed: matches in a container without its hook
-    /// count. Cannot be combined with `container`.
+    /// Hooks whose containers are not searched if the hook is placed. Cannot be combined with `container`.
     #[serde(default)]
     pub guarded: Vec<String>,
     /// Pattern to count, in text with blanked comments and strings.

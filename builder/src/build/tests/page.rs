@@ -1,4 +1,4 @@
-//! Web pages that npm makes, fails to make, or takes too long for; and sources with an incomplete page.
+//! Tests web pages that npm makes, fails to make or makes too slowly, and sources with an incomplete page.
 
 use super::*;
 

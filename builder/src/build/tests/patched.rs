@@ -151,7 +151,7 @@ async fn a_hook_whose_lines_are_not_compiled_is_an_error_that_names_it() {
     rig.request.patches.catalogue = SetCatalogue::default().with_folder(&folder).unwrap();
     let error = rig.builder.build(&rig.request).await.unwrap_err();
     assert!(matches!(error, BuilderError::Verify { .. }), "its mark is in the binary: {error}");
-    // A linker that drops the unused function.
+    // Simulates a linker that drops the unused function.
     let ninja_without = NINJA.replace("cat ", "sed 's/brake hook//' ");
     let ninja = rig.folder.path().join("bin/ninja");
     let script = fs::read_to_string(&ninja).unwrap();

@@ -21,7 +21,6 @@ pub(super) struct Made {
     pub(super) repo: git2::Repository,
 }
 
-/// Content of a name in a commit.
 pub(super) enum Item<'a> {
     File(&'a str),
     Script(&'a str),

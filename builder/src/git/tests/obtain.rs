@@ -30,7 +30,7 @@ fn scene() -> Scene {
     let line = made.line(4);
     made.tag("b2", line[1]);
     made.annotated("b3", line[2]);
-    // The setting of GitHub.
+    // GitHub has this setting.
     made.repo.config().unwrap().set_bool("uploadpack.allowAnySHA1InWant", true).unwrap();
     let server = Server::start(made.path());
     Scene { made, line, server, cache: tempfile::tempdir().unwrap() }

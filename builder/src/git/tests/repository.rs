@@ -152,7 +152,7 @@ fn a_commit_is_examined_as_a_source() {
         (found.kind.as_str(), found.root.as_str(), found.server.as_str()),
         ("git", "", "tools/server")
     );
-    // Counted; a tag on the commit would take precedence.
+    // The number is counted; a tag on the commit would take precedence.
     assert_eq!(found.revision.build_number, Some(2));
     made.annotated("b777", line[1]);
     assert_eq!(examine(line[1]).unwrap().revision.build_number, Some(777));

@@ -4,7 +4,6 @@ use warden_patches::SourceRevision;
 
 use super::*;
 
-/// Files by name.
 struct Files<'a>(Vec<(&'a str, &'a str)>);
 
 impl SourceTree for Files<'_> {

@@ -63,8 +63,7 @@ pub(super) fn decode_mxfp4(block: &[u8], out: &mut Vec<f32>) {
     pull_halves(&block[1..], out, |half| f32::from(DOUBLED_E2M1_VALUES[usize::from(half)]) * scale);
 }
 
-/// Half of the scale that an E8M0 exponent encodes; half, because the values in [`DOUBLED_E2M1_VALUES`] are
-/// doubled.
+/// Half of the scale of an E8M0 exponent, because [`DOUBLED_E2M1_VALUES`] are doubled.
 fn halved_power(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         0 => 0x0020_0000,
@@ -84,8 +83,7 @@ fn nearest_index(table: &[i8; 16], number: f32, scale: f32) -> u8 {
     best
 }
 
-/// Packs 32 four-bit numbers into 16 bytes: number *n* is the low half of byte *n*, number *n* + 16 the
-/// high half.
+/// Packs 32 four-bit numbers into 16 bytes: number *n* in the low half of byte *n*, *n* + 16 in the high one.
 fn push_halves(block: &[f32], out: &mut Vec<u8>, half: impl Fn(f32) -> u8) {
     let (low, high) = block.split_at(BLOCK_LENGTH / 2);
     out.extend(low.iter().zip(high).map(|(low, high)| half(*low) | half(*high) << 4));

@@ -1,14 +1,12 @@
 //! Quantises weights to llama.cpp's formats, and back.
 //!
-//! Written from the public block layouts (ggml's `ggml-common.h`, and OCP's Microscaling for MXFP4). A
-//! block has a scale and small integers; each number is rounded to the nearest representable one of its
-//! block. Uses plain IEEE arithmetic without library functions, so the same numbers give the same bytes on
-//! every platform.
+//! Written from the public block layouts (ggml's `ggml-common.h`, and OCP's Microscaling for MXFP4). Plain
+//! IEEE arithmetic without library functions gives the same bytes on every platform.
 //!
 //! | format | block |
 //! |---|---|
 //! | `Q8_0` | scale f16, 32 × i8 |
-//! | `Q4_0`, `IQ4_NL` | scale f16, 16 bytes: number *n* in the low half of byte *n*, number *n* + 16 in the high half |
+//! | `Q4_0`, `IQ4_NL` | scale f16, 16 bytes: *n* in the low half of byte *n*, *n* + 16 in the high half |
 //! | `MXFP4` | exponent u8, 16 bytes as above |
 //! | `Q4_K` | scales f16 × 2, 12 bytes of 6-bit scales and minima, 128 bytes |
 //! | `Q5_K` | the same with 32 bytes of fifth bits before the 128 |
@@ -20,7 +18,7 @@ mod super_blocks;
 use super::half;
 use crate::gguf::WeightKind;
 
-/// Encodes numbers, whose count is a multiple of the format's block length.
+/// Encodes numbers; their count is a multiple of the format's block length.
 pub(crate) fn encode(kind: WeightKind, numbers: &[f32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(usize::try_from(kind.bytes(numbers.len() as u64)).unwrap_or(0));
     for block in numbers.chunks_exact(kind.block_length()) {

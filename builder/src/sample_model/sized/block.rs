@@ -1,8 +1,7 @@
-//! Matrices of noise of any size, produced while they are written by repeating one block of random numbers.
+//! Matrices of noise of any size, written by repeating one block of random numbers.
 //!
-//! Drawing billions of numbers would take minutes. The block's length is prime. A matrix row is shorter than
-//! the block, so its length does not divide the block's length: rows start at different positions of the
-//! block, and no two rows are equal until every position was used.
+//! Drawing billions of numbers would take minutes. The block's length is prime, and rows are shorter than the
+//! block. Rows thus start at different positions, and no two are equal until every position was used.
 
 use std::io::{self, Write};
 use std::thread;

@@ -1,8 +1,7 @@
 //! The language model of the Gemma 4 family: windows, two head sizes, norms before and after every part.
 //!
-//! llama.cpp's `src/models/gemma4.cpp` loads these keys and tensors. A real model reuses its
-//! embedding as output matrix. This one has its own output matrix, which llama.cpp accepts, too: it
-//! restricts answers to words.
+//! llama.cpp's `src/models/gemma4.cpp` loads these keys and tensors. Unlike a real model, this one has its
+//! own output matrix, which restricts answers to words.
 
 use super::super::vocab::{self, VocabKind};
 use super::{ATTENTION_DEVIATION, SizedModel, SizedWriter, word_count};

@@ -77,7 +77,6 @@ pub(super) fn gemma4v_file(vision: &VisionModel) -> GgufWriter {
     w.file
 }
 
-/// Rows of f32 noise for the position embeddings of patches.
 fn position_rows(seed: u64, name: &str, rows: u32, columns: u32) -> FillFn {
     let name = name.to_owned();
     Box::new(move |out| {

@@ -1,11 +1,9 @@
 //! Sample models by architecture and size: they load a GPU, or exercise parts of llama-server that the
 //! smaller presets do not reach (sliding windows, two head sizes, a vision encoder).
 //!
-//! Weights are f16 noise, written as a stream; the same [`SizedModel`] gives the same bytes on every
-//! platform. Like with the smaller presets, an answer consists of invented words of valid UTF-8 and has no
-//! end token. Channel 0 of the embedding is a constant that no layer writes to, and through it column 0 of
-//! the output matrix excludes all tokens but words (see the parent module). Sums of layers are scaled so
-//! that this holds for any number of them.
+//! Weights are f16 noise, written as a stream. As in the smaller presets, the same options give the same
+//! bytes, and the constant channel excludes all tokens but words (see the parent module). No answer has an
+//! end token.
 
 mod block;
 mod gemma4;
@@ -56,8 +54,7 @@ impl SizedModel {
         }
     }
 
-    /// Amount that one of `parts` parts may add to the residual stream, so that all together add as much as
-    /// in the presets.
+    /// Amount that each of `parts` parts adds to the residual stream; the sum equals that of the presets.
     fn residual_share(parts: u32) -> f64 {
         (RESIDUAL_ENERGY / f64::from(parts)).sqrt()
     }
@@ -100,7 +97,6 @@ fn rounded(number: f64) -> f32 {
     number as f32
 }
 
-/// Writes metadata and tensors under the names that llama-server expects.
 struct SizedWriter {
     file: GgufWriter,
     seed: u64,
@@ -115,7 +111,6 @@ impl SizedWriter {
         Self { file, seed }
     }
 
-    /// Adds an f32 vector that repeats one number.
     fn vector(&mut self, name: &str, length: u32, number: f64) {
         self.file.vector(&format!("{name}.weight"), vec![rounded(number); length as usize]);
     }
@@ -134,8 +129,7 @@ impl SizedWriter {
         self.add_matrix(name, rows, columns, gain, false);
     }
 
-    /// Adds a matrix like [`Self::matrix`], with a zero row 0, so that it never writes to the constant
-    /// channel.
+    /// Like [`Self::matrix`], with a zero row 0, which never writes to the constant channel.
     fn matrix_sparing_constant(&mut self, name: &str, rows: u32, columns: u32, gain: f64) {
         self.add_matrix(name, rows, columns, gain, true);
     }
@@ -154,7 +148,6 @@ impl SizedWriter {
         self.file.computed_tensor(&name, WeightKind::F16, &[columns, rows], fill);
     }
 
-    /// Adds the token embedding with this standard deviation, and with the constant channel.
     fn embedding(&mut self, sizes: &ModelSizes, deviation: f64) {
         let name = "token_embd.weight";
         let (rows, columns) = (u64::from(sizes.vocab), u64::from(sizes.width));

@@ -5,8 +5,7 @@
 pub enum ModelArch {
     /// A plain transformer: every layer attends to the whole context.
     Llama,
-    /// Five of six layers attend to a window, the sixth to the whole context with another head size; norms
-    /// after every part; logits are capped.
+    /// Five of six layers attend to a window; two head sizes, norms after every part, capped logits.
     Gemma4,
 }
 

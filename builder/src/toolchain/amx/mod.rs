@@ -5,8 +5,7 @@
 //! dies while it loads its first quantised model.
 //!
 //! The check works on any x86-64 machine: it compiles a small program to assembly, replaces its `ldtilecfg`
-//! by code that copies the 64 bytes, and runs the program, which compares them. On a processor with AMX,
-//! the unmodified program runs, too.
+//! by code that copies the 64 bytes, and runs the program, which compares them.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -31,8 +30,7 @@ pub(crate) enum TileCode {
     Unknown(String),
 }
 
-/// Returns true if these compilers would compile ggml's AMX kernels: for this machine's processor, or
-/// because of the user's flags.
+/// Returns true if these compilers, with the user's flags, would compile ggml's AMX kernels.
 pub(crate) async fn compiles_amx(
     builder: &Builder,
     compilers: &BuildCompilers,
@@ -54,7 +52,7 @@ pub(crate) async fn compiles_amx(
     }
 }
 
-/// Runs the check in a temporary folder below the cache.
+/// Tests if the compiler drops tile configurations, in a temporary folder below the cache.
 pub(crate) async fn check_tile_code(builder: &Builder, cxx: &Path) -> Result<TileCode> {
     let folder = &builder.dirs.cache;
     std::fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
@@ -91,14 +89,12 @@ async fn run_check(builder: &Builder, cxx: &Path, work: &Path) -> Result<TileCod
     builder.program_output(cxx, &[&code, "-o", &loads], "assembling a probe for AMX").await?;
     match run_probe(builder, &loads, &["load"]).await? {
         (Some(0 | NO_TILES_STATUS), _) => Ok(TileCode::Kept),
-        // All bytes were written, but a signal ended the load: the processor rejects the configuration. The
-        // kernels would crash, too.
+        // All bytes were written, but the processor rejects them: the kernels would crash, too.
         (None, Some(_)) => Ok(TileCode::Dropped),
         (code, signal) => Ok(unknown_end(code, signal)),
     }
 }
 
-/// Runs a probe; returns its exit status, or the signal that ended it.
 async fn run_probe(
     builder: &Builder,
     program: &str,

@@ -13,7 +13,6 @@ use crate::toolchain::{BuildTool, GpuToolkit, missing_if_failed};
 const INSTALL_HINT: &str = "install the CUDA toolkit (Debian: apt install nvidia-cuda-toolkit; or NVIDIA's own \
                             packages), or name its nvcc in CUDACXX";
 
-/// Finds nvcc, and checks that the toolkit's libraries are installed, too.
 pub(super) async fn find_cuda(builder: &Builder) -> Result<GpuToolkit> {
     let env = &builder.env;
     let path = find_nvcc(env)?;
@@ -67,7 +66,7 @@ pub(crate) fn find_nvcc(env: &BuildEnvironment) -> Result<PathBuf> {
 fn include_folders(env: &BuildEnvironment, home: &Path) -> Vec<PathBuf> {
     let mut folders = vec![home.join("include")];
     folders.extend(target_folders(home).into_iter().map(|target| target.join("include")));
-    // Debian's package.
+    // Debian's package installs the headers here.
     folders.extend(env.system.iter().map(|system| system.join("usr/include")));
     folders
 }
@@ -122,8 +121,7 @@ fn parse_capabilities(text: &str) -> Vec<String> {
     found
 }
 
-/// The toolkit's stub of the driver library `libcuda.so.1`, for machines without a driver: programs start
-/// with it and find no GPU.
+/// The toolkit's stub of `libcuda.so.1`, with which programs start without a driver and find no GPU.
 pub(crate) fn driver_stub(home: &Path) -> Option<PathBuf> {
     let mut folders = vec![home.join("lib64/stubs"), home.join("lib/stubs")];
     folders.extend(target_folders(home).into_iter().map(|target| target.join("lib/stubs")));

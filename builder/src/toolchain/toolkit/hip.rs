@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::plan::ComputeBackend;
 use crate::toolchain::{BuildTool, GpuToolkit, missing_if_failed};
 
-/// Finds ROCm by its hipcc, and checks that compiler and libraries are installed, too.
 pub(super) async fn find_rocm(builder: &Builder) -> Result<GpuToolkit> {
     let env = &builder.env;
     let hipcc = find_hipcc(env)?;
@@ -70,13 +69,11 @@ async fn configured_clang(builder: &Builder, home: &Path) -> Result<PathBuf> {
     env.find(Path::new(folder.trim()).join("clang++")).ok_or_else(absent)
 }
 
-/// Returns true if there is an AMD GPU with the compute driver.
 pub(crate) fn has_device(env: &BuildEnvironment) -> bool {
     env.system.iter().any(|system| system.join("dev/kfd").exists())
 }
 
-/// Distinct architectures of this machine's GPUs, such as `gfx1201`; empty if there are none or they are
-/// unknown.
+/// Distinct architectures of this machine's GPUs, such as `gfx1201`; empty if none are known.
 pub(crate) async fn architectures(builder: &Builder, home: &Path) -> Result<Vec<String>> {
     for name in ["lib/llvm/bin/amdgpu-arch", "llvm/bin/amdgpu-arch", "bin/rocm_agent_enumerator"] {
         let path = home.join(name);

@@ -1,8 +1,7 @@
 //! GPU toolkits: nvcc, ROCm's clang, glslc, Xcode. Found and checked before compilation begins, so that a
 //! missing header does not fail a build after minutes.
 //!
-//! A toolkit's version shapes the binary, so it is part of a plan's hash; its location is not. If the
-//! toolkit does not support the C++ compiler, cmake reports it.
+//! A toolkit's version shapes the binary, so it is part of a plan's hash; its location is not.
 
 pub(super) mod cuda;
 pub(super) mod hip;
@@ -15,7 +14,6 @@ use crate::build::Builder;
 use crate::error::{BuilderError, Result};
 use crate::plan::ComputeBackend;
 
-/// Finds and checks the toolkit of a backend; `None` for the CPU.
 pub(crate) async fn find_toolkit(builder: &Builder, backend: ComputeBackend) -> Result<Option<GpuToolkit>> {
     Ok(Some(match backend {
         ComputeBackend::Cpu => return Ok(None),
@@ -60,8 +58,7 @@ fn missing_part(
     BuilderError::Toolkit { backend, missing: missing.into(), cure: cure.into() }
 }
 
-/// Subfolders with a name prefix, the highest version first. Versions are compared as numbers: `cuda-12.10`
-/// comes before `cuda-12.8`.
+/// Subfolders with a name prefix, the highest version first (`cuda-12.10` before `cuda-12.8`).
 fn versioned_folders(parent: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let mut found: Vec<(Vec<u32>, PathBuf)> = entries

@@ -49,14 +49,12 @@ impl Machine {
         machine
     }
 
-    /// Adds a complete ROCm.
     fn rocm(self) -> Self {
         self.program("opt/rocm/bin/hipcc", "echo 'HIP version: 6.4.43483'; echo more")
             .program("opt/rocm/lib/llvm/bin/clang++", "echo clang")
             .program("opt/rocm/bin/rocm_agent_enumerator", "echo gfx000; echo gfx1201")
     }
 
-    /// Adds a complete Vulkan.
     fn vulkan(self) -> Self {
         self.program("bin/glslc", "echo shaderc v2024.0; echo spirv-tools")
             .with("usr/include/vulkan/vulkan_core.h", "// a header\n#define VK_HEADER_VERSION 275\n")

@@ -50,7 +50,7 @@ fn library_folders(env: &BuildEnvironment) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = env.vulkan_sdk.iter().map(|sdk| sdk.join("lib")).collect();
     if let Some(system) = &env.system {
         folders.extend(["usr/local/lib", "usr/lib64", "usr/lib"].map(|name| system.join(name)));
-        // Debian's folder per architecture.
+        // Debian has a library folder per architecture.
         let entries = fs::read_dir(system.join("usr/lib")).into_iter().flatten().flatten();
         folders.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
     }

@@ -1,15 +1,8 @@
 //! Tests computation with quantised weights against the same numbers in f32.
 //!
-//! A model file of each format is loaded with each setting that selects other kernels. The test asks the
-//! server for the probabilities of all next words: after a prompt, which is one batch, and after single
-//! tokens. The same numbers in f32 on the CPU are the reference. Any difference comes from kernels, and the
-//! distance measures their rounding.
-//!
-//! ```text
-//!  each format:  f32 twin (CPU) ──────────────────────────┐
-//!                repacked | --no-repack | q8_0 KV cache ──┴─ distance ─ within the limit? ─ all: computed
-//!                GPU | GPU without graphs | GPU, q8_0 KV ─┘                └ no, or a crash: kernel fault
-//! ```
+//! Each model file is loaded with each setting that selects other kernels. The test requests the
+//! probabilities of all next words: after a prompt, which is one batch, and after single tokens. The
+//! reference is the same numbers in f32 on the CPU, so any difference comes from kernels.
 //!
 //! A server that exits with every setting of a format does not support the format. A server without
 //! probabilities is not tested.
@@ -50,15 +43,13 @@ pub struct ComputedTrial {
     pub weights: String,
     /// Setting of the server, such as `--no-repack`.
     pub setting: String,
-    /// Distance from the reference in f32: root mean square of the differences of log-probabilities, for the
-    /// prompt with the largest value.
+    /// Root mean square difference of log-probabilities from f32, for the prompt where it is largest.
     pub distance: f64,
     /// The largest distance that counts as equal.
     pub limit: f64,
 }
 
 impl ComputeResults {
-    /// Formats with their largest distances, as a line of text.
     pub(super) fn in_words(&self) -> String {
         let mut forms: Vec<(&str, f64)> = Vec::new();
         for trial in &self.trials {
@@ -78,8 +69,7 @@ impl ComputeResults {
 
 /// Tokens of the prompt: processed as one batch, and fewer than the 32 from which ggml offloads to a GPU.
 const PROMPT_TOKENS: usize = 24;
-/// Single tokens after the prompt, each computed alone: enough for a GPU to capture a graph and launch it
-/// again.
+/// Single tokens after the prompt, each computed alone: a GPU captures a graph and launches it again.
 const SINGLE_TOKENS: usize = 6;
 
 type WordProbabilities = Vec<BTreeMap<String, f64>>;
@@ -91,8 +81,7 @@ async fn request_probabilities(door: &ServerAddress) -> TrialOutcome {
         let prompt: Vec<usize> = (0..length).map(prompt_token).collect();
         let body = json!({
             "prompt": prompt, "n_predict": 1, "n_probs": WORD_COUNT, "cache_prompt": true, "seed": 1,
-            // Older servers report only tokens that pass the samplers; these settings let all likely tokens
-            // pass.
+            // Older servers report only tokens that pass the samplers: let all likely tokens pass.
             "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
         });
         let answer = match post(door, "/completion", &body).await {

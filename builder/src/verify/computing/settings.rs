@@ -5,8 +5,8 @@ use tokio_util::sync::CancellationToken;
 use super::super::server::{TestBench, TrialSettings, run_with_flag};
 use crate::error::Result;
 
-/// Flags of every start. A single thread, since more would only spin on a machine that just compiled. A
-/// single slot, so that the second request finds the prompt of the first request in the cache.
+/// One thread: more would only spin on a machine that just compiled. One slot: the second request finds the
+/// first one's prompt in the cache.
 pub(super) const COMMON_FLAGS: [&str; 6] = ["-t", "1", "-c", "512", "-np", "1"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,6 @@ impl KernelSetting {
         all.into_iter().filter_map(|(setting, here)| here.then_some(setting)).collect()
     }
 
-    /// Name in reports.
     pub(super) const fn words(self) -> &'static str {
         match self {
             Self::Repacked => "repacked",

@@ -1,7 +1,6 @@
 //! Places a user's plain `.patch` for the revisions that it names.
 //!
-//! Every context line and every removed line must be at its exact position. There is no fuzz, no offset and
-//! no merge: a patch that does not fit exactly is refused with the differing line.
+//! Every context line and every removed line must be at its exact position: no fuzz, no offset, no merge.
 
 use diffy::Line;
 
@@ -19,9 +18,6 @@ pub(super) struct PlacedDiff {
 }
 
 /// Places a diff into a tree, without writing.
-///
-/// # Errors
-/// Fails if an existing file of the tree cannot be read.
 pub(super) fn place_diff(diff: &SetDiff, tree: &dyn SourceTree) -> Result<PlacedDiff> {
     let reason = |status, why: String| JudgementReason::new(status, format!("diff `{}`", diff.file), why);
     let stopped = |reason| Ok(PlacedDiff { reasons: vec![reason], edits: None });
@@ -54,7 +50,7 @@ pub(super) fn place_diff(diff: &SetDiff, tree: &dyn SourceTree) -> Result<Placed
     Ok(PlacedDiff { reasons, edits: Some(TreeEdits(edits)) })
 }
 
-/// The file after the diff, or the line at which the diff does not fit, with the reason.
+/// The file after the diff, or the line that does not fit, with the reason.
 fn apply_strictly(
     file: &FileDiff<'_>,
     before: Option<&[u8]>,
@@ -129,8 +125,7 @@ enum RangeMatch {
     Unknown(String),
 }
 
-/// Checks if a diff is for a revision. Named commits take precedence; a commit that is not named may still
-/// be within the range of builds.
+/// Checks if a diff is for a revision. A commit that the diff does not name may be in its range of builds.
 fn in_range(diff: &SetDiff, revision: &SourceRevision) -> RangeMatch {
     let builds = diff.first.is_some() || diff.last.is_some();
     if diff.commits.is_empty() && !builds {

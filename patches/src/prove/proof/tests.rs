@@ -61,7 +61,7 @@ fn a_record_counts_for_the_set_and_the_code_that_it_was_shown_for() {
     );
     assert_eq!(judged.proof.as_ref().map(|proof| proof.shown.as_str()), Some(at));
 
-    // Changed code, and the same code elsewhere.
+    // The record does not cover changed code, but covers the same code on other lines.
     let mut other = judge(&own, &tree("n += 2;")).unwrap();
     other.accept(&own, &proofs);
     assert_eq!(other.status, PatchStatus::Unverified);
@@ -71,7 +71,7 @@ fn a_record_counts_for_the_set_and_the_code_that_it_was_shown_for() {
     commented.accept(&own, &proofs);
     assert_eq!(commented.status, PatchStatus::LocallyVerified, "a comment is no code");
 
-    // Another version of the set.
+    // The record does not cover another version of the set.
     let newer = set("count(n + 1);");
     let mut judged = judge(&newer, &tree("n += 1;")).unwrap();
     judged.accept(&newer, &proofs);

@@ -70,8 +70,7 @@ pub(crate) fn load_set(
     Ok(set)
 }
 
-/// Hash over all files of a set except the known versions of upstream's code: these record reviews, and do
-/// not change the set's effect.
+/// Hash over all files of a set, except known versions of upstream's code, which do not change its effect.
 fn set_digest(set: &PatchSet, text: &str) -> String {
     let mut parts: Vec<&[u8]> = vec![text.as_bytes()];
     parts.extend(set.sidecars.iter().flat_map(|one| [one.file.as_bytes(), &one.content]));

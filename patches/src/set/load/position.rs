@@ -41,7 +41,6 @@ impl ValuePath {
         DocumentFault { at: self.clone(), why: why.into() }
     }
 
-    /// Returns the error for an invalid value at this path.
     pub(super) fn fault(&self, why: impl Into<String>) -> Result<(), DocumentFault> {
         Err(self.error(why))
     }
@@ -200,7 +199,6 @@ fn line_number(text: &str, at: usize) -> usize {
     1 + count_newlines(text.as_bytes(), at)
 }
 
-/// Number of lines that end before this offset.
 pub(super) fn count_newlines(text: &[u8], end: usize) -> usize {
     text.iter().take(end).filter(|byte| **byte == b'\n').count()
 }

@@ -228,7 +228,6 @@ fn check_probe(set: &PatchSet, probe: &SetProbe, at: &ValuePath) -> SetCheckResu
     Ok(())
 }
 
-/// Checks the conformance program of a set, as far as possible without a tree.
 fn check_conformance(set: &PatchSet, own: &ConformanceSpec, at: &ValuePath) -> SetCheckResult {
     check_not_empty(&own.title, &at.key("title"))?;
     for (key, file) in [("before", &own.before), ("program", &own.program)] {

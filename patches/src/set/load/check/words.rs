@@ -91,7 +91,6 @@ pub(super) fn check_build(text: &str, at: &ValuePath) -> SetCheckResult {
     if good { Ok(()) } else { at.fault(format!("`{text}` is not a build such as b4881")) }
 }
 
-/// Checks the builds at the keys `first` and `last`, each of which may be empty.
 pub(super) fn check_builds(first: &str, last: &str, at: &ValuePath) -> SetCheckResult {
     for (key, bound) in [("first", first), ("last", last)] {
         if !bound.is_empty() {
