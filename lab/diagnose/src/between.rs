@@ -1,5 +1,5 @@
-//! Runs the processes that a [`RevisionSearch`] requests, until it finds the one revision that introduced or ended
-//! a symptom.
+//! Runs the processes that a [`RevisionSearch`] requests, until the search finds the revision that introduced
+//! or ended a symptom.
 //!
 //! ```text
 //!   RevisionSearch ── ProcessOrder ──> server of the revision ──> experiment (for an end), leg or visit
@@ -29,31 +29,31 @@ use crate::leg::{LegProgress, failure_text, run_leg};
 use crate::proof::TextLengths;
 use crate::proof::visit::{self, VisitTasks};
 
-/// The server of a revision, or the reason why there is none.
+/// Server of a revision, or the reason why there is none.
 pub type ServerFuture<'a, E> = Pin<Box<dyn Future<Output = Result<SoloSpec, NoServer<E>>> + Send + 'a>>;
 
 /// Reason why a revision has no server.
 #[derive(Debug)]
 pub enum NoServer<E> {
-    /// The revision cannot be built, or cannot be run as requested, in words.
+    /// The revision cannot be built or run, for this reason.
     Unavailable(String),
-    /// The search cannot continue, and no revision is the cause.
+    /// The search must end, but not because of a revision.
     Stop(E),
     /// The user interrupted the search.
     Interrupted,
 }
 
-/// A sequence of revisions to search.
+/// Revisions to search, in order.
 pub struct RevisionLine<'a, E> {
-    /// The experiment to run. The server in the experiment is not used.
+    /// Experiment to run; the server in it is ignored.
     pub base: Experiment,
-    /// The index of the newest revision; the oldest one is 0.
+    /// Index of the newest revision; the oldest is 0.
     pub last: usize,
-    /// `true`: the search ends as soon as it is known that only the older end has the symptom.
+    /// True to end the search once only the older end is known to have the symptom.
     pub newer_only: bool,
     /// Lengths of the requests that time or question a process; the first process sets them.
     pub lengths: &'a OnceLock<TextLengths>,
-    /// Returns the server of a revision. No process of the search runs while the search waits for a server.
+    /// Returns the server of a revision. No process of the search runs meanwhile.
     pub server: &'a (dyn Fn(usize) -> ServerFuture<'a, E> + Sync),
 }
 
@@ -69,12 +69,11 @@ impl<E> std::fmt::Debug for RevisionLine<'_, E> {
 /// Order and result of one process of a search.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRecord {
-    /// Order of the search.
+    /// Process that the search ordered.
     pub ask: ProcessOrder,
-    /// The result.
+    /// Result of the process.
     pub seen: ProcessResult,
-    /// Lengths of the process's requests, if the process was timed or questioned: later processes get
-    /// requests of the same lengths.
+    /// Lengths of the requests that timed or questioned the process; later processes get the same lengths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<TextLengths>,
 }
@@ -86,22 +85,22 @@ pub enum SearchEvent<'a> {
     Next(ProcessOrder, Option<usize>),
     /// Progress of a leg of this process.
     Leg(LegProgress<'a>),
-    /// The process did not start, or was ended from outside, and is tried again.
+    /// The process did not start, or was ended from outside, and is started again.
     OnceMore(&'a str),
-    /// The process is finished, and a later run need not repeat it.
+    /// The process is finished; a resumed search need not repeat it.
     Record(&'a ProcessRecord),
 }
 
 impl ProcessRecord {
-    /// Returns true if the record only says that an end (the oldest or newest revision) could not be run at
-    /// that time. Such a record is not kept, because a later attempt may succeed.
+    /// Returns true if an end (the oldest or newest revision) could not be run. Such a record is not kept,
+    /// because a later attempt may succeed.
     fn is_passing(&self, last: usize) -> bool {
         let is_end = self.ask.revision == 0 || self.ask.revision == last;
         is_end
             && match &self.seen {
                 ProcessResult::Cannot(_) => true,
-                // The result of a whole experiment with an end counts in any case. A single process of an
-                // end that was killed from outside is run again.
+                // Findings of a whole experiment with an end always count. A single process of an end that
+                // was killed from outside runs again.
                 ProcessResult::Findings(all) => {
                     !self.ask.is_end && all.iter().any(|one| matches!(one.ended, LegEnd::Killed { .. }))
                 }
@@ -110,8 +109,8 @@ impl ProcessRecord {
     }
 }
 
-/// Returns a search resumed from these records, and the number of records used. Reading stops at the first
-/// record that the search would not order now, or that belongs to an incomplete round.
+/// Resumes a search from records; also returns the number of records used. Stops at the first record that the
+/// search would not order now, or that belongs to an incomplete round.
 pub fn resume_search(
     rules: JudgingPolicies<'_>,
     aim: RevisionAim,
@@ -134,21 +133,19 @@ pub fn resume_search(
     if whole < used { resume_search(rules, aim, last, &known[..whole]) } else { (search, used) }
 }
 
-/// Maximum number of attempts to run a process. An attempt is repeated if the process does not start or is
-/// ended from outside, because another program may hold the memory for a moment.
+/// A process that does not start, or is ended from outside, is started again: another program may hold the
+/// memory for a moment.
 const MAX_ATTEMPTS: u32 = 3;
 
 enum ProcessAttempt {
     Seen(ProcessResult),
-    /// Another attempt may succeed: the reason of the failure, and the result that counts if all attempts
-    /// fail.
+    /// Reason of a failure that may pass, and the result that counts if all attempts fail.
     Failed(String, ProcessResult),
     Interrupted,
 }
 
 impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
-    /// Runs the search to its end. Cancelling `stop` ends it early, with a conclusion from the results so
-    /// far.
+    /// Cancelling `stop` ends the search early, with a conclusion from the results so far.
     ///
     /// # Errors
     /// Only errors that are not a server's fault.
@@ -185,8 +182,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         }
     }
 
-    /// Runs one process, with retries after failures that may pass; `None` if the user interrupted the
-    /// search.
+    /// Runs one process and repeats failed attempts; `None` if the user interrupted the search.
     async fn run_process(
         &self,
         lab: &Lab,
@@ -198,8 +194,8 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
         for tried in 1.. {
             let attempt = if ask.aim.is_growth() {
                 let mut spec = spec.clone();
-                // Only the first attempt adds `--cache-ram 0`. A build that does not know this flag fails
-                // to start with it, and needs none, because it has no prompt cache.
+                // A build without a prompt cache fails to start with `--cache-ram 0`, so only the first
+                // attempt adds it.
                 if ask.control && tried == 1 {
                     without_prompt_cache(&mut spec);
                 }
@@ -284,7 +280,7 @@ impl<E: From<DiagnoseError>> RevisionLine<'_, E> {
     }
 }
 
-/// Returns the reason if a process was ended from outside: by another program, or for lack of memory.
+/// Returns the reason if another program, or lack of memory, ended a process.
 fn ended_from_outside(findings: &[LegFinding]) -> Option<String> {
     findings.iter().find_map(|finding| match &finding.ended {
         LegEnd::Killed { why } | LegEnd::OutOfMemory { why } => Some(why.clone()),
@@ -297,7 +293,7 @@ mod tests {
     use super::*;
     use warden_experiment::proof::{BuildMetric, BuildVisit};
 
-    /// All records of a search, in order; `seen` answers its questions until it returns `None`.
+    /// Returns all records of a search; the search ends when `seen` returns `None`.
     fn told(
         aim: RevisionAim,
         last: usize,
@@ -324,7 +320,7 @@ mod tests {
         resume_search(rules, aim, last, known)
     }
 
-    /// The newer half takes a third more time; single processes differ slightly.
+    /// Revisions from 8 on take a third more time; single processes differ slightly.
     fn timed(ask: ProcessOrder, count: usize) -> ProcessResult {
         let own = if ask.revision >= 8 { 0.0266 } else { 0.02 };
         let by = [1.0, 1.003, 0.998, 1.001][count % 4];
@@ -352,7 +348,7 @@ mod tests {
         let (mut search, used) = again(RevisionAim::Slowdown, 16, kept);
         assert!(used > 0 && used <= kept.len());
         assert!(matches!(search.next(), RevisionStep::Run(ask) if !ask.is_end), "{:?}", search.next());
-        // The same result of another revision is kept.
+        // A revision between the ends keeps this result.
         let ask = ProcessOrder { revision: 7, ..all[0].ask };
         assert!(
             !ProcessRecord { ask, seen: ProcessResult::Cannot(String::new()), lengths: None }.is_passing(16)

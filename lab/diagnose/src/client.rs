@@ -1,7 +1,6 @@
 //! Sends one request to the server under test, over its Unix socket, and reads the answer.
 //!
 //! No request is retried and no connection is kept alive, so that a leg counts only the server's own work.
-//! Answers are read as they arrive, to time the first token.
 
 use std::time::Duration;
 
@@ -16,20 +15,18 @@ use crate::error::DiagnoseError;
 pub(crate) struct LabRequest {
     pub(crate) method: Method,
     pub(crate) path: String,
-    /// JSON body, if the request has one.
     pub(crate) body: Option<Value>,
     pub(crate) images: u64,
     pub(crate) audio: u64,
 }
 
 impl LabRequest {
-    /// A `POST` without media.
     pub(crate) fn post(path: &str, body: Value) -> Self {
         Self { method: Method::POST, path: path.to_owned(), body: Some(body), images: 0, audio: 0 }
     }
 }
 
-/// An answer, as far as it was read.
+/// Answer of the server, as far as it was read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct LabAnswer {
     /// Evaluated prompt tokens, without those from a cache.
@@ -37,25 +34,23 @@ pub(crate) struct LabAnswer {
     /// Tokens of the whole prompt, cached or not.
     pub(crate) prompt_size: u64,
     pub(crate) output_tokens: u64,
-    /// Time for the generated tokens, as reported by the server.
+    /// Milliseconds for the generated tokens, as reported by the server.
     pub(crate) output_ms: Option<f64>,
-    /// Time for the evaluated prompt tokens, as reported by the server.
+    /// Milliseconds for the evaluated prompt tokens, as reported by the server.
     pub(crate) prompt_ms: Option<f64>,
-    /// Time from sending to the first token.
+    /// Time from sending the request to the first token.
     pub(crate) first_token: Option<Duration>,
     pub(crate) text: String,
 }
 
-/// Reason why there is no whole answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LabRequestError {
     /// The server refused.
     #[error("{status}: {message}")]
     Refused { status: u16, message: String },
-    /// The connection broke: most likely the server has ended.
+    /// The connection broke, most likely because the server has ended.
     #[error("the connection broke: {0}")]
     Broken(String),
-    /// No answer within the limit.
     #[error("no answer within {} s", .0.as_secs())]
     Late(Duration),
 }
@@ -92,7 +87,7 @@ impl LabClient {
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
-            // llama-server waits for open connections when it is stopped.
+            // On a stop signal, llama-server waits for open connections.
             .pool_max_idle_per_host(0)
             .build();
         let http =
@@ -100,7 +95,7 @@ impl LabClient {
         Ok(Self { http, host, key: solo.api_key().map(str::to_owned) })
     }
 
-    /// Sends a request and reads its answer to the end. Dropping the future closes the connection.
+    /// Dropping the future closes the connection.
     pub(crate) async fn send(&self, ask: &LabRequest, limit: Duration) -> Result<LabAnswer, LabRequestError> {
         within(limit, self.exchange(ask)).await
     }
@@ -117,12 +112,11 @@ impl LabClient {
         within(limit, exchange).await
     }
 
-    /// Sends a request and reads only the head of its answer.
     pub(crate) async fn send_head(&self, ask: &LabRequest, limit: Duration) -> Result<(), LabRequestError> {
         within(limit, self.send_accepted(ask)).await.map(drop)
     }
 
-    /// Number of tokens of a text, or the error; 0 if the answer has no tokens.
+    /// Returns the number of tokens of a text; 0 if the server's answer has no tokens.
     pub(crate) async fn count_tokens(&self, text: &str, limit: Duration) -> Result<u32, LabRequestError> {
         let body = serde_json::json!({ "content": text });
         let json = self.send_json(&LabRequest::post("/tokenize", body), limit).await?;
@@ -133,7 +127,7 @@ impl LabClient {
     fn build_request(&self, ask: &LabRequest) -> reqwest::RequestBuilder {
         let mut request = self.http.request(ask.method.clone(), format!("http://{}{}", self.host, ask.path));
         if let Some(body) = &ask.body {
-            // Recorded bodies are a client's text: on a kept connection, a server that answers without
+            // Recorded bodies are a client's text. On a kept connection, a server that answers without
             // reading the body would parse it as a request.
             request = request.json(body).header(reqwest::header::CONNECTION, "close");
         }
@@ -143,7 +137,7 @@ impl LabClient {
         request
     }
 
-    /// Sends a request; a refusal is an error.
+    /// A refusal is an error.
     async fn send_accepted(&self, ask: &LabRequest) -> Result<reqwest::Response, LabRequestError> {
         let response = self.build_request(ask).send().await?;
         let status = response.status();
@@ -188,13 +182,13 @@ impl LabClient {
 }
 
 impl LabAnswer {
-    /// Adds an event or a whole answer; `true` if it contained output.
+    /// Adds an event or a whole answer; returns true if it contained output.
     fn add_event(&mut self, json: &Value) -> bool {
-        // Anthropic's messages and OpenAI's responses nest the usage in the object of the event.
+        // Anthropic's messages and OpenAI's responses nest the usage in the event's object.
         let about = ["message", "response"].iter().map(|name| &json[*name]["usage"]);
         let usage = about.chain([&json["usage"]]).find(|usage| usage.is_object()).unwrap_or(&Value::Null);
         if let Some(tokens) = usage["input_tokens"].as_u64() {
-            // Anthropic's counts are without tokens from a cache, OpenAI's include them.
+            // Anthropic's counts exclude tokens from a cache, OpenAI's include them.
             let read = usage["cache_read_input_tokens"].as_u64().unwrap_or(0);
             let cached = usage["input_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
             self.prompt_size = tokens + read;
@@ -241,7 +235,7 @@ impl LabAnswer {
 #[derive(Debug, Default)]
 struct EventParser {
     buffer: Vec<u8>,
-    /// True if the end was announced: `[DONE]`, or the last event of a native completion.
+    /// True after `[DONE]`, or after the last event of a native completion.
     done: bool,
 }
 
@@ -275,7 +269,7 @@ fn error_message(text: &str) -> String {
     said.map_or_else(|| text.trim().chars().take(200).collect(), str::to_owned)
 }
 
-/// An error with its causes: reqwest's own text leaves out the cause.
+/// Returns an error with its causes, which reqwest's own text leaves out.
 fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,12 +1,10 @@
-//! Runs processes with switches and without, in turns, to find the switches that stop the growth, or a crash.
+//! Alternates processes with and without switches, to find the switches that stop the growth, or a crash.
 //!
 //! ```text
 //!   CurePlanner    ── SwitchSet ──> Experiment: the workloads that leak ──> findings ──> CurePlanner ── …
 //!   SurvivalSearch ── SwitchSet ──> a leg of the workload that crashes ──> died or not ──> SurvivalSearch
 //!   ── … at last: the conclusion of the planner, or of the search
 //! ```
-//!
-//! The caller turns a switch into flags and variables.
 
 use tokio_util::sync::CancellationToken;
 use warden_experiment::bisect::{self, CurePlanner, SwitchSet};
@@ -22,11 +20,11 @@ use crate::leg::{LegProgress, failure_text, run_leg};
 
 /// Switches to try on a server.
 pub struct SwitchTrials<'a> {
-    /// The workloads under which the server leaks or crashes. The server in it is not used.
+    /// Workloads under which the server leaks or crashes; the server in it is ignored.
     pub base: Experiment,
-    /// Number of switches, ordered by cost and likelihood: the cheapest and likeliest first.
+    /// Number of switches; the cheapest and likeliest comes first.
     pub switches: usize,
-    /// Pairs of switches that cannot be used together.
+    /// Pairs of switches that cannot be combined.
     pub clashes: Vec<[usize; 2]>,
     /// Returns the server with a set of switches, or the reason why there is none.
     pub with: &'a (dyn Fn(&SwitchSet) -> Result<SoloSpec, String> + Sync),
@@ -50,7 +48,7 @@ pub enum TrialProgress<'a> {
         arm: &'a SwitchSet,
         /// Trials that are finished.
         done: usize,
-        /// Estimated limit of trials.
+        /// Estimated number of trials at most.
         of: usize,
     },
     /// Progress of the process.
@@ -58,12 +56,12 @@ pub enum TrialProgress<'a> {
 }
 
 impl SwitchTrials<'_> {
-    /// Finds switches that stop the growth. `known`: findings of the server without switches under these
-    /// workloads, which save that process; may be empty. Cancelling `stop` ends the trials early, with a
-    /// conclusion from the results so far.
+    /// Finds switches that stop the growth. `known` are findings without switches under these workloads; with
+    /// them, that process is saved. Cancelling `stop` ends the trials early, with a conclusion from the
+    /// results so far.
     ///
     /// # Errors
-    /// Only errors that are not a server's fault. A server that does not start, or dies, is part of the
+    /// Only errors that are not a server's fault; a server that does not start, or dies, is part of the
     /// conclusion.
     pub async fn stop_growth(
         &self,
@@ -89,8 +87,7 @@ impl SwitchTrials<'_> {
         }
     }
 
-    /// Finds switches that stop a crash under a workload. Cancelling `stop` works as in
-    /// [`Self::stop_growth`].
+    /// Finds switches that stop a crash under a workload. Cancelling `stop` ends the trials early.
     ///
     /// # Errors
     /// Only errors that are not a server's fault.
@@ -116,8 +113,8 @@ impl SwitchTrials<'_> {
         }
     }
 
-    /// Runs one process, under all workloads or under only one. An inner error is the reason why the process
-    /// showed nothing; `None`: the user interrupted the process.
+    /// Runs one process, under all workloads or only one. An inner error is the reason why the process showed
+    /// nothing; `None` if the user interrupted the process.
     async fn run(
         &self,
         lab: &Lab,
@@ -159,7 +156,6 @@ impl SwitchTrials<'_> {
     }
 }
 
-/// Classifies a process by its survival of the workload that crashes.
 fn survival_result(shown: Result<Vec<LegFinding>, String>) -> SurvivalResult {
     let finding = match shown.map(|findings| findings.into_iter().next()) {
         Ok(Some(finding)) => finding,

@@ -17,22 +17,18 @@ pub enum DiagnoseError {
     CannotDo {
         workload: Workload,
         why: String,
-        /// The capability, shared by all workloads of its kind.
+        /// Capability that is missing.
         kind: RequiredCapability,
     },
     /// The user interrupted the experiment before there was a result.
     #[error("it was interrupted before the server was ready")]
     Interrupted,
-    /// A client could not be created, or a picture not be encoded: not the server's fault.
+    /// A failure of ours: no client could be created, or no picture encoded.
     #[error("{what}: {why}")]
     Own { what: &'static str, why: String },
     /// A file of recorded requests cannot be used.
     #[error("{}: {what}", .path.display())]
-    Recording {
-        path: PathBuf,
-        /// The error and its position in the file.
-        what: String,
-    },
+    Recording { path: PathBuf, what: String },
 }
 
 /// A capability of a server that a workload needs.
@@ -46,12 +42,12 @@ pub enum RequiredCapability {
     Audio,
     /// Embeddings.
     Embeddings,
-    /// Any: the requests were recorded.
+    /// Any capability, because the requests were recorded.
     Any,
 }
 
 impl RequiredCapability {
-    /// The capability that a workload needs.
+    /// Returns the capability that a workload needs.
     pub const fn for_workload(workload: Workload) -> Self {
         match workload {
             Workload::ShortText
@@ -67,7 +63,7 @@ impl RequiredCapability {
         }
     }
 
-    /// Describes a server that lacks the capability.
+    /// Returns a sentence about a server that lacks the capability.
     pub(crate) const fn missing_text(self) -> &'static str {
         match self {
             Self::Vision => "the server takes no images: it has no vision projector (--mmproj)",
@@ -80,7 +76,7 @@ impl RequiredCapability {
 }
 
 impl DiagnoseError {
-    /// Advice on the error, if there is any.
+    /// Returns advice on the error, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Start(failure) if !failure.lines.is_empty() => {

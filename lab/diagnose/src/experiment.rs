@@ -14,16 +14,16 @@ use crate::lab::Lab;
 use crate::leg::{LegProgress, LegResult, LegSpec, run_leg};
 use crate::replay::RequestRecording;
 
-/// The server and the workloads of an experiment.
+/// Server and workloads of an experiment.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// The server.
+    /// Server to test.
     pub spec: SoloSpec,
-    /// The workloads, in this order.
+    /// Workloads in running order.
     pub workloads: Vec<Workload>,
-    /// Limit of readings per leg.
+    /// Most readings per leg.
     pub steps: u64,
-    /// True if a leg ends as soon as more readings would not change its result.
+    /// True to end a leg once more readings would not change its result.
     pub early: bool,
     /// Requests for [`Workload::Replay`].
     pub replay: Option<Arc<RequestRecording>>,
@@ -32,22 +32,22 @@ pub struct Experiment {
 /// Result of an experiment.
 #[derive(Debug, Default)]
 pub struct ExperimentOutcome {
-    /// The finished legs.
+    /// Finished legs.
     pub legs: Vec<LegResult>,
-    /// The skipped workloads.
+    /// Workloads that were not run.
     pub skipped: Vec<SkippedWorkload>,
     /// True if the user interrupted the experiment before all legs were run.
     pub interrupted: bool,
-    /// True if a server did not start for one leg, although it did for another.
+    /// True if the server failed to start for one leg, although it started for another.
     pub failed: bool,
 }
 
 /// A workload that the server cannot do.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SkippedWorkload {
-    /// The workload.
+    /// Workload that was not run.
     pub workload: Workload,
-    /// The reason.
+    /// Reason.
     pub why: String,
 }
 
@@ -72,7 +72,7 @@ impl ExperimentOutcome {
         !self.legs.is_empty() && self.legs.iter().all(|leg| leg.finding.is_too_short())
     }
 
-    /// Returns true if a memory may leak, and no memory is known to leak.
+    /// Returns true if a kind of memory may leak, and none is known to leak.
     pub fn is_in_doubt(&self) -> bool {
         !self.leaks() && self.legs.iter().any(|leg| leg.finding.worst().is_some_and(GrowthVerdict::grows))
     }
@@ -83,12 +83,11 @@ impl Experiment {
         LegSpec { spec, workload, steps: self.steps, early, replay: self.replay.clone() }
     }
 
-    /// Runs the legs. Cancelling `stop` ends them early, with the results so far. Fails only without any
-    /// result.
+    /// Runs the legs. Cancelling `stop` ends them early, with the results so far.
     ///
     /// # Errors
     ///
-    /// The server does not start, or the experiment was interrupted before the first leg began.
+    /// The server does not start, or the user interrupted the experiment, and no leg has a result.
     pub async fn run(
         &self,
         lab: &Lab,
@@ -141,7 +140,7 @@ impl Experiment {
                     missing.push((kind, why));
                 }
                 Err(DiagnoseError::Interrupted) if !outcome.legs.is_empty() => outcome.interrupted = true,
-                // Keep the findings of earlier legs.
+                // The findings of earlier legs stay.
                 Err(error) if !outcome.legs.is_empty() => {
                     let why = error.to_string();
                     watch(LegProgress::Skipped(workload, &why));
@@ -156,7 +155,7 @@ impl Experiment {
     }
 }
 
-/// Repeats a leg in fresh processes until it is known whether it crashes again.
+/// Repeats a leg in fresh processes until it is known if the crash recurs.
 async fn repeat_crash(
     lab: &Lab,
     leg: &LegSpec,
@@ -167,7 +166,7 @@ async fn repeat_crash(
     let leg = LegSpec { early: false, ..leg.clone() };
     while crash.again == CrashRecurrence::Undecided && !stop.is_cancelled() {
         watch(LegProgress::Again(leg.workload, crash));
-        // If the repetition cannot be run, the findings stay as they are.
+        // If the repetition fails, the findings stay as they are.
         let Ok(result) = run_leg(lab, &leg, &mut |_| (), stop).await else { return };
         let Some(run) = result.finding.as_crash_run() else { return };
         crash.runs.push(run);
@@ -175,7 +174,7 @@ async fn repeat_crash(
     }
 }
 
-/// Repeats a leg without the prompt cache. If the repetition cannot be run, the findings stay as they are.
+/// Repeats a leg without the prompt cache. If the repetition fails, the findings stay as they are.
 async fn run_control(
     lab: &Lab,
     mut leg: LegSpec,
@@ -196,13 +195,12 @@ async fn run_control(
     }
 }
 
-/// Switches the prompt cache off.
+/// Switches the server's prompt cache off.
 pub fn without_prompt_cache(spec: &mut SoloSpec) {
-    // The last occurrence of a flag counts.
+    // llama-server uses the last occurrence of a flag.
     spec.command.args.extend(["--cache-ram".to_owned(), "0".to_owned()]);
 }
 
-/// Assigns growth to units of work, by comparing legs with different workloads.
 fn assign_blame(legs: &mut [LegResult], lab: &Lab) {
     let suspected =
         |leg: &LegResult, series| leg.finding.series_of(series).is_some_and(|found| found.verdict.grows());

@@ -1,13 +1,12 @@
-//! Measures the worst case before production meets it: prompts of growing length up to the context of a
-//! slot, then all slots full at once, while the memory is read.
+//! Measures the worst case before production meets it: reads the memory during prompts of growing length, up
+//! to the context of a slot, then with all slots full at once.
 //!
 //! ```text
 //!   start ─ ready ─ idle reading ─┬─ one prompt of a length ── readings every few ms ─┬─ all slots at once ─ stop
 //!                                 └─────────────────────<───────────────────────────┘
 //! ```
 //!
-//! [`warden_experiment::headroom`] interprets the figures. A server that dies of a prompt is a
-//! result, too.
+//! [`warden_experiment::headroom`] interprets the figures. A server that a prompt kills is a result, too.
 
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
@@ -32,13 +31,13 @@ pub use self::context::{SmallerContext, measure_smaller_context};
 /// Server and prompts to measure.
 #[derive(Clone, Debug)]
 pub struct HeadroomRun {
-    /// The server.
+    /// Server to measure.
     pub spec: SoloSpec,
-    /// The given `-c`, if any.
+    /// Configured `-c`, if any.
     pub context: Option<u64>,
-    /// The given `-ub`, if any.
+    /// Configured `-ub`, if any.
     pub ubatch: Option<u64>,
-    /// Lengths of prompts as shares of the context of a slot, in ascending order.
+    /// Prompt lengths as shares of a slot's context, in ascending order.
     pub lengths: Vec<f64>,
 }
 
@@ -47,28 +46,27 @@ pub struct HeadroomRun {
 pub struct HeadroomMeasurement {
     /// Slots, contexts and micro-batch of the server.
     pub setup: ServerSetup,
-    /// Measurements by memory, the host first.
+    /// Measurements for each kind of memory, host memory first.
     pub series: Vec<MeasuredMemory>,
-    /// Reason why the longest prompts are missing: the server ended, or refused them. `None`: none is
-    /// missing.
+    /// Reason why the longest prompts are missing: the server ended, or refused them.
     pub broke: Option<PromptFailure>,
     /// True if the user interrupted the measurement before its end.
     pub interrupted: bool,
-    /// Idle memory with a smaller context, measured where the worst case did not fit.
+    /// Idle memory with a smaller context, measured if the worst case did not fit.
     #[serde(default)]
     pub less_context: Option<SmallerContext>,
 }
 
-/// Measurements of one memory.
+/// Measurements of one kind of memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredMemory {
-    /// The memory.
+    /// Measured kind of memory.
     pub series: MemoryKind,
-    /// Bytes of the process when it was ready, before any prompt.
+    /// Bytes of the process when ready, before any prompt.
     pub idle: u64,
     /// Bytes that were free at that time; `None` if unknown.
     pub free: Option<u64>,
-    /// Prompts and their peaks.
+    /// Prompts, each with the most bytes meanwhile.
     pub peaks: Vec<PromptPeak>,
 }
 
@@ -77,10 +75,10 @@ pub struct MeasuredMemory {
 pub struct PromptFailure {
     /// Tokens of each prompt.
     pub tokens: u64,
-    /// Concurrent prompts.
+    /// Number of concurrent prompts.
     #[serde(rename = "together")]
     pub concurrent: u32,
-    /// The reason.
+    /// Reason.
     pub why: String,
 }
 
@@ -89,31 +87,31 @@ pub struct PromptFailure {
 pub enum HeadroomProgress<'a> {
     /// A process starts.
     Starting,
-    /// Prompts are sent.
+    /// Prompts are being sent.
     Sending {
         /// Tokens of each prompt.
         tokens: u64,
-        /// Concurrent prompts.
+        /// Number of concurrent prompts.
         together: u32,
     },
-    /// The prompts are answered.
+    /// The server answered the prompts.
     Took {
         /// Tokens of each prompt.
         tokens: u64,
-        /// Concurrent prompts.
+        /// Number of concurrent prompts.
         together: u32,
-        /// Most bytes held meanwhile, by memory.
+        /// Most bytes meanwhile, for each kind of memory.
         peaks: &'a [(MemoryKind, u64)],
     },
 }
 
 impl MeasuredMemory {
-    /// The curve through the measurements; `None` without any prompt.
+    /// Returns the curve through the measurements; `None` without any prompt.
     pub fn curve(&self, setup: &ServerSetup) -> Option<PromptCurve> {
         PromptCurve::from_peaks(self.series, self.idle, &self.peaks, setup)
     }
 
-    /// The most bytes that the process may hold if `reserve` bytes are to stay free.
+    /// Returns the most bytes that the process may hold if `reserve` bytes are to stay free.
     pub fn limit(&self, reserve: u64) -> Option<u64> {
         self.free.map(|free| self.idle.saturating_add(free).saturating_sub(reserve))
     }
@@ -202,10 +200,10 @@ async fn send_prompts(
 }
 
 const DEFAULT_UBATCH: u64 = 512;
-/// Context in tokens that is assumed if the real one is unknown.
+/// Tokens assumed if the context is unknown.
 const DEFAULT_CONTEXT: u64 = 4096;
 
-/// Returns the setup that the server logs at its start; values that are not logged are as configured.
+/// Returns the setup that the server logs at its start, or the configured value if none is logged.
 fn server_setup(what: &HeadroomRun, solo: &SoloProcess) -> ServerSetup {
     let props = solo.props();
     let slots = props.slots.unwrap_or(1).max(1);
@@ -218,7 +216,7 @@ fn server_setup(what: &HeadroomRun, solo: &SoloProcess) -> ServerSetup {
         context: all.max(slot),
         slots,
         slot_context: slot,
-        // Older builds log the sequence context under the second name.
+        // Older builds log the sequence context as `n_ctx_per_seq`.
         sequence_context: said("n_ctx_seq").or_else(|| said("n_ctx_per_seq")),
         ubatch: said("n_ubatch").or(what.ubatch).unwrap_or(DEFAULT_UBATCH),
     }
@@ -245,9 +243,9 @@ fn idle_memories(idle: &SoloReading) -> Vec<MeasuredMemory> {
     all
 }
 
-/// Bytes of each memory that count as costs of prompts. On the host, the content of measured pools is
-/// excluded: a cache of prompts is no such cost. On a GPU, pools are included: bytes that a backend's pool
-/// takes for a prompt and keeps have to fit as well.
+/// Returns the bytes that count as costs of prompts, for each kind of memory. On the host, measured pools are
+/// excluded, because a prompt cache is no such cost. On a GPU they are included: a backend's pool keeps what
+/// it took for a prompt.
 fn charged_bytes(sample: &BackendSample) -> Vec<(MemoryKind, u64)> {
     let gpus = sample.vram.iter().map(|vram| (MemoryKind::Vram(vram.gpu), vram.bytes));
     let cached = sample.pooled(MemoryKind::Host).unwrap_or(0);
@@ -260,14 +258,14 @@ struct PromptSender<'a> {
     solo: &'a SoloProcess,
     client: LabClient,
     words: TextGenerator,
-    /// Seed of the last text: no text is sent twice, because a cache would answer.
+    /// Seed of the last text. No text is sent twice, because a cache would answer.
     text_seed: u64,
     largest: u64,
     work: WorkDone,
 }
 
 impl PromptSender<'_> {
-    /// Sends concurrent prompts. Returns the length as the server counted it, and the most bytes held.
+    /// Returns the length as counted by the server, and the most bytes held.
     async fn send(&mut self, tokens: u64, together: u32) -> Result<(u64, Vec<(MemoryKind, u64)>), String> {
         let mut tokens = tokens;
         let mut refused = String::new();
@@ -287,7 +285,7 @@ impl PromptSender<'_> {
                     tokens = scale_bytes(tokens, numbers.headroom.shorter).max(1);
                 }
                 Err(error) => {
-                    // The end of a process is noticed a moment after its connections break.
+                    // The supervisor notices the end of a process a moment after its connections break.
                     let ended = tokio::time::timeout(self.lab.numbers.noticed, self.solo.until_end()).await;
                     return Err(ended.map_or_else(|_| error.to_string(), |failure| failure.message));
                 }

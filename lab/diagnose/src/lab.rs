@@ -1,31 +1,31 @@
-//! Everything that legs share: the starter of processes, and the numbers for verdicts.
+//! Process starter and settings that all legs share.
 
 use warden_experiment::between::JudgingPolicies;
 use warden_policies::defaults::{Diagnose, Proof};
 use warden_policies::growth::GrowthPolicy;
 use warden_supervisor::SoloStarter;
 
-/// Starter and numbers for experiments.
+/// Process starter and settings of experiments.
 #[derive(Clone, Debug)]
 pub struct Lab {
     /// Starts processes.
     pub starter: SoloStarter,
-    /// Numbers of the detector.
+    /// Settings of the leak detector.
     pub growth: GrowthPolicy,
-    /// Numbers of experiments. Reasons: `defaults.toml`, section `[diagnose]`.
+    /// Settings of experiments. `defaults.toml`, section `[diagnose]`, gives the reasons.
     pub numbers: Diagnose,
-    /// Numbers for comparing builds. Reasons: `defaults.toml`, section `[proof]`.
+    /// Settings for comparing builds. `defaults.toml`, section `[proof]`, gives the reasons.
     pub proof: Proof,
 }
 
 impl Lab {
-    /// A lab with the default numbers.
+    /// Creates a lab with the default settings.
     pub fn new(starter: SoloStarter, growth: GrowthPolicy) -> Self {
         let defaults = warden_policies::defaults();
         Self { starter, growth, numbers: defaults.diagnose.clone(), proof: defaults.proof.clone() }
     }
 
-    /// The numbers for a search in a line of revisions.
+    /// Returns the policies for a search among revisions.
     pub const fn rules(&self) -> JudgingPolicies<'_> {
         JudgingPolicies { cure: &self.numbers.cure, crash: &self.numbers.crash, proof: &self.proof }
     }

@@ -1,4 +1,4 @@
-//! Runs a leg: a fresh process, one workload, readings between the requests, an end.
+//! Runs a leg: a fresh process, one workload, readings between the requests, a stop.
 //!
 //! ```text
 //!   start ─ ready ─ warm-up ─┬─ step: request(s) ─ settle ─ reading ─┬─ stop
@@ -6,8 +6,8 @@
 //!   ends: all steps sent · decided · out of time · hardly any memory left · interrupted · the server ended
 //! ```
 //!
-//! However it ends, the readings so far are judged and the process is stopped. Every wait has a deadline
-//! and ends at an interrupt, so that a server that hangs delays nothing.
+//! However a leg ends, its readings are judged and its process is stopped. Every wait has a deadline and ends
+//! at an interrupt, so that a hanging server delays nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,14 +35,14 @@ use crate::workload::{SAMPLE_WORDS, ServerLimits, TextGenerator, WorkloadScript}
 /// A leg to run.
 #[derive(Clone, Debug)]
 pub struct LegSpec {
-    /// The server.
+    /// Server to test.
     pub spec: SoloSpec,
-    /// The workload.
+    /// Workload of the leg.
     pub workload: Workload,
-    /// Limit of readings.
+    /// Most readings.
     pub steps: u64,
-    /// True to end as soon as more readings would not change the result, and to take some readings more than
-    /// `steps` while growth is only suspected.
+    /// True to end once more readings would not change the result, and to take some readings more than
+    /// `steps` while a leak is only suspected.
     pub early: bool,
     /// Requests for [`Workload::Replay`].
     pub replay: Option<Arc<RequestRecording>>,
@@ -57,23 +57,23 @@ pub struct LegResult {
     pub readings: Vec<LegReading>,
     /// Properties that the server reported.
     pub props: ServerProps,
-    /// Declared caches of the server, in sentences.
+    /// Caches that the server's settings allow, in sentences.
     pub allowance: Vec<String>,
     /// Time from the spawn until the server was ready.
     pub ready_after: Duration,
-    /// Reason why VRAM could not be read; `None` if it was read, or if reading no VRAM is normal here.
+    /// Reason why VRAM could not be read; `None` if it was, or if there is none to read.
     pub vram_unknown: Option<String>,
-    /// The GPUs, as of the last reading.
+    /// GPUs at the last reading.
     pub devices: Vec<DeviceView>,
-    /// The server's last lines of output.
+    /// Last lines of the server's output.
     pub lines: Vec<String>,
-    /// Lines after the stop signal; a tool that runs the server (`valgrind`) reports its results there.
+    /// Lines after the stop signal, where a tool that runs the server (`valgrind`) reports its results.
     pub last_words: Vec<String>,
     /// Reason why the server computes no embeddings; `None` if it does, or was not asked.
     pub no_embeddings: Option<String>,
-    /// Requests that the server refused, if any.
+    /// Refused requests, if any.
     pub refused: Option<RefusedRequests>,
-    /// Tokens per word of our texts; 0 if unknown.
+    /// Tokens per word of generated texts; 0 if unknown.
     pub tokens_per_word: f64,
 }
 
@@ -95,23 +95,22 @@ pub enum LegProgress<'a> {
     Ready(Workload, Duration),
     /// A reading was taken.
     Step {
-        /// The workload.
+        /// Workload of the leg.
         workload: Workload,
         /// Readings so far.
         done: u64,
-        /// Limit of readings.
+        /// Most readings.
         of: u64,
-        /// The first reading.
+        /// First reading.
         first: &'a BackendSample,
-        /// The latest reading.
+        /// Latest reading.
         now: &'a BackendSample,
-        /// Growth according to the detector.
+        /// Growth according to the leak detector.
         growth: &'a [SeriesGrowth],
     },
     /// The workload is repeated without the prompt cache, which may have caused the growth.
     Control(Workload),
-    /// The server crashed, and the workload is repeated in a fresh process to see whether it crashes again.
-    /// These repetitions report nothing else.
+    /// The workload is repeated in fresh processes to see if the crash recurs; no other progress is reported.
     Again(Workload, &'a WorkloadCrash),
     /// The leg is over.
     Ended(&'a LegFinding),
@@ -119,12 +118,12 @@ pub enum LegProgress<'a> {
     Skipped(Workload, &'a str),
 }
 
-/// Runs a leg. Cancelling `stop` ends it with the results so far.
+/// Cancelling `stop` ends the leg with the results so far.
 ///
 /// # Errors
 ///
-/// The server does not start, the server cannot do this work, or the leg was interrupted before the server
-/// was ready.
+/// The server does not start, cannot do this work, or the user interrupted the leg before the server was
+/// ready.
 pub(crate) async fn run_leg(
     lab: &Lab,
     leg: &LegSpec,
@@ -165,7 +164,7 @@ pub(crate) async fn run_leg(
     solo.stop().await;
     let last_words = output.lines_since(heard);
     let mut finding = judge.finding(times.speed(), ended?);
-    // Includes requests that were answered after the last reading.
+    // Include requests answered after the last reading.
     finding.requests = work.requests;
     finding.work = work;
     if let LegEnd::Crashed { why } = &finding.ended {
@@ -211,9 +210,7 @@ struct LegRun<'a> {
 }
 
 enum StepOutcome {
-    /// At least one request was answered.
     Answered,
-    /// All requests were refused.
     Refused(String),
 }
 
@@ -236,8 +233,8 @@ impl LegRun<'_> {
         let recording = self.leg.replay.clone();
         let mut script = WorkloadScript::new(workload, &self.lab.numbers, facts, recording)?;
         let mut refused = 0;
-        // Send each recorded request at least once: requests of one kind may follow each other in a
-        // recording.
+        // Send each recorded request at least once, because refused requests of one kind may follow each
+        // other.
         let mut patience = self.lab.numbers.failures;
         if workload == Workload::Replay
             && let Some(recording) = &self.leg.replay
@@ -252,8 +249,8 @@ impl LegRun<'_> {
             };
             match sent {
                 Ok(StepOutcome::Answered) => refused = 0,
-                // The first request is a warm-up, and shows whether the server can do this at all. Recorded
-                // requests are of many kinds, so their first one does not show that.
+                // The first request shows if the server can do this work at all. Recorded requests are of
+                // many kinds, so their first one does not show that.
                 Ok(StepOutcome::Refused(why))
                     if self.work.requests == 0
                         && (workload != Workload::Replay || refused + 1 >= patience) =>
@@ -296,7 +293,6 @@ impl LegRun<'_> {
         u64::try_from(self.judge.readings().len()).unwrap_or(u64::MAX)
     }
 
-    /// Sends the requests of one step concurrently and waits for all.
     async fn run_step(
         &mut self,
         client: &LabClient,
@@ -340,13 +336,13 @@ impl LegRun<'_> {
             audio: ask.audio,
         };
         self.largest = self.largest.max(answer.prompt_size);
-        // The first request waits for everything that is created at first use.
+        // The first request also pays for everything that the server creates at first use.
         if self.work.requests > 1 {
             self.times.add_answer(answer);
         }
     }
 
-    /// Reads the memory; returns a [`LegEnd`] if the leg must end.
+    /// Reads the memory; returns the reason if the leg must end.
     async fn read(&mut self, solo: &SoloProcess) -> Option<LegEnd> {
         let reading = solo.read_sample(SampleEdge::Idle, self.work, 0, self.largest).await;
         let graphs = reading.graphs();
@@ -388,7 +384,7 @@ async fn wait_cut(solo: &SoloProcess, stop: &CancellationToken, deadline: Instan
 
 pub(crate) async fn server_facts(solo: &SoloProcess, client: &LabClient, limit: Duration) -> ServerLimits {
     let props = solo.props();
-    // A server that does not count has 0 tokens per word.
+    // A server that does not count tokens has 0 tokens per word.
     let tokens = client.count_tokens(&TextGenerator::sample(), limit).await.unwrap_or(0);
     let tokens_per_word = f64::from(tokens) / f64::from(SAMPLE_WORDS);
     ServerLimits { slots: props.slots.unwrap_or(1), n_ctx: props.n_ctx, tokens_per_word }
@@ -403,7 +399,7 @@ async fn broken_end(solo: &SoloProcess, error: &LabRequestError, noticed: Durati
     }
 }
 
-/// Describes a failed request. A server whose socket was removed still runs, but no client can reach it.
+/// A server whose socket was removed still runs, but no client can reach it.
 fn failure_of_request(endpoint: &ListenAddress, error: &LabRequestError) -> String {
     match endpoint {
         ListenAddress::Unix(path) if !path.exists() => {
@@ -422,7 +418,6 @@ pub(crate) fn stuck_crash_text(line: &str) -> String {
     format!("it crashed, but its process did not end by itself; it logged: {line}")
 }
 
-/// Describes the end of a process, with its last line.
 pub(crate) fn failure_text(failure: &BackendFailure) -> String {
     match failure.lines.iter().rev().find(|line| !line.trim().is_empty()) {
         Some(last) => format!("{}; its last line: {}", failure.message, last.trim()),
@@ -430,7 +425,6 @@ pub(crate) fn failure_text(failure: &BackendFailure) -> String {
     }
 }
 
-/// Fails if the server's properties show that it cannot do this workload.
 fn check_capability(workload: Workload, props: &ServerProps) -> Result<(), DiagnoseError> {
     let Some(modalities) = props.modalities else { return Ok(()) };
     let kind = RequiredCapability::for_workload(workload);
@@ -446,8 +440,7 @@ fn check_capability(workload: Workload, props: &ServerProps) -> Result<(), Diagn
     }
 }
 
-/// Returns the reason why a server computes no embeddings; `None` if it computes them. Asked at the end of a
-/// leg, which saves a process for this question.
+/// Returns the reason why a server computes no embeddings. Asking at the end of a leg saves a process.
 async fn check_embeddings(solo: &SoloProcess, limit: Duration) -> Option<String> {
     let client = LabClient::new(solo).ok()?;
     match client.send(&LabRequest::post("/v1/embeddings", json!({ "input": "one" })), limit).await {

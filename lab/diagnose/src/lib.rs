@@ -8,8 +8,8 @@
 //!   ExperimentOutcome <── blame, over all legs <─────┘──> report: JSON, HTML
 //! ```
 //!
-//! Processes are started through [`warden_supervisor::solo`], and verdicts come from
-//! [`warden_experiment`]. Nothing is printed: the caller receives the progress.
+//! [`warden_supervisor::solo`] starts processes; [`warden_experiment`] gives verdicts. Nothing is printed:
+//! the caller receives the progress.
 //!
 //! | module | part |
 //! |---|---|

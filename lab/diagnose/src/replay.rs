@@ -1,11 +1,10 @@
-//! Recorded requests: one JSON object a line, sent again in their order.
+//! Recorded requests, sent again in their order: a JSON object per line.
 //!
 //! ```text
 //! {"method": "POST", "path": "/v1/chat/completions", "body": {"messages": [ … ], "stream": true}}
 //! ```
 //!
-//! `method` is `POST` if absent. Other fields are ignored. A file is read whole and checked before any
-//! process is started.
+//! `method` is `POST` if absent; other fields are ignored. The whole file is checked before a process starts.
 
 use std::path::Path;
 
@@ -15,7 +14,7 @@ use serde_json::Value;
 use crate::client::LabRequest;
 use crate::error::DiagnoseError;
 
-/// The requests of a file.
+/// Requests of a recording.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestRecording {
     asks: Vec<LabRequest>,
@@ -23,11 +22,11 @@ pub struct RequestRecording {
 }
 
 impl RequestRecording {
-    /// Reads a file.
+    /// Reads a recording.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, has a line that is no request, or has no request.
+    /// The file cannot be read, has no request, or has a line that is no request.
     pub fn read(path: &Path) -> Result<Self, DiagnoseError> {
         let bad = |what: String| DiagnoseError::Recording { path: path.to_owned(), what };
         let text =
@@ -58,12 +57,12 @@ impl RequestRecording {
         self.torn
     }
 
-    /// Number of requests.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.asks.len()
     }
 
-    /// Returns true if there are no requests. [`Self::read`] refuses such a file, so this is always false.
+    /// Always returns false, because [`Self::read`] refuses a file without requests.
     pub fn is_empty(&self) -> bool {
         self.asks.is_empty()
     }
@@ -72,7 +71,7 @@ impl RequestRecording {
         &self.asks
     }
 
-    /// Returns the request of a step. After the last request, the recording starts over.
+    /// After the last request, the recording starts over.
     pub(crate) fn request_at(&self, step: u64) -> Option<&LabRequest> {
         let count = u64::try_from(self.asks.len()).ok()?;
         self.asks.get(usize::try_from(step.checked_rem(count)?).ok()?)
@@ -103,7 +102,6 @@ fn parse_request(mut value: Value) -> Result<LabRequest, String> {
     Ok(LabRequest { method, path, body, images, audio })
 }
 
-/// Number of parts of messages that are of one of these types.
 fn count_parts(value: &Value, kinds: &[&str]) -> u64 {
     match value {
         Value::Array(items) => items.iter().map(|item| count_parts(item, kinds)).sum(),

@@ -1,9 +1,7 @@
-//! Attributes the growth of a kind of memory to counted allocations, and the rest to handles (such as CUDA
-//! graphs) whose number grows at the same time.
+//! Attributes growth of memory to counted allocations, and the rest to handles (such as CUDA graphs).
 //!
-//! A tracer counts allocations; the kernel and the driver measure memory. Growth without counted
-//! allocations is memory that a driver keeps for its handles, so handles that grow in step explain it.
-//! Settings: `[diagnose.attribution]` of the defaults.
+//! A tracer counts allocations; the kernel and the driver measure memory. A driver keeps memory of its own
+//! for each handle, so handles whose number grows in step explain growth without counted allocations.
 
 use serde::{Deserialize, Serialize};
 
@@ -76,7 +74,7 @@ impl GrowthAttribution {
         let (measured_slope, counted_slope) =
             (sen_slope(&requests, &measured)?, sen_slope(&requests, &counted)?);
         let rest: Vec<f64> = measured.iter().zip(&counted).map(|(all, counted)| all - counted).collect();
-        // Finds the kind of handle that correlates best with these bytes, if the correlation is close enough.
+        // The kind of handle whose number correlates best with these bytes, if closely enough.
         let closest = |bytes: &[f64], bytes_slope: f64, least: f64| {
             let along = |kind: usize| {
                 let handles: Vec<f64> = readings.iter().map(|reading| reading.handles[kind]).collect();
@@ -102,13 +100,13 @@ impl GrowthAttribution {
     }
 
     /// Turns a suspected leak into a certain one if handles or allocations grow with every request and the
-    /// memory rises with them. The detector itself sees only bytes.
+    /// memory rises with them. The leak detector sees only bytes.
     pub fn confirm_verdict(&self, verdict: GrowthVerdict) -> GrowthVerdict {
         let proven = self.along.is_some() || self.retained;
         if verdict == GrowthVerdict::Suspected && proven { GrowthVerdict::Leaking } else { verdict }
     }
 
-    /// Returns the part of the growth that counted allocations explain, 0 to 1; 1 without growth.
+    /// Returns the share of the growth that counted allocations explain, 0 to 1; 1 without growth.
     pub fn explained_share(&self) -> f64 {
         if self.measured <= 0.0 { 1.0 } else { (self.counted / self.measured).clamp(0.0, 1.0) }
     }
@@ -128,8 +126,7 @@ fn signed_as_f64(number: i64) -> f64 {
     number as f64
 }
 
-/// Returns true if values rise in the last third nearly as fast as overall. A cache that fills has slowed
-/// down by then.
+/// A cache that fills has slowed down by the last third.
 fn keeps_rising(along: &[f64], values: &[f64]) -> bool {
     let third = along.len() - along.len() / 3;
     let rises = sen_slope(along, values).zip(sen_slope(&along[third..], &values[third..]));
@@ -191,14 +188,13 @@ mod tests {
         let found = GrowthAttribution::from_readings(&leg(900_000, 899_000, [3.0, 0.0])).unwrap();
         assert!(found.is_explained() && found.along.is_some_and(|along| along.kind == 0));
         assert_eq!(found.confirm_verdict(GrowthVerdict::Suspected), GrowthVerdict::Leaking);
-        // Declared caches and constant memories stay unchanged.
+        // Certain leaks, declared caches and constant memory keep their verdict.
         for verdict in
             [GrowthVerdict::Warming, GrowthVerdict::Steady, GrowthVerdict::Bounded, GrowthVerdict::Leaking]
         {
             assert_eq!(found.confirm_verdict(verdict), verdict);
         }
-        // Allocations kept by each request are equal evidence, if they make up the growth and continue to
-        // the end.
+        // Allocations kept by each request are evidence if they make up the growth up to the end.
         let kept = GrowthAttribution::from_readings(&leg(900_000, 890_000, [0.0; 2])).unwrap();
         assert!(
             kept.retained && kept.confirm_verdict(GrowthVerdict::Suspected) == GrowthVerdict::Leaking,

@@ -16,12 +16,12 @@
 //!  all together, minus one after the other ──────────────────────────> the rest
 //! ```
 //!
-//! Trials alternate with processes without switches (the baseline), so that drift of the machine affects
-//! both. A trial ends once [`judge`](super::sequential::judge) has decided. Two assumptions save trials:
-//! more switches never stop less growth, and two switches together stop at most the sum of their effects.
-//! If the second assumption is wrong, removing switches one by one still finds a minimal set.
+//! Processes with and without switches alternate, so that drift of the machine affects both. A trial ends
+//! once [`judge`](super::sequential::judge) has decided. Two assumptions save trials: more switches never
+//! stop less growth, and two switches together stop at most the sum of their effects. If the second is wrong,
+//! removing switches one by one still finds a minimal set.
 //!
-//! The planner runs nothing: the caller calls [`CurePlanner::next`], runs the process, and passes the
+//! The planner runs nothing: the caller runs the process that [`CurePlanner::next`] names, and passes the
 //! findings to [`CurePlanner::observe`].
 
 use serde::{Deserialize, Serialize};
@@ -44,13 +44,13 @@ pub enum CureStep {
     Done(CureConclusion),
 }
 
-/// Outcome of a bisection.
+/// Outcome of the search for a cure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum CureOutcome {
     /// Nothing leaks without switches.
     NothingToCure,
-    /// Leaks could not be looked for: no process ran, or none ran long enough.
+    /// No process ran, or none ran long enough to show a leak.
     NotKnown {
         /// Reason.
         why: String,
@@ -61,7 +61,7 @@ pub enum CureOutcome {
     PartlyCured,
     /// Switches stop no leak.
     NotCured,
-    /// The server cannot do the work even without switches.
+    /// The server fails under the work even without switches.
     BaselineFailed {
         /// Reason.
         why: String,
@@ -70,18 +70,18 @@ pub enum CureOutcome {
     Interrupted,
 }
 
-/// Result of a bisection.
+/// Conclusion of the search for a cure, complete or interrupted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CureConclusion {
     /// Outcome of the bisection.
     pub outcome: CureOutcome,
     /// Kinds of memory that leak without switches, by workload.
     pub leaking: Vec<WorkloadMemory>,
-    /// Smallest set found that stops every leak which can be stopped, as indices of switches.
+    /// Smallest set found that stops every curable leak, as indices of switches.
     pub cure: Vec<usize>,
-    /// Leaks that the cure stops.
+    /// Leaks that this set stops.
     pub stopped: Vec<WorkloadMemory>,
-    /// For each leak that can be stopped, the smallest set that stops it.
+    /// For each curable leak, the smallest set that stops it.
     pub by_track: Vec<(WorkloadMemory, Vec<usize>)>,
     /// Trials in order.
     pub trials: Vec<TrialReport>,
@@ -89,31 +89,28 @@ pub struct CureConclusion {
     pub legs: usize,
 }
 
-/// Phase of a bisection.
 #[derive(Clone, Debug, PartialEq)]
 enum CurePhase {
     Baseline,
     Alone,
     Together,
-    /// Size of the sets being tried, and the sets of this size still to try, the next one last.
+    /// Size of the sets in trial, and the untried sets of this size, the next one last.
     Sets(usize, Vec<Vec<usize>>),
-    /// A set that works, and the groups of switches still to remove from it, the next one last.
+    /// A set that works, and the groups of switches to remove from it, the next one last.
     Reduce(Vec<usize>, Vec<Vec<usize>>),
     Over(CureOutcome),
 }
 
-/// Processes without switches.
 #[derive(Clone, Debug, Default)]
 struct BaselineLegs {
     legs: Vec<TrialLeg>,
-    /// Number of consecutive failed legs.
     failed: u32,
-    /// Number of legs with switches since the last of these legs.
+    /// Legs with switches since the last leg without.
     since: u32,
 }
 
 impl BaselineLegs {
-    /// Adds a leg; the error is the reason why too many legs have failed in a row.
+    /// Adds a leg; fails with the last reason if too many legs have failed in a row.
     fn add(&mut self, leg: Result<TrialLeg, String>, failures: u32) -> Result<(), String> {
         match leg {
             Ok(leg) => {
@@ -126,16 +123,16 @@ impl BaselineLegs {
         Ok(())
     }
 
-    /// Returns true if a second leg is needed. A suspected leak may exist next to a certain one, and a cure
+    /// Returns true if a second leg is needed: a suspected leak may exist next to a certain one, and a cure
     /// has to stop both.
     fn is_unclear(&self) -> bool {
         let all = || self.legs.iter().flat_map(|leg| &leg.tracks).map(|(.., verdict)| *verdict);
         let leaks = all().any(GrowthVerdict::leaks);
-        // A second leg would also have too few readings, so repeat a short leg only if no leak is certain.
+        // A second leg would have too few readings as well: repeat a short leg only if no leak is certain.
         all().any(|verdict| verdict == GrowthVerdict::Suspected || (!verdict.is_known() && !leaks))
     }
 
-    /// Returns the kinds of memory that leak, or were suspected of a leak in two legs.
+    /// Returns the kinds of memory that leak in a leg, or are suspected in two.
     fn find_leaks(&self) -> Vec<WorkloadMemory> {
         let mut tracks: Vec<WorkloadMemory> = Vec::new();
         for (track, ..) in self.legs.iter().flat_map(|leg| &leg.tracks) {
@@ -150,7 +147,6 @@ impl BaselineLegs {
         tracks
     }
 
-    /// Returns the outcome if no leak was found: either there is none, or the readings were too few to know.
     fn nothing_found(&self) -> CureOutcome {
         if self.legs.iter().all(|leg| leg.short) {
             let why = "there are too few readings to say whether anything leaks".to_owned();
@@ -160,7 +156,7 @@ impl BaselineLegs {
     }
 }
 
-/// State machine of the bisection.
+/// Search for the smallest set of switches that stops all curable leaks.
 #[derive(Clone, Debug)]
 pub struct CurePlanner {
     policy: CurePolicy,
@@ -169,7 +165,7 @@ pub struct CurePlanner {
     phase: CurePhase,
     baseline: BaselineLegs,
     leaking: Vec<WorkloadMemory>,
-    /// Kinds of memory that some switch can stop; until that is known, all that leak.
+    /// Leaks that some switch can stop; until known, all leaks.
     targets: Vec<WorkloadMemory>,
     trials: Vec<SwitchTrial>,
     sets: u32,
@@ -261,7 +257,7 @@ impl CurePlanner {
         }
     }
 
-    /// Returns the progress for a display: finished trials, and the most trials by the end of this phase.
+    /// Returns the number of finished trials, and the most trials by the end of this phase.
     pub fn progress(&self) -> (usize, usize) {
         let done = self.trials.iter().filter(|trial| trial.closed).count();
         let open = match &self.phase {
@@ -282,13 +278,11 @@ impl CurePlanner {
             _ => {}
         }
         match self.trials.last() {
-            // Each inconclusive leg with a switch is followed by a baseline leg.
             Some(open) if !open.closed => !open.legs.is_empty() && self.baseline.since > 0,
             _ => self.phase != CurePhase::Baseline && self.baseline.since >= self.policy.baseline_every,
         }
     }
 
-    /// Judges the present trial by all legs so far.
     fn judge_open(&mut self) {
         let informs = matches!(self.phase, CurePhase::Alone | CurePhase::Together);
         let Some(trial) = self.trials.last_mut() else { return };
@@ -313,7 +307,6 @@ impl CurePlanner {
         })
     }
 
-    /// Returns the leaks that the cure stops.
     fn stopped(&self) -> Vec<WorkloadMemory> {
         let own = self.trials.iter().find(|trial| trial.arm.switches == self.cure);
         let Some(own) = own else { return Vec::new() };

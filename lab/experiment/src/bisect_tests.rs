@@ -14,7 +14,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 const SERIES: [MemoryKind; 3] =
     [MemoryKind::Host, MemoryKind::Vram(GpuIndex(0)), MemoryKind::Vram(GpuIndex(1))];
 
-/// A leak: its memory, its rate, and the switches that each stop it alone (none: it cannot be stopped).
+/// A leak, and the switches that each stop it alone; with no such switch, the leak cannot be stopped.
 #[derive(Clone, Debug)]
 struct OneLeak {
     series: usize,
@@ -27,7 +27,6 @@ struct Server {
     switches: usize,
     leaks: Vec<OneLeak>,
     clashes: Vec<[usize; 2]>,
-    /// Switches with which the server does not start.
     crash: Vec<usize>,
     /// Tokens per second with each switch, as a share.
     speed: Vec<(usize, f64)>,
@@ -60,7 +59,7 @@ impl Server {
         finding(series, 100.0 * slower, ended)
     }
 
-    /// Returns the size of the smallest set that stops all memories that can be stopped, and those memories.
+    /// Returns the size of the smallest set that stops all curable leaks, and the memories of those leaks.
     fn smallest(&self) -> (usize, Vec<usize>) {
         let leaking = |series: usize| self.leaks.iter().any(|leak| leak.series == series);
         let curable = |series: usize| {
@@ -125,7 +124,7 @@ fn numbers() -> CurePolicy {
     warden_policies::defaults().diagnose.cure.clone()
 }
 
-/// Returns the conclusion, and the sets in running order.
+/// Returns the conclusion, and the tried sets in running order.
 fn cure(server: &Server, policy: &CurePolicy) -> (CureConclusion, Vec<SwitchSet>) {
     let mut planner = CurePlanner::new(policy, server.switches, server.clashes.clone());
     let mut arms = Vec::new();
@@ -286,7 +285,6 @@ fn a_suspicion_is_looked_at_twice() {
     );
 }
 
-/// Creates a leg with these verdicts.
 fn leg(verdicts: &[(MemoryKind, GrowthVerdict)]) -> LegFinding {
     let one = |(series, verdict): &(MemoryKind, GrowthVerdict)| {
         let rate = if *verdict >= GrowthVerdict::Suspected { MIB } else { 0.0 };
@@ -420,7 +418,6 @@ proptest! {
             prop_assert_eq!(seen.series_of(track.series).unwrap().verdict, GrowthVerdict::Steady);
         }
         prop_assert!(conclusion.cure.iter().all(|one| !server.crash.contains(one)));
-        // No switch of the cure can be removed.
         for spared in &conclusion.cure {
             let less: Vec<usize> = conclusion.cure.iter().copied().filter(|one| one != spared).collect();
             let rest = server.finding(&SwitchSet { switches: less });

@@ -1,4 +1,4 @@
-//! Judges if a crash recurs, and if a switch stops it.
+//! Tests if a crash recurs, and if a switch stops it. Runs nothing.
 //!
 //! ```text
 //!  the same work in fresh processes ──> died, survived, died, … ──> Always | Sometimes | NotAgain
@@ -6,16 +6,14 @@
 //!                 survivors ─────────> Stops, once a switch without effect would hardly have shown as much
 //! ```
 //!
-//! Recurrence and cure are sequential tests with declared error rates:
+//! Both are sequential tests with declared error rates:
 //!
-//! - **Recurrence**: Wald's test between death probabilities `seldom` and `always`. A mixed result at the
+//! - **Recurrence**: Wald's test between the death probabilities `seldom` and `always`. A mixed result at the
 //!   largest number of processes is `Sometimes`.
-//! - **Stops**: two null hypotheses must both be rejected: each process dies with some probability, or each
+//! - **Stops**: two null hypotheses must be rejected: each process dies with some probability, or each
 //!   request kills with some probability, both independent of the switch. The first is tested at its worst
-//!   probability. Under the second, deaths occur in proportion to the numbers of requests with and without
-//!   the switch, so a surviving process counts by its number of requests.
-//!
-//! This module runs nothing.
+//!   probability. Under the second, deaths are proportional to requests, so a surviving process counts by its
+//!   requests.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +36,7 @@ pub struct CrashRun {
     pub died: bool,
 }
 
-/// Recurrence of a crash.
+/// Answer to the question if a crash recurs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CrashRecurrence {
@@ -90,8 +88,7 @@ pub fn judge(policy: &CrashPolicy, without: &[CrashRun], with: &[CrashRun]) -> S
     if with.iter().any(|run| run.died) {
         return SwitchEffect::Nothing;
     }
-    // The error rate is halved, because the test may end in two ways: with or without survivors among the
-    // processes run without the switch.
+    // Half of the error rate, because processes without the switch may all die, or some may survive.
     if no_effect_probability(without, with) <= policy.false_cure / 2.0 {
         SwitchEffect::Stops
     } else {
@@ -99,8 +96,8 @@ pub fn judge(policy: &CrashPolicy, without: &[CrashRun], with: &[CrashRun]) -> S
     }
 }
 
-/// Returns the greatest probability, for a switch without effect, of at least as many deaths without the
-/// switch and none with it.
+/// Returns the greatest probability of at least as many deaths without the switch, and none with it, if the
+/// switch has no effect.
 pub fn no_effect_probability(without: &[CrashRun], with: &[CrashRun]) -> f64 {
     let died = without.iter().filter(|run| run.died).count();
     if died == 0 || with.is_empty() {
@@ -118,10 +115,9 @@ pub fn no_effect_probability(without: &[CrashRun], with: &[CrashRun]) -> f64 {
     per_process.max(per_request)
 }
 
-/// Returns the binomial probability of at least `hits` in `tries`.
 fn binomial_tail(hits: usize, tries: usize, chance: f64) -> f64 {
     let mut all = 0.0;
-    // Probability of exactly `count` hits, starting with 0.
+    // Probability of exactly `count` hits.
     let mut one = (1.0 - chance).powf(length_as_f64(tries));
     for count in 0..=tries {
         if count >= hits {

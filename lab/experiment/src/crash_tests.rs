@@ -1,4 +1,4 @@
-//! Checks the declared error rates by enumerating all courses.
+//! Checks the declared error rates by enumerating all sequences of deaths and survivals.
 
 use super::*;
 
@@ -14,7 +14,7 @@ const fn survived(requests: u64) -> CrashRun {
     CrashRun { requests, died: false }
 }
 
-/// Adds up the probability of each verdict for a crash with this death probability, over all courses.
+/// Adds up the probability of each verdict, over all sequences, for a crash with this death probability.
 fn course(policy: &CrashPolicy, chance: f64, runs: &mut Vec<CrashRun>, weight: f64, found: &mut [f64; 3]) {
     let place = match judge_recurrence(policy, runs) {
         CrashRecurrence::Undecided => {
@@ -45,8 +45,7 @@ fn what_comes_half_of_the_time_is_hardly_ever_called_certain_and_what_is_certain
         course(&policy, chance, &mut Vec::new(), 1.0, &mut found);
         assert!((found.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{found:?}");
         assert!(found[0] <= always_most && found[0] >= always_least, "{chance}: {found:?}");
-        // Wald's bounds are for tests without a limit of processes; a test cut off by the limit gives
-        // `Sometimes`.
+        // Wald's bounds do not hold at the largest number of processes, where the verdict is `Sometimes`.
         if chance >= policy.always {
             assert!(found[2] <= policy.false_seldom, "{chance}: {found:?}");
         }
@@ -54,8 +53,8 @@ fn what_comes_half_of_the_time_is_hardly_ever_called_certain_and_what_is_certain
     assert_eq!(judge_recurrence(&policy, &[]), CrashRecurrence::Undecided);
 }
 
-/// Returns the probability that a switch without effect is called a cure: first repetitions until judged,
-/// then alternating processes with and without it.
+/// Returns the probability that a switch without effect is called a cure. Repetitions run until they are
+/// judged; then processes with and without the switch alternate.
 fn false_cure(policy: &CrashPolicy, chance: f64) -> f64 {
     fn repeat(policy: &CrashPolicy, chance: f64, runs: &mut Vec<CrashRun>, weight: f64) -> f64 {
         if weight < 1e-8 {
@@ -82,7 +81,7 @@ fn false_cure(policy: &CrashPolicy, chance: f64) -> f64 {
         if weight < 1e-8 || with.len() >= policy.runs_most {
             return 0.0;
         }
-        // A death with the switch: no cure.
+        // A death with the switch ends the test without a cure.
         let weight = weight * (1.0 - chance);
         with.push(survived(180));
         let mut all = 0.0;

@@ -10,11 +10,9 @@
 //!           ubatch                     slot's context
 //! ```
 //!
-//! llama-server allocates buffers for the largest prompt so far and keeps them, so the cost of a length is
-//! the highest value measured up to that length. The curve is linear between measured lengths. Beyond the
-//! longest, the curve continues with the slope of its upper half. If a pool that keeps every outgrown buffer
-//! explains the measurements far better, the curve continues like such a pool. This module measures
-//! nothing itself.
+//! llama-server allocates buffers for the largest prompt so far and keeps them, so a length costs the highest
+//! value measured up to that length. Between measured lengths the curve is linear. Beyond the longest, the
+//! curve keeps the slope of its upper half, or follows a pool of outgrown buffers if that fits far better.
 
 use serde::{Deserialize, Serialize};
 
@@ -49,8 +47,8 @@ pub struct ServerSetup {
     pub slots: u32,
     /// Longest prompt of one slot, in tokens.
     pub slot_context: u64,
-    /// Tokens of context that `-c` gives to one prompt; a slot has less if the model was trained with less.
-    /// `None` if not reported.
+    /// Tokens of context that `-c` gives to one prompt, if reported; a slot has less if the model was trained
+    /// with less.
     #[serde(default)]
     pub sequence_context: Option<u64>,
     /// `-ub`: tokens per micro-batch.
@@ -58,19 +56,19 @@ pub struct ServerSetup {
 }
 
 impl ServerSetup {
-    /// Returns the tokens per prompt when all slots are full at the same time.
+    /// Returns the tokens of each prompt when all slots are full.
     pub fn full_slot(&self) -> u64 {
         (self.context / u64::from(self.slots.max(1))).min(self.slot_context)
     }
 
-    /// Returns the longest prompt of one slot with another `-c`, in tokens, at most the training context.
+    /// Returns the longest prompt of one slot with another `-c`, in tokens.
     fn slot_context_with(&self, context: u64) -> u64 {
         let Self { slot_context: slot, context: all, .. } = *self;
         match self.sequence_context {
             _ if all == 0 => context,
             Some(sequence) => slot.min(scale_ratio(sequence, context, all)),
             None if slot >= all => context,
-            // The slot's context may be a share of `-c` or a fixed limit: assume the larger result.
+            // The slot's context is a share of `-c` or a fixed limit: assume the larger result.
             None => slot.min(context),
         }
     }
@@ -83,9 +81,9 @@ pub struct PromptCurve {
     pub series: MemoryKind,
     /// Bytes of the process before the first prompt.
     pub idle: u64,
-    /// Prompt lengths in ascending order, each with the bytes above `idle` for one prompt of that length.
+    /// Prompt lengths in ascending order, each with the bytes above `idle` for one such prompt.
     points: Vec<(u64, f64)>,
-    /// Length of the prompts that were measured concurrently, and the extra bytes per concurrent prompt.
+    /// Length of the concurrent prompts, and the extra bytes for each prompt after the first.
     more: Option<(u64, f64)>,
     ubatch: u64,
     /// Slope beyond the longest prompt: bytes per token, plus bytes per token of [`hoarded_tokens`].
@@ -128,7 +126,7 @@ impl PromptCurve {
         &self.points
     }
 
-    /// Returns a curve from prompts of at most `tokens`, to check its prediction against longer prompts.
+    /// Returns a curve from prompts of at most `tokens`, to compare its prediction with longer prompts.
     #[must_use]
     pub fn truncated_at(&self, tokens: u64) -> Option<Self> {
         let points: Vec<_> = self.points.iter().copied().filter(|(own, _)| *own <= tokens).collect();
@@ -136,17 +134,16 @@ impl PromptCurve {
         Some(Self { points, more: None, beyond, ..self.clone() })
     }
 
-    /// Returns the predicted bytes per token just beyond the longest measured prompt, over a quarter of its
-    /// length.
+    /// Returns the predicted bytes per token of the next quarter beyond the longest measured prompt.
     pub(crate) fn end_slope(&self) -> f64 {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let more = (longest / 4).max(1);
         (self.above_idle(longest + more) - self.above_idle(longest)) / as_f64(more)
     }
 
-    /// Returns the highest cost per token beyond the largest prompt so far, for admission: that of the
-    /// steepest stretch of at least a quarter of the longest length. The first micro-batch is left out,
-    /// because the first requests of every process pay for it.
+    /// Returns the bytes that admission reserves per token above the largest prompt so far: the steepest
+    /// stretch of at least a quarter of the longest length. The first micro-batch is left out, because the
+    /// first requests of every process pay for it.
     pub fn price(&self) -> PromptPrice {
         let longest = self.points.last().map_or(0, |(tokens, _)| *tokens);
         let above: Vec<(u64, f64)> =
@@ -159,8 +156,7 @@ impl PromptCurve {
         }
     }
 
-    /// Returns the extra bytes that the first prompt longer than a micro-batch costs besides its tokens.
-    /// `None` if not measured, or if there is no such step.
+    /// Returns the extra bytes of the first prompt longer than a micro-batch; `None` without such a step.
     pub fn step(&self) -> Option<u64> {
         let below = self.points.iter().rfind(|(tokens, _)| *tokens <= self.ubatch)?;
         let above = self.points.iter().find(|(tokens, _)| *tokens > self.ubatch)?;
@@ -169,7 +165,6 @@ impl PromptCurve {
         (step > 0.0).then(|| round_bytes(step))
     }
 
-    /// Returns the bytes above `idle` for one prompt of this length.
     pub(crate) fn above_idle(&self, tokens: u64) -> f64 {
         let mut before = (0, 0.0);
         for point in &self.points {
@@ -192,8 +187,7 @@ impl PromptCurve {
     pub fn bytes_at(&self, tokens: u64, together: u32) -> u64 {
         let others = as_f64(u64::from(together.max(1) - 1));
         let more = self.more.map_or(0.0, |(measured, bytes)| {
-            // Each concurrent prompt costs extra bytes in proportion to its length, for its part of the cache
-            // that attention reads.
+            // Attention reads the cache of each concurrent prompt, which costs in proportion to its length.
             bytes * as_f64(tokens) / as_f64(measured.max(1))
         });
         self.idle.saturating_add(round_bytes(self.above_idle(tokens) + others * more))
@@ -204,7 +198,6 @@ impl PromptCurve {
         self.bytes_at(setup.slot_context, 1).max(self.bytes_at(setup.full_slot(), setup.slots))
     }
 
-    /// Returns the worst case in bytes with another `-c`.
     fn worst_with(&self, setup: &ServerSetup, context: u64) -> u64 {
         let slot_context = setup.slot_context_with(context);
         let sequence_context =
@@ -226,27 +219,25 @@ pub struct HeadroomVerdict {
     pub limit: Option<u64>,
     /// Tokens of context in the worst case.
     pub context: u64,
-    /// Largest `-c` that would fit; `None` if the present `-c` fits, or no value would.
+    /// Largest `-c` that fits; `None` if the present `-c` fits, or no value does.
     pub smaller_context: Option<u64>,
-    /// Largest `-ub` that would fit; `None` if the present `-ub` fits, no value would, or no smaller value
-    /// was measured.
+    /// Largest `-ub` that fits; `None` if the present `-ub` fits, or no smaller value is known to fit.
     pub smaller_ubatch: Option<u64>,
     /// Bytes per token of context before any prompt, mostly KV cache; `None` if not measured.
     #[serde(default)]
     pub context_token: Option<f64>,
     /// Bytes per prompt token.
     pub price: PromptPrice,
-    /// Bytes that the second micro-batch of a prompt adds once.
+    /// Bytes that the first prompt longer than a micro-batch adds once.
     pub step: Option<u64>,
 }
 
-/// Returns the settings of headroom. `defaults.toml`, section `[diagnose.headroom]`, gives the reasons.
 fn headroom_config() -> &'static defaults::Headroom {
     &defaults().diagnose.headroom
 }
 
-/// Compares the worst case with the limit. `smaller`: the curve measured with smaller micro-batches, and
-/// their size. `context_token`: measured bytes per token of context before any prompt.
+/// Compares the worst case with the limit. `smaller` is the curve with a smaller micro-batch, and its size;
+/// `context_token` is the measured bytes per token of context before any prompt.
 pub fn judge(
     curve: &PromptCurve,
     setup: &ServerSetup,
@@ -271,7 +262,7 @@ pub fn judge(
     let step = previous_power_of_two(setup.context / headroom_config().context_steps)
         .max(headroom_config().context_grain);
     let mut context = setup.context.saturating_sub(1) / step * step;
-    // A smaller context limits the prompt length, and takes less memory itself.
+    // A smaller context limits the prompts and needs less memory itself.
     let with = |context: u64| {
         let saved = context_token.unwrap_or(0.0) * as_f64(setup.context - context);
         curve.worst_with(setup, context).saturating_sub(round_bytes(saved))
@@ -353,7 +344,6 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// Returns the bytes per token between all pairs of points that are at least `apart` tokens apart.
 fn slopes(points: &[(u64, f64)], apart: u64) -> Vec<f64> {
     let mut slopes = Vec::new();
     for (at, early) in points.iter().enumerate() {
@@ -373,12 +363,10 @@ fn scale_ratio(value: u64, part: u64, whole: u64) -> u64 {
     u64::try_from(product).unwrap_or(u64::MAX)
 }
 
-/// Returns the largest power of two up to the number; 0 for 0.
 fn previous_power_of_two(number: u64) -> u64 {
     number.checked_ilog2().map_or(0, |log| 1 << log)
 }
 
-/// Rounds to whole bytes, never below zero.
 fn round_bytes(value: f64) -> u64 {
     truncate_to_u64(value.round())
 }

@@ -1,4 +1,4 @@
-//! Curves of simulated servers, and the verdicts on them.
+//! Curves and verdicts of simulated servers.
 
 use super::*;
 use warden_policies::sample::GpuIndex;
@@ -61,7 +61,7 @@ fn the_peak_of_a_hoarding_pool_is_predicted_within_five_percent_from_half_of_its
             let setup = ServerSetup { ubatch, ..setup(context, 1) };
             let tokens = |share: &f64| warden_policies::units::scale_bytes(context, *share);
             let all: Vec<u64> = lengths.iter().map(tokens).collect();
-            // A driver counts in pieces of 2 MiB, and the cache grows by single tokens.
+            // The driver counts in pieces of 2 MiB; the cache grows by single tokens.
             let real = |tokens: u64| {
                 idle + tokens * 100 + hoard(tokens, ubatch, per_token).next_multiple_of(2 * MIB)
             };
@@ -170,11 +170,11 @@ fn a_smaller_context_also_frees_its_kv_cache_where_that_was_measured() {
     let idle = 1152 * MIB;
     let peaks = alone(&[512, 2048, 4096, 8192], |tokens| idle + tokens * 65_536);
     let curve = PromptCurve::from_peaks(VRAM, idle, &peaks, &setup).unwrap();
-    // Even the idle server does not fit, so the prompts' cost alone shows that no context would do.
+    // The idle server does not fit, so without the context's own memory no context would fit either.
     let limit = Some(1044 * MIB);
     let blind = judge(&curve, &setup, limit, None, None);
     assert_eq!(blind.smaller_context, None);
-    // 128 KiB per token of context: 128 MiB remain without context, and 192 KiB per token fit into 916 MiB.
+    // At 128 KiB per token, 128 MiB remain without context, and 192 KiB per token fit into 916 MiB.
     let seen = judge(&curve, &setup, limit, None, Some(131_072.0));
     assert_eq!(seen.smaller_context, Some(4096));
     let hopeless = judge(&curve, &setup, Some(100 * MIB), None, Some(131_072.0));
@@ -183,7 +183,7 @@ fn a_smaller_context_also_frees_its_kv_cache_where_that_was_measured() {
 
 #[test]
 fn a_slot_that_the_model_limits_stays_as_long_as_a_smaller_context_lets_it() {
-    // Trained on 32,768 tokens: half the context changes nothing for the longest prompt.
+    // The model was trained on 32,768 tokens, so half the context does not shorten the longest prompt.
     let capped = ServerSetup {
         context: 131_072,
         slots: 1,

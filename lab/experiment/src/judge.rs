@@ -13,18 +13,17 @@ use warden_policies::growth::{
 use warden_policies::sample::{BackendSample, MemoryKind, WorkDone};
 use warden_policies::units::{as_f64, scale_bytes};
 
-/// Rise that still counts as settled, as a share of the least rise (8 MiB of host memory, 3 MiB of VRAM). A
-/// heap moves less than that in a minute of even work.
+/// Rise that still counts as settled, as a share of the least rise that counts (8 MiB of host memory, 3 MiB
+/// of VRAM). A heap moves less than that in a minute of even work.
 const NEAR_SHARE: f64 = 0.125;
-/// Growth of VRAM per request that counts as none. Servers without a leak have constant VRAM; the smallest
-/// known leak is 0.22 MiB per request.
+/// Growth per request that counts as none. Servers without a leak have constant VRAM; the smallest known leak
+/// is 0.22 MiB per request.
 const STILL_VRAM_BYTES: u64 = 50 << 10;
-/// Growth of host memory per request that counts as none. Servers without a leak grew by up to 0.05 MiB per
+/// Growth per request that counts as none. Servers without a leak grew by up to 0.05 MiB of host memory per
 /// request; the smallest known leak is 1.1 MiB.
 const STILL_HOST_BYTES: u64 = 100 << 10;
-/// Share of the leg's readings that is added if a leak is suspected. A leak that the last test missed by
-/// chance is found by the next three or four tests. A slowly filling cache would need many times more
-/// readings; the leg does not wait for that.
+/// Share of the leg's readings that is added if a leak is suspected. The next three or four tests find a leak
+/// that the last test missed by chance. A slowly filling cache would need many times more readings.
 const DOUBT_SHARE: f64 = 0.5;
 
 /// Decision after a reading.
@@ -36,7 +35,7 @@ pub enum LegDecision {
     Decided,
 }
 
-/// Judges one leg.
+/// Judge of one leg.
 #[derive(Clone, Debug)]
 pub struct LegJudge {
     workload: Workload,
@@ -47,7 +46,6 @@ pub struct LegJudge {
     readings: Vec<LegReading>,
 }
 
-/// Returns the growth in bytes per request that counts as none.
 fn still_bytes(series: MemoryKind) -> u64 {
     match series {
         MemoryKind::Host => STILL_HOST_BYTES,
@@ -56,8 +54,8 @@ fn still_bytes(series: MemoryKind) -> u64 {
 }
 
 impl LegJudge {
-    /// Creates a judge for a leg of at most `steps` readings. `policy` is the policy of the leak detector;
-    /// the changes for experiments in `numbers` are applied to it.
+    /// Creates a judge for a leg of at most `steps` readings. `numbers` adapts the leak detector's `policy`
+    /// to experiments.
     pub fn new(workload: Workload, steps: u64, policy: &GrowthPolicy, numbers: &Diagnose) -> Self {
         let policy = GrowthPolicy { allowance_slack: numbers.allowance_slack, ..policy.clone() };
         Self {
@@ -80,8 +78,8 @@ impl LegJudge {
         self.monitor.growth()
     }
 
-    /// Returns the most readings of this leg. The leg is extended if a leak is suspected, because an
-    /// undecided result is useless.
+    /// Returns the most readings of this leg. A suspected leak extends the leg, because an undecided result
+    /// is useless.
     pub fn readings_most(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let suspected = self.growth().iter().any(|growth| match growth.verdict {
@@ -96,15 +94,14 @@ impl LegJudge {
         self.steps.saturating_add(if suspected { scale_bytes(self.steps, DOUBT_SHARE) } else { 0 })
     }
 
-    /// Adds a reading. `allowed`: host memory that the server is configured to cache and that is not
-    /// measured. `graphs`: number of captured CUDA graphs by the server's memory report; `None` if unknown or
-    /// limited.
+    /// Adds a reading. `allowed` is host memory that the server may cache and that is not measured. `graphs`
+    /// is the number of captured CUDA graphs in the server's memory report; `None` if unknown or limited.
     pub fn observe(&mut self, sample: BackendSample, allowed: u64, graphs: Option<u64>) -> LegDecision {
         self.monitor.set_allowance(MemoryKind::Host, allowed);
         self.monitor.observe(&sample);
         self.readings.push(LegReading { sample, allowed, graphs });
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
-        // A complete judgement costs some milliseconds, so judge only from time to time.
+        // A complete judgement costs some milliseconds.
         let look = taken >= self.numbers.decide_after && taken.is_multiple_of(self.policy.test_every.max(1));
         if look && self.monitor.growth().iter().all(|growth| self.is_decided(growth)) {
             LegDecision::Decided
@@ -114,14 +111,14 @@ impl LegJudge {
     }
 
     fn is_decided(&self, growth: &SeriesGrowth) -> bool {
-        // Leave out measured pools, because their growth is known not to be a leak.
+        // Growth of measured pools is known not to be a leak.
         let levels = levels(growth.series, &self.readings, false);
         let slope = slope(after_start(&levels), &self.policy);
         match growth.verdict {
             GrowthVerdict::Warming | GrowthVerdict::Suspected => false,
             GrowthVerdict::Leaking => slope
                 .is_some_and(|slope| (slope.high - slope.low) <= self.numbers.tight * slope.value.max(0.0)),
-            // `Decided` if even the upper end of the interval cannot become a leak in the rest of the leg.
+            // Decided if even the interval's upper end cannot become a leak in the rest of the leg.
             GrowthVerdict::Steady | GrowthVerdict::Bounded => slope.is_some_and(|slope| {
                 let whole = slope.high * as_f64(self.steps) * requests_per_step(&levels);
                 whole < as_f64(self.least_rise(&levels, growth.series)) * self.policy.settle_share
@@ -129,7 +126,6 @@ impl LegJudge {
         }
     }
 
-    /// Returns the smallest rise that counts, in bytes.
     fn least_rise(&self, levels: &[MemoryLevel], series: MemoryKind) -> u64 {
         match series {
             MemoryKind::Host => {
@@ -157,8 +153,8 @@ impl LegJudge {
         }
     }
 
-    /// Returns the number of readings needed for a verdict. If a leg had the least sufficient number and no
-    /// verdict, twice as many are needed, because its start took unusually long.
+    /// A leg without a verdict after the fewest sufficient readings had a long start, and needs twice as
+    /// many.
     fn readings_needed(&self) -> u64 {
         let taken = u64::try_from(self.readings.len()).unwrap_or(u64::MAX);
         let least = fewest_readings(&self.policy, &self.numbers);
@@ -198,8 +194,8 @@ impl LegJudge {
         }
     }
 
-    /// Applies the graph counts of the memory report to a verdict. If the number of graphs grows with every
-    /// request, and the memory with it, a suspected leak is confirmed.
+    /// Confirms a suspected leak if the number of CUDA graphs grows with every request, and the memory with
+    /// it.
     fn apply_graphs(
         &self,
         series: MemoryKind,
@@ -207,7 +203,7 @@ impl LegJudge {
     ) -> (GrowthVerdict, Option<CorrelatedHandles>) {
         let trace = |reading: &LegReading| {
             let sample = &reading.sample;
-            // Measured pools do not belong to graphs, so subtract them.
+            // Measured pools do not belong to graphs.
             let measured = sample.charged(series)?.saturating_sub(sample.pooled(series).unwrap_or(0));
             let handles = [as_f64(reading.graphs?), 0.0];
             Some(TracedMoment { requests: sample.work.requests, measured, counted: 0, handles })
@@ -220,8 +216,7 @@ impl LegJudge {
         (verdict, found.along.filter(|_| verdict.grows()))
     }
 
-    /// Returns the verdict of the leak detector, which ignores measured pools; growth within these pools is
-    /// reported as bounded.
+    /// The leak detector ignores measured pools; growth within them is reported as bounded.
     fn verdict(&self, growth: &SeriesGrowth, levels: &[MemoryLevel]) -> GrowthVerdict {
         let pools = pools(growth.series, &self.readings);
         let bytes = || pools.iter().map(|level| level.bytes);
@@ -232,8 +227,8 @@ impl LegJudge {
         if fills && growth.verdict == GrowthVerdict::Steady { GrowthVerdict::Bounded } else { growth.verdict }
     }
 
-    /// Returns the verdict, but not `Steady` if the memory rises up to the end of the leg: such a rise may
-    /// be a leak, although the detector, which must avoid false alarms for years, ignores it as too small.
+    /// Replaces `Steady` if the memory rises up to the end of the leg. The detector ignores so small a rise,
+    /// because it must avoid false alarms for years.
     fn cautious_verdict(&self, growth: &SeriesGrowth, levels: &[MemoryLevel]) -> GrowthVerdict {
         let verdict = self.verdict(growth, levels);
         let per_request = slope(after_start(levels), &self.policy);
@@ -266,7 +261,7 @@ impl LegJudge {
         let settled = median(&mut last).unwrap_or(0.0) - as_f64(step);
         let below = levels.iter().rposition(|level| as_f64(level.bytes) < settled);
         let from = below.map_or(0, |index| index + 1);
-        // If memory still moved in the last third, too little time is left to see the growth stop.
+        // Memory still moved in the last third, too late to see the growth stop.
         if from > levels.len() - third {
             return GrowthEnd::Unknown;
         }
@@ -295,10 +290,10 @@ impl LegJudge {
 }
 
 /// Finds the unit of work that causes the growth of one kind of memory. `legs` holds each leg's readings in
-/// order. The start of each leg, and growth within measured pools, are left out.
+/// order; the start of each leg and growth within measured pools are left out.
 ///
-/// Within one leg all requests do much the same work, so leaks per request, per image and per token look
-/// alike. Legs with different work separate them: if text causes no growth, the leak is not one per request.
+/// Requests of one leg do much the same work, so leaks per request, per image and per token look alike. Legs
+/// with different work separate them: if text causes no growth, the leak is not one per request.
 pub fn blame_across(series: MemoryKind, legs: &[&[LegReading]], policy: &GrowthPolicy) -> GrowthBlame {
     let without_start = |readings: &&[LegReading]| after_start(&levels(series, readings, false)).to_vec();
     let processes: Vec<_> = legs.iter().map(without_start).collect();
@@ -312,7 +307,6 @@ pub fn fewest_readings(policy: &GrowthPolicy, numbers: &Diagnose) -> u64 {
     least.max(numbers.decide_after)
 }
 
-/// Returns the readings of one kind of memory, with or without measured pools.
 pub(super) fn levels(series: MemoryKind, readings: &[LegReading], with_pools: bool) -> Vec<MemoryLevel> {
     let level = |reading: &LegReading| {
         let sample = &reading.sample;
@@ -331,12 +325,10 @@ fn pools(series: MemoryKind, readings: &[LegReading]) -> Vec<MemoryLevel> {
     readings.iter().filter_map(level).collect()
 }
 
-/// Returns the readings after the start (the first third) of a leg.
 pub(super) fn after_start(levels: &[MemoryLevel]) -> &[MemoryLevel] {
     &levels[levels.len() / 3..]
 }
 
-/// Returns the mean number of requests between two readings.
 fn requests_per_step(levels: &[MemoryLevel]) -> f64 {
     let (Some(first), Some(last)) = (levels.first(), levels.last()) else { return 1.0 };
     let steps = u64::try_from(levels.len().saturating_sub(1)).unwrap_or(0);

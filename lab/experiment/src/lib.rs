@@ -7,9 +7,8 @@
 //!  readings ──> blame_across: the unit of work that causes the growth, over all legs together
 //! ```
 //!
-//! Verdicts come from the leak detector ([`warden_policies::growth`]): in service, llama-warden would have
-//! replaced a backend for each leak found here. An experiment only provides enough work of one kind, and no
-//! other work.
+//! Verdicts come from the leak detector ([`warden_policies::growth`]): in service, llama-warden would replace
+//! a backend for each leak found here. An experiment only provides enough work of one kind.
 
 use std::time::Duration;
 
@@ -42,18 +41,17 @@ pub use workload::{Workload, WorkloadError};
 pub struct LegReading {
     /// Memory, and the work done so far.
     pub sample: BackendSample,
-    /// Bytes of host memory that the server was known to be configured to cache and that are not measured.
+    /// Bytes of host memory that the server may cache, by its settings, and that are not measured.
     pub allowed: u64,
-    /// Number of captured CUDA graphs by the server's memory report; `None` without a report, or if it is
-    /// limited.
+    /// Number of captured CUDA graphs in the server's memory report; `None` without a report, or if limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<u64>,
 }
 
-/// Speed of a leg.
+/// Speed of the server during a leg.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LegSpeed {
-    /// Generated tokens per second of one generating slot; `None` if the server does not report it.
+    /// Tokens per second of one generating slot; `None` if the server does not report them.
     pub tokens_per_second: Option<f64>,
     /// Median time from sending a request to the first token of its answer.
     #[serde(rename = "first_token_seconds", with = "warden_policies::seconds")]
@@ -84,8 +82,7 @@ pub struct SeriesFinding {
     pub series: MemoryKind,
     /// Verdict of the leak detector.
     pub verdict: GrowthVerdict,
-    /// Growth in bytes per request after the start of the leg, with a 95 % interval; `None` with too few
-    /// readings.
+    /// Growth in bytes per request after the start of the leg, with a 95 % interval.
     pub per_request: Option<IntervalEstimate>,
     /// Bytes per request that went into measured pools, which the server keeps on purpose.
     pub pooled_per_request: Option<f64>,
@@ -95,7 +92,7 @@ pub struct SeriesFinding {
     pub per_output_token: Option<f64>,
     /// Growth in bytes per image; `None` without images.
     pub per_image: Option<f64>,
-    /// Tells if the growth ended.
+    /// End of the growth, if it ended.
     pub settles: GrowthEnd,
     /// Unit of work that causes the growth; only for a certain or suspected leak.
     pub blame: Option<GrowthBlame>,
@@ -105,14 +102,14 @@ pub struct SeriesFinding {
     pub last: u64,
     /// Most bytes at any reading between requests.
     pub peak: u64,
-    /// Smallest growth in bytes per request that could have been detected as a leak in a leg of this length.
+    /// Smallest growth, in bytes per request, that a leg of this length can show to be a leak.
     pub sees: f64,
-    /// Captured CUDA graphs, by the server's memory report, if their number grows with requests and memory.
+    /// Captured CUDA graphs, if their number grows with requests and memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<CorrelatedHandles>,
 }
 
-/// Detection limit in bytes per request above which a leg was too short to detect anything.
+/// Bytes per request above which a leg was too short to detect anything.
 const DETECTION_LIMIT_MOST: f64 = 1e15;
 
 impl SeriesFinding {
@@ -157,7 +154,6 @@ pub enum LegEnd {
 }
 
 impl LegEnd {
-    /// Returns the description if the server died or failed.
     pub(crate) fn failure(&self) -> Option<&String> {
         match self {
             Self::Crashed { why } | Self::Killed { why } | Self::Failed { why } => Some(why),
@@ -166,12 +162,12 @@ impl LegEnd {
     }
 }
 
-/// Finding of a leg: one fresh process under one workload.
+/// Findings on a leg: one fresh process under one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LegFinding {
     /// Workload of the leg.
     pub workload: Workload,
-    /// Number of readings, which is also the number of steps.
+    /// Number of readings; one follows each step of work.
     pub steps: u64,
     /// Estimated number of readings that a verdict needs.
     #[serde(default)]
@@ -189,8 +185,7 @@ pub struct LegFinding {
     /// Crash that ended the leg, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash: Option<crash::WorkloadCrash>,
-    /// True for a repetition without the prompt cache, made because with it the cause of the growth was
-    /// unclear.
+    /// True if the work was repeated without the prompt cache, to tell a leak from a filling cache.
     #[serde(default)]
     pub control: bool,
 }
@@ -206,7 +201,7 @@ impl LegFinding {
         self.series.iter().find(|found| found.series == series)
     }
 
-    /// Returns true if host memory grew within declared caches whose size is not measured.
+    /// Returns true if host memory grew within caches that the server may fill and that are not measured.
     pub fn is_ambiguous(&self) -> bool {
         let host = self.series_of(MemoryKind::Host);
         host.is_some_and(|host| {
@@ -216,13 +211,12 @@ impl LegFinding {
         })
     }
 
-    /// Returns true if the leg cannot show a leak: some kind of memory has too few readings, or none was
-    /// read.
+    /// Returns true if some kind of memory has too few readings, or none was read.
     pub fn is_too_short(&self) -> bool {
         self.series.is_empty() || self.series.iter().any(SeriesFinding::is_too_short)
     }
 
-    /// Returns the leg as a crash run; `None` if it is unknown if the server survived.
+    /// Returns the leg as a crash run; `None` if the leg does not show if the server survived.
     pub fn as_crash_run(&self) -> Option<crash::CrashRun> {
         if let Some(crash) = &self.crash {
             return Some(crash::CrashRun { requests: crash.at_request, died: true });

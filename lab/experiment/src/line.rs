@@ -10,11 +10,10 @@ use warden_policies::units::as_f64;
 /// A line of bytes over requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FittedLine {
-    /// First request of the fit; earlier requests are the start of the leg, which is not judged.
+    /// First request of the fit, after the start of the leg.
     pub from: f64,
     /// Last request of the fit.
     pub to: f64,
-    /// Bytes per request.
     slope: IntervalEstimate,
     /// Centre of the readings, where the slope's uncertainty has no effect.
     middle: (f64, f64),
@@ -23,7 +22,7 @@ pub struct FittedLine {
 }
 
 impl FittedLine {
-    /// Fits a line with the slope of a finding through its readings; `None` with fewer than two readings.
+    /// Fits a line with this slope through the readings; `None` with fewer than two readings.
     pub fn through_readings(
         series: MemoryKind,
         readings: &[LegReading],
@@ -45,8 +44,8 @@ impl FittedLine {
         Some(Self { from, to, slope: per_request, middle: (center, median(&mut rests)?), scatter })
     }
 
-    /// Returns the bytes of the line at a number of answered requests. The interval covers the slope's
-    /// uncertainty and the scatter of readings.
+    /// Returns the line's bytes after this many requests. The interval covers the slope's uncertainty and the
+    /// scatter of readings.
     pub fn value_at(&self, requests: f64) -> IntervalEstimate {
         let away = requests - self.middle.0;
         let value = self.middle.1 + self.slope.value * away;
@@ -84,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_line_goes_through_the_readings_after_the_start_and_its_range_holds_them() {
-        // A steep start, which the line excludes.
+        // The line leaves out a steep start.
         let bytes = |n: u64| if n < 20 { 10_000 * n } else { 200_000 + 1000 * n + n * 7919 % 300 };
         let readings = readings(bytes);
         let slope = IntervalEstimate { value: 1000.0, low: 990.0, high: 1010.0 };

@@ -9,18 +9,18 @@
 //!            Stops                 Halves               Nothing
 //! ```
 //!
-//! The test is Fieller's, at two limits of the remaining share. At each look (after each leg) the legs may
-//! prove that the share is below the first limit, or above one of them. A switch that is proven to be no
-//! cure is reported as `Halves` or `Nothing` by its measured share; no further process is run to tell these
-//! apart. The scatter of legs is estimated from the legs, so the test uses Student's distribution with
-//! Welch's degrees of freedom: few legs prove little, even if they agree. Error rates are divided among all
-//! possible looks (Bonferroni), so stopping at the first proof keeps the declared rates:
+//! The test is Fieller's, at two limits of the remaining share. Each look (after each leg) may prove that the
+//! share is below the first limit, or above one of them. For a switch proven to be no cure, the measured
+//! share decides between `Halves` and `Nothing`, without further processes. The scatter of legs is estimated
+//! from the legs, so the test uses Student's distribution with Welch's degrees of freedom: few legs prove
+//! little, even if they agree. Error rates are divided among all possible looks (Bonferroni), so stopping at
+//! the first proof keeps the declared rates:
 //!
 //! - `false_cure`: a switch that leaves `stops_share` of the growth or more is reported to stop it;
 //! - `missed_cure`: a switch that leaves less is reported to leave more.
 //!
-//! The uncertainty of a leg is the larger of two values: its own interval, widened for correlated heap
-//! readings, and the scatter between legs of the same kind. This module runs nothing.
+//! The uncertainty of a leg is the larger of its own interval, widened for correlated heap readings, and the
+//! scatter between legs of the same kind. This module runs nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -64,8 +64,8 @@ impl SwitchEffect {
 pub struct SwitchJudgement {
     /// Effect of the switch.
     pub does: SwitchEffect,
-    /// Share of the growth that remains with the switch (above 1 if growth increases), with the test's
-    /// interval. `None` if one kind of leg was not measured, or there may be no growth without the switch.
+    /// Share of the growth that remains with the switch, with the test's interval; above 1 if growth
+    /// increases. `None` without legs of either kind, or if there may be no growth without the switch.
     pub share: Option<IntervalEstimate>,
     /// Growth without the switch, in bytes per request.
     pub without: Option<f64>,
@@ -73,13 +73,10 @@ pub struct SwitchJudgement {
     pub with: Option<f64>,
 }
 
-/// Mean growth per request over legs of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct MeanGrowth {
     value: f64,
-    /// Variance of the mean.
     var: f64,
-    /// Degrees of freedom of the variance.
     freedom: f64,
     /// Scatter between the legs, as a share of their growth.
     scatter: f64,
@@ -87,8 +84,8 @@ struct MeanGrowth {
 }
 
 impl MeanGrowth {
-    /// Averages the growth of legs, each with a 95 % interval; `None` without legs. A single leg is assumed
-    /// to scatter by the same share as the legs of `like`.
+    /// Averages the growth of legs. A single leg is assumed to scatter by the same share as the legs of
+    /// `like`.
     fn over_legs(legs: &[IntervalEstimate], like: Option<&Self>, policy: &CurePolicy) -> Option<Self> {
         let count = u32::try_from(legs.len()).ok().filter(|count| *count > 0).map(f64::from)?;
         let value = legs.iter().map(|leg| leg.value).sum::<f64>() / count;
@@ -110,7 +107,6 @@ impl MeanGrowth {
     }
 }
 
-/// Distance of the growth with a switch from a share of the growth without it.
 #[derive(Clone, Copy, Debug)]
 struct ShareDistance {
     value: f64,
@@ -127,8 +123,8 @@ impl ShareDistance {
         Self { value: new.value - share * base.value, error: (one + other).sqrt(), freedom }
     }
 
-    /// Returns the probability that chance causes such a distance or a larger one; with `below`, such a
-    /// negative distance or a larger one.
+    /// Returns the probability of a distance at least this large by chance; with `below`, at least this
+    /// negative.
     fn chance(self, below: bool) -> f64 {
         let t = self.value / self.error.max(f64::MIN_POSITIVE);
         student::upper_tail(if below { -t } else { t }, self.freedom)
@@ -163,14 +159,14 @@ pub fn judge(
         Some(IntervalEstimate { value: ratio, low: ratio - wide(missed), high: ratio + wide(wrong) });
     let below = |share: f64| ShareDistance::from_share(share, &base, &new).chance(true) <= wrong;
     let above = |share: f64| ShareDistance::from_share(share, &base, &new).chance(false) <= missed;
-    // Legs with a switch may scatter more than legs without, so at least two are needed to prove a cure.
+    // Legs with a switch may scatter more, so one leg proves no cure.
     let own = new.legs > 1;
     judgement.does = if own && below(policy.stops_share) {
         SwitchEffect::Stops
     } else if above(policy.halves_share) {
         SwitchEffect::Nothing
     } else if own && above(policy.stops_share) {
-        // The switch is proven to be no cure; a more exact share is not worth a further process.
+        // A more exact share is not worth a further process.
         partial_effect(ratio, policy)
     } else {
         SwitchEffect::Undecided
@@ -178,12 +174,10 @@ pub fn judge(
     judgement
 }
 
-/// Returns the effect of a switch that is proven not to stop the growth, from the measured remaining share.
 pub(super) fn partial_effect(share: f64, policy: &CurePolicy) -> SwitchEffect {
     if share < policy.halves_share { SwitchEffect::Halves } else { SwitchEffect::Nothing }
 }
 
-/// Returns the error rate for one look in a trial.
 fn rate_per_look(chance: f64, policy: &CurePolicy) -> f64 {
     // There is one look after each leg, with or without the switch.
     chance / f64::from((2 * policy.legs_most).max(1))

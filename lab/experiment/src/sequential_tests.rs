@@ -1,4 +1,4 @@
-//! Tests switches on simulated servers: actual error rates compared with the declared ones.
+//! Compares the declared error rates with those on simulated servers.
 
 use super::*;
 use crate::{LegDecision, LegEnd, LegJudge, LegSpeed, Workload};
@@ -15,8 +15,7 @@ fn tight(value: f64) -> IntervalEstimate {
     IntervalEstimate { value, low: value * 0.99 - 1.0, high: value * 1.01 + 1.0 }
 }
 
-/// Runs alternating legs with and without a switch, like the planner. Returns the effect and the number of
-/// processes.
+/// Returns the effect and the number of processes.
 fn run(
     without: &mut dyn FnMut() -> IntervalEstimate,
     with: &mut dyn FnMut() -> IntervalEstimate,
@@ -38,7 +37,6 @@ fn run(
     }
 }
 
-/// Measures a leg on a simulated server like an experiment.
 fn leg(world: &SimulatedWorld) -> IntervalEstimate {
     let defaults = warden_policies::defaults();
     let numbers = &defaults.diagnose;
@@ -70,29 +68,27 @@ fn leaking(seed: u64, bytes: f64, noise: WorldNoise) -> SimulatedWorld {
     }
 }
 
-/// A process like the measured ones: a heap that varies by 2 MiB.
+/// Resembles measured processes: the heap varies by 2 MiB.
 fn quiet(seed: u64, bytes: f64) -> SimulatedWorld {
     leaking(seed, bytes, WorldNoise { sigma: 2.0 * MIB, phi: 0.7, spikes: 0.02, spike: 20.0 * MIB })
 }
 
-/// A busy heap with peaks of 80 MiB.
+/// The heap is busy, with peaks of 80 MiB.
 fn heap(seed: u64, bytes: f64) -> SimulatedWorld {
     leaking(seed, bytes, WorldNoise::HEAP)
 }
 
-/// A fresh heap that fills its arenas ever more slowly.
+/// A fresh heap fills its arenas ever more slowly.
 fn settling(seed: u64, bytes: f64) -> SimulatedWorld {
     let ratchet = MemoryBackground::Ratchet { first: 2.0 * MIB, half: 6.0 };
     SimulatedWorld { backgrounds: vec![ratchet], ..quiet(seed, bytes) }
 }
 
-/// Every third request leaks.
 fn uneven(seed: u64, bytes: f64) -> SimulatedWorld {
     let leak = WorldLeak { chance: 1.0 / 3.0, ..WorldLeak::per_unit(WorkUnit::Request, 3.0 * bytes) };
     SimulatedWorld { leaks: vec![leak], ..quiet(seed, bytes) }
 }
 
-/// Frequency of each answer, and processes per answer.
 struct Rates {
     stops: f64,
     halves: f64,
@@ -100,7 +96,7 @@ struct Rates {
     legs: f64,
 }
 
-/// Tests many switches; `legs` creates legs without and with the switch from a seed.
+/// `legs` creates a leg from a seed; with `true`, a leg with the switch.
 fn rates(runs: u64, legs: impl Fn(u64, bool) -> IntervalEstimate) -> Rates {
     let (mut counts, mut taken) = ([0_u32; 4], 0);
     for number in 0..runs {
@@ -122,12 +118,12 @@ fn rates(runs: u64, legs: impl Fn(u64, bool) -> IntervalEstimate) -> Rates {
     Rates { stops, halves, nothing, legs: f64::from(u32::try_from(taken).unwrap()) / count }
 }
 
-/// Tests many switches on simulated servers.
 fn of_kind(kind: Kind, bytes: f64, share: f64, runs: u64) -> Rates {
     rates(runs, |seed, with| leg(&kind(seed, if with { bytes * share } else { bytes })))
 }
 
-/// Highest share that this many runs show by chance once in a thousand times, if the true rate is `rate`.
+/// Returns the highest share that chance reaches once in a thousand times, at this true rate and number of
+/// runs.
 fn margin(rate: f64, runs: u64) -> f64 {
     let runs = f64::from(u32::try_from(runs).unwrap());
     rate + 3.1 * (rate * (1.0 - rate) / runs).sqrt() + 1.0 / runs
@@ -136,12 +132,12 @@ fn margin(rate: f64, runs: u64) -> f64 {
 const KINDS: [(&str, Kind); 4] =
     [("quiet", quiet), ("heap", heap), ("settling", settling), ("uneven", uneven)];
 
-/// A leg with an error as large as its interval says, of a process that differs from others of its kind.
+/// Returns a leg with an error as large as its interval, from a process that differs from others of its kind.
 fn ideal(seed: u64, rate: f64, noise: f64, scatter: f64) -> IntervalEstimate {
     let mut random = SplitMix::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let rate = rate * (1.0 + scatter * random.normal());
     let value = rate + noise * random.normal();
-    // The interval itself is estimated from some thirty floors.
+    // A real interval is estimated from some thirty floors.
     let half = INTERVAL_Z * noise * (1.0 + 0.15 * random.normal()).max(0.4);
     IntervalEstimate { value, low: value - half, high: value + half }
 }
@@ -151,7 +147,7 @@ fn however_much_legs_differ_both_errors_keep_to_what_is_declared() {
     let (policy, runs) = (policy(), 800);
     let base = 2.0 * MIB;
     let noise = 0.01 * base;
-    // Scatter of legs without the switch, and with it.
+    // Scatter of legs without and with the switch.
     for (apart, with_apart) in [(0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.4), (0.05, 0.4), (0.4, 0.05)] {
         let of = |share: f64| {
             rates(runs, |seed, with| {
@@ -177,7 +173,7 @@ fn however_much_legs_differ_both_errors_keep_to_what_is_declared() {
                 "{apart} and {with_apart} apart, {share} left: {missed} missed"
             );
         }
-        // A cure like the measured ones is found anyway.
+        // A cure as strong as the measured ones is found nevertheless.
         let cured = of(0.05);
         assert!(cured.stops > 0.85, "{apart} and {with_apart} apart: {} found", cured.stops);
     }
@@ -201,8 +197,7 @@ fn legs_that_are_less_sure_cost_more_of_them_and_no_more_errors() {
     assert!(sure.stops > 0.99 && sure.legs < 9.0, "{} {}", sure.stops, sure.legs);
 }
 
-/// Returns the number of runs: all at night (`WARDEN_LONG`), a quarter otherwise. Each simulates processes
-/// with thousands of readings.
+/// Full number only in the nightly run (`WARDEN_LONG`): each simulates processes with thousands of readings.
 fn heaps() -> u64 {
     if std::env::var_os("WARDEN_LONG").is_some() { 60 } else { 15 }
 }
@@ -211,7 +206,7 @@ fn heaps() -> u64 {
 fn on_heaps_as_they_are_a_switch_that_leaves_too_much_is_called_a_cure_no_oftener_than_declared() {
     let (policy, runs) = (policy(), heaps());
     for (name, kind) in KINDS {
-        // A tenth beyond the limit; at the limit itself the rates are those of ideal legs.
+        // Shares above the limit; at the limit itself, the rates are those of ideal legs.
         for (bytes, share) in [(0.6 * MIB, 0.4), (1.2 * MIB, 0.4), (4.4 * MIB, 0.4), (1.2 * MIB, 1.0)] {
             let stops = of_kind(kind, bytes, share, runs).stops;
             let most = margin(policy.false_cure, runs);
@@ -227,7 +222,7 @@ fn on_heaps_as_they_are_a_cure_is_overlooked_no_oftener_than_declared_and_mostly
         let small = of_kind(kind, 1.2 * MIB, 0.0, runs);
         let missed = small.halves + small.nothing;
         assert!(missed <= margin(policy.missed_cure, runs), "{name}: {missed} are overlooked");
-        // The measured leak and the measured cure.
+        // A leak and a cure as measured on a real server.
         let large = of_kind(kind, 4.4 * MIB, 0.01, runs);
         assert!(large.stops > 0.95, "{name}: only {} are seen", large.stops);
         assert!(large.legs < 10.0, "{name}: {} processes", large.legs);
@@ -273,7 +268,7 @@ fn a_leg_that_jumps_is_not_believed_alone() {
     let base = vec![tight(1.0 * MIB), tight(1.0 * MIB)];
     let jump = IntervalEstimate { value: 1.0 * MIB, low: 0.2 * MIB, high: 3.0 * MIB };
     assert_eq!(judge(&policy, &base, &[jump]).does, SwitchEffect::Undecided);
-    // Legs of one kind that differ widen the interval accordingly, however narrow their own intervals are.
+    // Legs of one kind that differ widen the interval, however narrow their own intervals are.
     let apart = judge(&policy, &base, &[tight(0.0), tight(0.5 * MIB)]);
     assert_eq!(apart.does, SwitchEffect::Undecided);
 }

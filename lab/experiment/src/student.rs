@@ -1,7 +1,7 @@
 //! Student's distribution: the distribution of a mean whose scatter is estimated from few values.
 //!
-//! Implemented here because the crate `statrs` has 32,000 lines and panics on arguments out of range, which
-//! would end the program. The functions of this module clamp such arguments.
+//! Implemented here because the crate `statrs` has 32,000 lines and panics on arguments out of range. The
+//! functions of this module clamp such arguments.
 
 /// Returns the probability that a Student variable with `freedom` degrees of freedom exceeds `t`. `freedom`
 /// may be fractional; a value below one counts as one.
@@ -30,8 +30,7 @@ pub(super) fn quantile(chance: f64, freedom: f64) -> f64 {
     f64::midpoint(low, high)
 }
 
-/// Returns the regularised incomplete beta function, by a continued fraction after Lentz. Source: *Numerical
-/// Recipes*, 6.4.
+/// Regularised incomplete beta function, as a continued fraction after Lentz (*Numerical Recipes*, 6.4).
 fn incomplete_beta(a: f64, b: f64, x: f64) -> f64 {
     if x <= 0.0 {
         return 0.0;
@@ -70,8 +69,8 @@ fn beta_fraction(a: f64, b: f64, x: f64) -> f64 {
     all
 }
 
-/// Returns the logarithm of the gamma function for positive numbers. Source: Lanczos, with Godfrey's
-/// coefficients for g = 7.
+/// Logarithm of the gamma function for positive numbers, after Lanczos, with Godfrey's coefficients for g =
+/// 7.
 fn ln_gamma(x: f64) -> f64 {
     const PARTS: [f64; 8] = [
         676.520_368_121_885_1,
@@ -117,7 +116,6 @@ mod tests {
         }
         assert!(quantile(0.5, 3.0).abs() < 1e-6);
         assert!((upper_tail(-1.0, 1.0) - 0.75).abs() < 1e-9);
-        // Fractional degrees give values in between.
         let (low, middle, high) = (quantile(0.01, 3.0), quantile(0.01, 2.5), quantile(0.01, 2.0));
         assert!(low < middle && middle < high);
     }

@@ -8,9 +8,9 @@
 //!  together, minus one after the other ── dies? it is needed ─────> the rest
 //! ```
 //!
-//! A trial ends with the first death. Each process that survives is followed by a process without switches,
-//! so that drift of the machine affects both. The search runs nothing: the caller calls
-//! [`SurvivalSearch::next`], runs the process, and passes the result to [`SurvivalSearch::observe`].
+//! A trial ends with the first death. After each process that survives, one without switches runs, so that
+//! drift of the machine affects both. The search runs nothing: the caller runs the process that
+//! [`SurvivalSearch::next`] names, and passes the result to [`SurvivalSearch::observe`].
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub enum SurvivalStep {
     Done(SurvivalConclusion),
 }
 
-/// Outcome of the search.
+/// Outcome of the search for a switch that stops a crash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum SurvivalOutcome {
@@ -39,7 +39,7 @@ pub enum SurvivalOutcome {
     NotCured,
     /// The crash did not recur, so a cure cannot be shown.
     NotAgain,
-    /// The server without switches can no longer be run.
+    /// The server without switches failed to run.
     BaselineFailed {
         /// Reason.
         why: String,
@@ -55,16 +55,15 @@ pub enum SurvivalResult {
     Run {
         /// Number of requests, and true if the process died.
         run: CrashRun,
-        /// Tokens per second.
         speed: Option<f64>,
         /// Verdict on each kind of memory.
         memory: Vec<(MemoryKind, GrowthVerdict)>,
     },
-    /// No result, with the reason: the process did not start, or was stopped from outside.
+    /// The process did not start, or was stopped from outside, for this reason.
     Nothing(String),
 }
 
-/// A set of switches and the results of its processes.
+/// Set of switches and the results of its processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SurvivalTrial {
     /// Indices of the switches.
@@ -73,7 +72,7 @@ pub struct SurvivalTrial {
     pub runs: Vec<CrashRun>,
     /// Effect according to the runs.
     pub does: SwitchEffect,
-    /// Reason why the trial was given up, if its processes brought no result.
+    /// Reason why the trial was given up.
     pub failed: Option<String>,
     /// Median tokens per second of the processes with these switches.
     pub tokens_per_second: Option<f64>,
@@ -85,7 +84,7 @@ pub struct SurvivalTrial {
     closed: bool,
 }
 
-/// Result of the search.
+/// Conclusion of the search, complete or interrupted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SurvivalConclusion {
     /// Outcome of the search.
@@ -113,7 +112,7 @@ enum SurvivalPhase {
     Over(SurvivalOutcome),
 }
 
-/// State machine of the search.
+/// Search for the switch that stops a crash.
 #[derive(Clone, Debug)]
 pub struct SurvivalSearch {
     policy: CrashPolicy,
@@ -122,9 +121,8 @@ pub struct SurvivalSearch {
     phase: SurvivalPhase,
     without: Vec<CrashRun>,
     speeds: Vec<f64>,
-    /// True if the last survivor must still be followed by a process without switches.
+    /// A process without switches must follow the last survivor.
     due: bool,
-    /// Consecutive processes without switches that brought no result.
     failed: u32,
     trials: Vec<SurvivalTrial>,
     cure: Vec<usize>,
@@ -132,8 +130,8 @@ pub struct SurvivalSearch {
 }
 
 impl SurvivalSearch {
-    /// Creates a search for switches ordered by likelihood, best first. `clashes` lists pairs of switches
-    /// that cannot be combined, `without` the known repetitions of the crash.
+    /// Creates a search among switches ordered by likelihood, best first. `clashes` lists pairs that cannot
+    /// be combined, `without` the known repetitions of the crash.
     pub fn new(
         policy: &CrashPolicy,
         switches: usize,
@@ -244,7 +242,6 @@ impl SurvivalSearch {
         (done, open.max(done))
     }
 
-    /// Judges the present trial by all processes so far.
     fn judge_open(&mut self) {
         let Some(trial) = self.trials.last_mut().filter(|trial| !trial.closed) else { return };
         trial.does = judge(&self.policy, &self.without, &trial.runs);
@@ -268,7 +265,6 @@ impl SurvivalSearch {
         });
     }
 
-    /// Starts the next trial, or ends the search.
     fn advance(&mut self) {
         let stops = self.trials.last().is_some_and(|trial| trial.does == SwitchEffect::Stops);
         let last = self.trials.last().map(|trial| trial.switches.clone()).unwrap_or_default();
@@ -294,7 +290,6 @@ impl SurvivalSearch {
         }
     }
 
-    /// Tries the set without the next switch; if no switch is left to remove, the set is minimal.
     fn remove_next(&mut self, good: Vec<usize>, mut queue: Vec<usize>) {
         while let Some(away) = queue.pop() {
             let rest: Vec<usize> = good.iter().copied().filter(|one| *one != away).collect();
@@ -313,8 +308,7 @@ impl SurvivalSearch {
         self.phase = SurvivalPhase::Over(SurvivalOutcome::Cured);
     }
 
-    /// Returns a set of switches that can be combined and with each of which the server starts, earlier
-    /// ones first.
+    /// Returns switches that can be combined and that each let the server start, earlier ones first.
     fn compatible_switches(&self) -> Vec<usize> {
         let mut all: Vec<usize> = Vec::new();
         for one in 0..self.switches {
@@ -404,7 +398,7 @@ mod tests {
     #[test]
     fn what_takes_two_is_found_by_taking_away_and_what_nothing_stops_is_told() {
         let (found, _) = search(5, &[&[1, 3]], &[]);
-        // 0 comes before 1, and they clash, so 1 is in no set: nothing is found and reported.
+        // 0 comes before 1 and they clash, so no set contains 1.
         assert_eq!((found.outcome, found.cure), (SurvivalOutcome::NotCured, vec![]));
         let (found, _) = search(5, &[&[2, 4]], &[]);
         assert_eq!((found.outcome, found.cure), (SurvivalOutcome::Cured, vec![2, 4]));

@@ -1,4 +1,4 @@
-//! Simulated legs: their findings, their ends, and the unit of work that pays.
+//! Findings on simulated legs, and the unit of work that causes the growth.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ fn each(workload: Workload) -> WorkDone {
     }
 }
 
-/// Runs a leg until the judge ends it. `host` and `vram` return bytes beyond the start for the work done,
-/// `pool` the bytes in a measured pool.
+/// Runs a leg until the judge ends it. `host` and `vram` return the bytes added by the work, `pool` the bytes
+/// in a measured pool.
 fn leg(
     workload: Workload,
     steps: u64,
@@ -33,10 +33,10 @@ fn leg(
     while step < judge.readings_most() {
         step += 1;
         work += each(workload);
-        // Pages come in pieces, and heaps vary.
+        // Heap readings vary, in whole pages.
         let noise = (step * 7919) % 61 * 4096;
         let anon = 400 * MIB + host(work) + noise;
-        // A GPU pool grows by whole pieces.
+        // A GPU pool grows in pieces of 2 MiB.
         let bytes = 3000 * MIB + vram(work) / (2 * MIB) * (2 * MIB);
         let sample = BackendSample {
             at: Duration::from_millis(step * 300),
@@ -143,7 +143,7 @@ fn a_straight_line_to_the_end_of_a_leg_is_never_said_to_be_steady() {
 fn what_a_leg_can_see_it_does_see() {
     for steps in [60, 100, limit()] {
         let blind = leg(Workload::ShortText, steps, |_| 0, |_| 0, None).0;
-        // Steady legs end early; only the length matters here.
+        // Steady legs end early; this one only provides the length.
         let sees =
             leg(Workload::ShortText, steps, |w| w.requests * 200 * 1024, |w| w.requests * 50 * 1024, None);
         assert!(blind.steps <= sees.0.steps);
@@ -187,7 +187,7 @@ fn legs_of_different_work_tell_together_who_pays() {
 #[test]
 fn growth_by_pieces_larger_than_a_request_takes_is_blamed_as_any_other() {
     let legs = [Workload::ShortText, Workload::LongText, Workload::SameImage];
-    // As measured: a pool with 2 MiB pieces, and less than half of one per image.
+    // Measured leak: each image takes less than half of a pool's 2 MiB piece.
     let leak = |work: WorkDone| work.images * 940 * 1024;
     let run: Vec<Vec<LegReading>> =
         legs.iter().map(|workload| leg(*workload, limit(), |_| 0, leak, None).1).collect();
@@ -205,7 +205,7 @@ fn a_finding_survives_json() {
     let found = leg(Workload::SameImage, 70, |w| w.images * 4 * MIB, |_| 0, None).0;
     let text = serde_json::to_string(&found).unwrap();
     let read: LegFinding = serde_json::from_str(&text).unwrap();
-    // The last digit of a fraction may differ.
+    // JSON may change the last digit of a fraction.
     assert_eq!((read.steps, &read.work, &read.ended), (found.steps, &found.work, &found.ended));
     assert_eq!(read.series[1], found.series[1]);
     assert!(text.contains(r#""settles":{"settles":"no"}"#), "{text}");
@@ -248,26 +248,26 @@ fn graphs_that_a_memory_report_counts_settle_what_bytes_leave_in_doubt() {
     let verdicts = |finding: &LegFinding| -> Vec<GrowthVerdict> {
         finding.series.iter().map(|found| found.verdict).collect()
     };
-    // By bytes alone, and with a constant number of graphs, the host stays suspected.
+    // Bytes alone, or a constant number of graphs, leave host memory suspected.
     let in_doubt = [GrowthVerdict::Suspected, GrowthVerdict::Leaking];
     for graphs in [None, Some(3)] {
         let found = sixty_images(|_| graphs);
         assert_eq!(verdicts(&found), in_doubt, "{graphs:?}");
         assert!(found.series.iter().all(|found| found.graphs.is_none()));
     }
-    // Three graphs of the model itself, and one more with each request.
+    // The model captures three graphs, and each request one more.
     let found = sixty_images(|step| Some(3 + step));
     assert_eq!(verdicts(&found), [GrowthVerdict::Leaking; 2]);
     let follows = found.series_of(MemoryKind::Vram(GpuIndex(0))).and_then(|found| found.graphs).unwrap();
     assert!((follows.per_request - 1.0).abs() < 0.01 && follows.correlation > 0.99, "{follows:?}");
     assert!((follows.bytes_each / 1024.0 - 967.0).abs() < 100.0, "{follows:?}");
-    // A report that began in the middle of the leg is no evidence.
+    // A memory report that begins within the leg is no evidence.
     assert_eq!(verdicts(&sixty_images(|step| (step > 30).then_some(step))), in_doubt);
 }
 
 #[test]
 fn a_leg_that_would_end_with_a_suspicion_goes_on_until_it_knows_and_not_for_ever() {
-    // At 700 KiB per request, one test of the four-reading floors has found it by then, and two have not.
+    // After so many readings, only one of the two needed tests has found a leak of 700 KiB per request.
     for steps in [148, 178] {
         let found = leg(Workload::ShortText, steps, |w| w.requests * 700 * 1024, |_| 0, None).0;
         assert!(found.leaks(), "{steps}: {found:?}");

@@ -25,13 +25,12 @@ pub struct SwitchSet {
 }
 
 impl SwitchSet {
-    /// Returns true for the server without switches.
+    /// Returns true without switches.
     pub fn is_baseline(&self) -> bool {
         self.switches.is_empty()
     }
 }
 
-/// Result of one fresh process.
 #[derive(Clone, Debug)]
 pub(super) struct TrialLeg {
     /// Growth per request, and verdict, for each kind of memory that could be read.
@@ -45,14 +44,14 @@ impl TrialLeg {
     pub(super) fn from_findings(findings: &[LegFinding]) -> Self {
         let mut tracks = Vec::new();
         let mut speeds = Vec::new();
-        // Of two legs under one workload, use the one without the prompt cache.
+        // Under one workload, the leg without the prompt cache counts.
         let again = |finding: &LegFinding| {
             let same = |other: &LegFinding| other.control && other.workload == finding.workload;
             !finding.control && findings.iter().any(same)
         };
         for finding in findings.iter().filter(|finding| !again(finding)) {
             for found in &finding.series {
-                // Without a fit the memory did not grow, within the detection limit.
+                // Without a fit, the memory did not grow within the detection limit.
                 let flat = IntervalEstimate { value: 0.0, low: -found.sees, high: found.sees };
                 let track = WorkloadMemory { workload: finding.workload, series: found.series };
                 // Growth within measured pools is no leak.
@@ -85,15 +84,14 @@ pub struct SwitchCost {
     pub first_token: Option<ComparedFigure>,
 }
 
-/// A value with the switches and without them.
+/// Value with and without the switches.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedFigure {
     /// Value without the switches.
     pub without: f64,
     /// Value with the switches.
     pub with: f64,
-    /// True if every process with the switches was slower than every process without; less may be timing
-    /// noise.
+    /// True if every process with the switches was slower than every process without.
     pub slower: bool,
 }
 
@@ -110,7 +108,6 @@ impl SwitchCost {
         self.tokens_per_second.filter(|rate| rate.slower).map_or(0.0, |rate| (-rate.change()).max(0.0))
     }
 
-    /// Returns true if more than this share is lost.
     pub(crate) fn exceeds(&self, share: f64) -> bool {
         self.lost_share() > share
     }
@@ -145,8 +142,8 @@ impl SwitchTrial {
         Self { arm, legs: Vec::new(), crashed: None, closed: false, judgements: Vec::new() }
     }
 
-    /// Judges the trial by all legs so far. If the detector still calls the rest of the growth a leak, the
-    /// growth is not stopped, however small. Two legs decide that; no more are run to find the exact share.
+    /// Judges the trial by all legs so far. Growth that the detector still calls a leak is not stopped,
+    /// however small; two legs decide that.
     pub(super) fn judge(&mut self, policy: &CurePolicy, baseline: &[TrialLeg], leaking: &[WorkloadMemory]) {
         if self.closed {
             return;
@@ -171,8 +168,8 @@ impl SwitchTrial {
         }
     }
 
-    /// Closes the trial if it is decided if the switches stop all `targets`. With `informs`, the effect on
-    /// each kind of memory must be decided as well.
+    /// Closes the trial once it is decided if the switches stop all `targets`; with `informs`, once the
+    /// effect on each kind of memory is decided as well.
     pub(super) fn close(&mut self, policy: &CurePolicy, targets: &[WorkloadMemory], informs: bool) {
         let legs = u32::try_from(self.legs.len()).unwrap_or(u32::MAX);
         if self.closed || legs == 0 {
@@ -223,8 +220,8 @@ impl SwitchTrial {
     }
 }
 
-/// Compares medians over legs with and without the switches; of several workloads, returns the one that lost
-/// most. `more`: a larger value is better.
+/// Compares medians over legs with and without the switches; of several workloads, the one that lost most
+/// counts. With `more`, larger is better.
 fn compare_legs(
     without: &[TrialLeg],
     with: &[TrialLeg],

@@ -87,7 +87,7 @@ impl std::fmt::Display for Workload {
     }
 }
 
-/// `{0}` is not a workload.
+/// Text that names no workload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no workload: they are {all}", all = Workload::ALL.map(Workload::as_str).join(", "))]
 pub struct WorkloadError(String);

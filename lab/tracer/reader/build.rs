@@ -1,9 +1,8 @@
 //! Compiles the tracer, so that the program embeds it and stays a single file.
 //!
-//! Cargo cannot yet embed a library of one crate in another. The tracer has no dependencies, so this script
-//! compiles it with rustc alone, with Cargo's target and linker. If that fails (a target for which rustc
-//! has no standard library), the program is built without the tracer, and reports so on a request for
-//! tracing.
+//! Cargo cannot yet embed a library of one crate in another. The tracer has no dependencies, so rustc alone
+//! compiles it, with Cargo's target and linker. If that fails (rustc has no standard library for the target),
+//! the program is built without the tracer, and says so on a request for tracing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let able =
         variable("CARGO_CFG_TARGET_OS") == "linux" && ["x86_64", "aarch64"].contains(&processor.as_str());
     if able {
-        // Servers link to glibc, even if our own target is musl.
+        // Servers link to glibc, even if the program's target is musl.
         let target = variable("TARGET").replace("-musl", "-gnu");
         if let Err(problem) = compile(&source.join("lib.rs"), &library, &target) {
             println!("cargo::warning=the tracer is left out, diagnose --trace will not work: {problem}");
@@ -44,7 +43,7 @@ fn compile(source: &Path, library: &Path, target: &str) -> io::Result<()> {
         "allow",
     ]);
     compiler.args(["--target", target, "-o"]).arg(library);
-    // Stacks are walked from inside the tracer, so its own functions need unwind tables.
+    // Stacks are walked from inside the tracer, so its functions need unwind tables.
     for option in
         ["opt-level=3", "codegen-units=1", "panic=abort", "force-unwind-tables=yes", "strip=symbols"]
     {

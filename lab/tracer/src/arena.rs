@@ -1,4 +1,4 @@
-//! A few blocks for allocations made while the real allocation functions are being looked up. Blocks are
+//! Provides memory for allocations made while the real allocation functions are being looked up. Blocks are
 //! never freed.
 //!
 //! ```text
@@ -9,7 +9,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 const ARENA_SIZE: usize = 64 * 1024;
-/// Bytes before each block: its size, and padding for malloc's alignment.
+/// Bytes before each block: its size, and padding for the alignment of `malloc`.
 const BLOCK_HEAD_BYTES: usize = 16;
 
 #[repr(C, align(16))]
@@ -22,7 +22,7 @@ unsafe impl Sync for ArenaBytes {}
 static ARENA_BYTES: ArenaBytes = ArenaBytes(core::cell::UnsafeCell::new([0; ARENA_SIZE]));
 static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Allocates zeroed bytes in the arena; returns null when it is full.
+/// Returns null when the arena is full.
 #[cold]
 pub(crate) fn arena_alloc(bytes: usize) -> *mut c_void {
     let wanted = (bytes.max(1).saturating_add(15) & !15).saturating_add(BLOCK_HEAD_BYTES);

@@ -1,10 +1,10 @@
-//! Counts allocations, and decides with which weight each one counts.
+//! Counts allocations, each with a weight.
 //!
 //! Heap allocations are sampled by bytes: the number of bytes between two samples is random, exponentially
-//! distributed with the mean T (the interval). An allocation of n bytes is sampled with probability p = 1 -
+//! distributed with mean T (the interval). An allocation of n bytes is sampled with probability p = 1 -
 //! exp(-n/T), and counts as n/p bytes and 1/p allocations. The sums are therefore right on average for any
-//! sizes (the method of tcmalloc's and jemalloc's heap profilers). Large allocations, CUDA allocations and
-//! mappings are all counted, with their actual size.
+//! sizes, as in the heap profilers of tcmalloc and jemalloc. Large allocations, CUDA allocations and mappings
+//! are all counted, with their actual size.
 
 use core::ffi::c_void;
 
@@ -16,7 +16,7 @@ use crate::state::{self, interval, is_on, large_bytes};
 use crate::walk::StackWalk;
 use crate::{sites, sys};
 
-/// One allocation, in units of the counters.
+/// Weight of one allocation, in units of the counters.
 const ONE_ALLOCATION: u32 = 256;
 const _: () = assert!(ONE_ALLOCATION as u64 == COUNT_UNIT, "the same unit in both widths");
 
@@ -60,7 +60,7 @@ fn record_sample(local: &'static ThreadState, block: *mut c_void, bytes: usize, 
     let Some(site) = current_site(local, function) else { return };
     let entry = LiveEntry { site, ..entry };
     let key = key(AllocationKind::Heap, block.addr());
-    // A stale entry belongs to an earlier block at this address whose free was not seen.
+    // A stale entry belongs to an earlier block at this address whose free the tracer missed.
     if let Some(stale) = live::take(key) {
         sites::remove(stale.site, stale.bytes, u64::from(stale.count));
     }
@@ -81,7 +81,6 @@ fn sample_weight(bytes: usize, interval: usize) -> LiveEntry {
     LiveEntry { site: 0, bytes: (bytes / probability) as u64, count: count as u32 }
 }
 
-/// Seeds the thread's random numbers from the address of its state and the time.
 fn seed_random(local: &ThreadState) {
     let mut now = sys::CTimespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
@@ -105,7 +104,7 @@ fn bytes_to_next_sample(local: &ThreadState) -> i64 {
     (-uniform.ln() * interval() as f64) as i64
 }
 
-/// The call site of this thread: the enclosing counted CUDA call, if any, else its stack.
+/// Returns the site of the enclosing counted CUDA call, or else that of the thread's stack.
 fn current_site(local: &ThreadState, function: u32) -> Option<u32> {
     match local.inside_site.get() {
         0 => sites::find_or_create(function, 0, StackWalk::current().addresses()),
@@ -113,7 +112,7 @@ fn current_site(local: &ThreadState, function: u32) -> Option<u32> {
     }
 }
 
-/// Removes the entry of a heap block that is about to be freed, if the block was counted.
+/// Removes the entry of a heap block before its free, if the block was counted.
 #[inline]
 pub(crate) fn take_entry(block: *mut c_void) -> Option<LiveEntry> {
     if block.is_null() || !is_on() {
@@ -127,7 +126,7 @@ pub(crate) fn take_entry(block: *mut c_void) -> Option<LiveEntry> {
 #[cold]
 pub(crate) fn restore_entry(kind: AllocationKind, handle: usize, entry: LiveEntry) {
     if live::insert(key(kind, handle), entry) {
-        // This is no new allocation, so only the live counters rise, not the totals.
+        // Only the live counters rise, not the totals: the allocation is not new.
         sites::restore_live(entry.site, entry.bytes, u64::from(entry.count));
     } else {
         state::increment(header::UNFOLLOWED);
@@ -139,10 +138,9 @@ pub(crate) fn record_mapping(list: RangeList, start: usize, bytes: usize, site: 
     add_range(list, start, bytes, site);
 }
 
-/// Records a host mapping made by this function.
 pub(crate) fn record_host_mapping(start: usize, bytes: usize, function: u32) {
     let Some(_busy) = enter_if_on() else { return };
-    // Inside a CUDA call for pinned host memory, this mapping is the memory that the call counts.
+    // Inside a CUDA call for pinned host memory, that call counts this memory.
     if thread_state().inside_kind.get() == AllocationKind::Pinned as u8 {
         return;
     }
@@ -156,13 +154,13 @@ fn add_range(list: RangeList, start: usize, bytes: usize, site: u32) {
     sites::add(site, bytes as u64, COUNT_UNIT, followed);
 }
 
-/// Prepares for an unmapping; `None` if none of the memory was counted.
+/// Marks the ranges that an unmapping may remove; `None` if none of the memory was counted.
 pub(crate) fn begin_unmap(list: RangeList, start: usize, bytes: usize) -> Option<PendingUnmap> {
     let _busy = enter_if_on()?;
     ranges::mark_leaving(list, start, bytes)
 }
 
-/// Completes an unmapping, or cancels it if it failed.
+/// Removes the marked ranges, or keeps them if the unmapping failed.
 pub(crate) fn end_unmap(leaving: Option<PendingUnmap>, done: bool) {
     let Some(leaving) = leaving else { return };
     let Some(_busy) = enter_if_on() else { return };
@@ -173,13 +171,12 @@ pub(crate) fn end_unmap(leaving: Option<PendingUnmap>, done: bool) {
     }
 }
 
-/// Marks the thread as inside the tracer, if tracing is on.
 pub(crate) fn enter_if_on() -> Option<TracerGuard> {
     if is_on() { TracerGuard::enter(thread_state()) } else { None }
 }
 
-/// Returns the site of a CUDA call that begins. Returns `None` if the call is not counted: an enclosing call
-/// of the same kind counts the same memory.
+/// Returns the site of a CUDA call that begins; `None` if an enclosing call of the same kind counts the
+/// memory.
 pub(crate) fn call_site(function: u32, kind: AllocationKind) -> Option<u32> {
     let _busy = enter_if_on()?;
     let local = thread_state();
@@ -200,7 +197,6 @@ pub(crate) fn run_within<R>(site: Option<u32>, kind: AllocationKind, call: impl 
     result
 }
 
-/// Records a new CUDA handle: device memory, a graph, ….
 pub(crate) fn record_handle(kind: AllocationKind, handle: usize, bytes: usize, site: u32) {
     let Some(_busy) = enter_if_on() else { return };
     let entry = LiveEntry { site, bytes: bytes as u64, count: ONE_ALLOCATION };

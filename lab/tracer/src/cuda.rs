@@ -1,15 +1,14 @@
 //! Counts allocations of CUDA's runtime and driver, and handles of cuBLAS.
 //!
-//! A runtime in a shared library is intercepted by its own symbols. A runtime linked into the program calls
-//! the driver, which `dynamic.rs` intercepts. If both are intercepted, the inner call has the same kind and
-//! is not counted again. Allocations of a call on the host, or in another kind of memory, are attributed to
-//! that call (`count::run_within`).
+//! The symbols of a CUDA runtime in a shared library are intercepted here. A runtime linked into the program
+//! calls the driver, which `dynamic.rs` intercepts. If both are intercepted, the driver's call has the same
+//! kind and is not counted again. Allocations inside a call on the host, or in another kind of memory, are
+//! attributed to that call (`count::run_within`).
 //!
-//! All arguments are pointers, handles and integers, so five registers hold any of them, and every function
-//! is called with five: functions ignore registers beyond their parameters. An example is
-//! `cudaGraphInstantiate`, which had five parameters before CUDA 12 and has three since. A future major
-//! version of the interface may give a name another meaning: a look-up with such a version returns the
-//! driver's own function, whose calls are not counted.
+//! All arguments are pointers, handles or integers, so every function is called with five registers and
+//! ignores those beyond its parameters. For example, `cudaGraphInstantiate` had five parameters before CUDA
+//! 12 and has three since. In a future major version a name may mean another function: its look-up returns
+//! the driver's own function, whose calls are not counted.
 
 use core::ffi::{CStr, c_int, c_void};
 
@@ -22,8 +21,8 @@ use crate::layout::number_of;
 use crate::ranges::RangeList;
 use crate::real::RealFunction;
 
-/// Result if the real function is missing: "initialization error" of the runtime, "not initialized" of the
-/// driver, "allocation failed" of cuBLAS.
+/// Result without a real function: "initialization error" of the runtime, "not initialized" of the driver,
+/// "allocation failed" of cuBLAS.
 pub(crate) const MISSING_FUNCTION_ERROR: c_int = 3;
 
 /// A CUDA function with its arguments in registers.
@@ -31,16 +30,15 @@ type CudaFn = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 
 #[derive(Clone, Copy)]
 enum CallEffect {
-    /// Writes an address or handle to the first argument's target; the second argument is the size, if
-    /// `sized`.
+    /// The first argument points to the new address or handle; with `sized`, the second is the size.
     Makes {
         function: u32,
         kind: AllocationKind,
         sized: bool,
     },
-    /// Releases the first argument, which has one of these kinds.
+    /// The first argument is released; it has one of these kinds.
     Ends(&'static [AllocationKind]),
-    /// Maps device memory at the first argument; the second argument is the size.
+    /// Device memory is mapped at the first argument; the second is the size.
     Maps {
         function: u32,
     },
@@ -50,27 +48,26 @@ enum CallEffect {
 pub(crate) struct CudaHook {
     pub(crate) real: &'static RealFunction,
     ours: CudaFn,
-    /// Names of the function for `cuGetProcAddress`; empty if the function is not looked up this way.
+    /// Names under which `cuGetProcAddress` finds the function; may be empty.
     names: &'static [LookupName],
-    /// `Some` for functions on a stream; true in the variant for per-thread default streams.
+    /// `Some` for functions on a stream; `Some(true)` for the variant with per-thread default streams.
     stream: Option<bool>,
 }
 
-/// A name of a function for `cuGetProcAddress`. With each name, the runtime passes the interface version
-/// since which the function has its present parameters. For the oldest functions, sizes had no 64 bits in
-/// that version.
+/// Name of a function for `cuGetProcAddress`. With each name, the runtime passes the interface version since
+/// which the function has its present parameters. In the first version, sizes of the oldest functions had 32
+/// bits.
 struct LookupName {
     name: &'static [u8],
-    /// Range of versions (`from` included, `below` excluded) in which the name means the function with our
-    /// parameters.
+    /// In versions from `from` to below `below`, the name means the function with these parameters.
     from: c_int,
     below: c_int,
 }
 
-/// First unknown version of the interface: from it on, a name may stand for a function with other parameters.
+/// From this version of the interface on, a name may stand for a function with other parameters.
 const FIRST_UNKNOWN_VERSION: c_int = 14_000;
 
-/// A name that is valid from this interface version to the last known one.
+/// Returns a name that is valid from this interface version to the last known one.
 const fn since(name: &'static [u8], from: c_int) -> LookupName {
     LookupName { name, from, below: FIRST_UNKNOWN_VERSION }
 }
@@ -103,11 +100,11 @@ unsafe fn call(real: &RealFunction, effect: CallEffect, registers: [usize; 5]) -
     if real.is_null() {
         return MISSING_FUNCTION_ERROR;
     }
-    // SAFETY: `real` is the CUDA function that ours replaces. The documentation of this module says why a
-    // call with five arguments suits every function.
+    // SAFETY: `real` is the CUDA function that this library's function replaces, and ignores registers beyond
+    // its parameters, as the module's documentation says.
     let real = unsafe { core::mem::transmute::<*mut c_void, CudaFn>(real) };
     let [first, second, third, fourth, fifth] = registers;
-    // SAFETY: our caller passed these arguments for this function.
+    // SAFETY: the caller passed these arguments for this function.
     let run = || unsafe { real(first, second, third, fourth, fifth) };
     match effect {
         CallEffect::Makes { function, kind, sized } => {
@@ -153,13 +150,11 @@ const fn makes(name: &str, kind: AllocationKind, sized: bool) -> CallEffect {
 macro_rules! hooks {
     ($($symbol:ident = $effect:expr, asked $asked:expr, $stream:expr;)*) => {
         $(
-            /// As in CUDA.
-            ///
             /// # Safety
-            /// As in CUDA.
+            /// The caller passes arguments as CUDA requires.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub(crate) unsafe extern "C" fn $symbol(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
-                // SAFETY: our caller passes arguments as CUDA requires.
+                // SAFETY: the caller passes arguments as CUDA requires.
                 unsafe { call(&real::$symbol, $effect, [a, b, c, d, e]) }
             }
         )*
@@ -171,7 +166,7 @@ macro_rules! hooks {
                 RealFunction::anywhere(name(concat!(stringify!($symbol), "\0")));)*
         }
 
-        /// All functions that may be looked up by name.
+        /// All functions that a program may look up by name.
         pub(crate) static HOOKS: [CudaHook; [$(stringify!($symbol)),*].len() + 2] = [
             $(CudaHook { real: &real::$symbol, ours: $symbol, names: $asked, stream: $stream },)*
             CudaHook {
@@ -197,9 +192,9 @@ const fn name(with_end: &'static str) -> &'static CStr {
     }
 }
 
-/// The driver's own lookup function, which `dynamic.rs` replaces.
+/// Look-up function of the driver, which `dynamic.rs` replaces.
 pub(crate) static REAL_GET_PROC_ADDRESS: RealFunction = RealFunction::anywhere(c"cuGetProcAddress");
-/// The lookup function since CUDA 12.
+/// Look-up function of the driver since CUDA 12.
 pub(crate) static REAL_GET_PROC_ADDRESS_V2: RealFunction = RealFunction::anywhere(c"cuGetProcAddress_v2");
 
 type UntypedLookupFn =
@@ -207,11 +202,11 @@ type UntypedLookupFn =
 // SAFETY: only the address is used, never called as this type.
 const OURS: CudaFn =
     unsafe { core::mem::transmute::<UntypedLookupFn, CudaFn>(crate::dynamic::cuGetProcAddress) };
-// SAFETY: as above.
+// SAFETY: only the address is used, never called as this type.
 const OURS_V2: CudaFn =
     unsafe { core::mem::transmute::<UntypedLookupFn, CudaFn>(crate::dynamic::cuGetProcAddress_v2) };
 
-/// Kinds that `cudaFree` and the like release.
+/// Kinds that `cudaFree` and similar functions release.
 const FREEABLE_KINDS: &[AllocationKind] = &[Device, Pool];
 
 hooks! {

@@ -1,15 +1,15 @@
-//! Intercepts driver functions that are looked up instead of linked: by `dlsym`, and by `cuGetProcAddress`,
-//! which the CUDA runtime uses, even if it is linked into the program.
+//! Intercepts driver functions that a program looks up instead of linking: by `dlsym`, and by
+//! `cuGetProcAddress`, which the CUDA runtime uses even if linked into the program.
 //!
-//! `dlsym` depends on its caller's address (`RTLD_NEXT` is relative to the caller), so ours leaves no
-//! frame. For names that we do not replace, it jumps to the real `dlsym` with the caller's own return
-//! address.
+//! The result of `dlsym` depends on its caller's address (`RTLD_NEXT` is relative to the caller). Therefore
+//! this library's `dlsym` leaves no frame: for names that are not replaced, it jumps to the real `dlsym` with
+//! the caller's own return address.
 //!
-//! Because we export CUDA's names, a search over all libraries finds them. If no library has the real
-//! function, our `dlsym` returns null, as it would without this library. Other look-ups differ: a weak
-//! reference to such a name is not null, and `dlvsym` finds our function. A search over all libraries also
-//! finds our function if only a locally opened library has the real one. A call then fails as if CUDA did
-//! not work (`cuda::MISSING_FUNCTION_ERROR`), or reaches the real function.
+//! This library exports CUDA's names, so a search over all libraries finds them. If no library has the real
+//! function, `dlsym` returns null, as without this library. Other look-ups differ: a weak reference to such a
+//! name is not null, and `dlvsym` finds the exported function. So does a search over all libraries if only a
+//! locally opened one has the real function. A call then fails as if CUDA did not work
+//! (`cuda::MISSING_FUNCTION_ERROR`), or reaches the real function.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -18,17 +18,15 @@ use crate::cuda::{CudaHook, HOOKS, REAL_GET_PROC_ADDRESS, REAL_GET_PROC_ADDRESS_
 use crate::real::{self, RealFunction};
 use crate::{registered, sys};
 
-// Notes on the assembly for both processors. Functions are called with the stack pointer at a multiple of
-// 16 bytes. On x86-64 the return address, two arguments and 8 more bytes restore this alignment; on aarch64
-// it always holds. Only the arguments and, on aarch64, the return address are saved over the call: callers
-// do not rely on the other caller-saved registers, and `choose_address` preserves the callee-saved ones. No
-// unwind table is needed: no exception leaves `choose_address`, a stack walk from inside it stops here, and
-// the real function is entered as if called directly.
+// About the assembly below. The stack pointer is a multiple of 16 bytes at every call. On x86-64 the return
+// address, two arguments and 8 more bytes restore this alignment; on aarch64 it always holds. Only the
+// arguments and, on aarch64, the return address are saved over the call: callers do not rely on the other
+// caller-saved registers, and `choose_address` preserves the callee-saved ones. No unwind table is needed: no
+// exception leaves `choose_address`, a stack walk from inside it stops here, and the real function is entered
+// as if called directly.
 
-/// As in the C library.
-///
 /// # Safety
-/// As in the C library.
+/// The caller keeps the rules of the C library's `dlsym`.
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[unsafe(naked)]
@@ -80,7 +78,7 @@ pub(crate) unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) 
 #[repr(C)]
 struct LookupChoice {
     address: *mut c_void,
-    /// Nonzero if `address` is the answer; 0 if the real `dlsym` shall answer.
+    /// Nonzero if `address` is the answer; 0 if the real `dlsym` must answer.
     is_answer: usize,
 }
 
@@ -92,10 +90,10 @@ impl LookupChoice {
     }
 }
 
-/// Chooses our answer to a lookup, or leaves it to the real `dlsym`.
+/// Returns the answer to a look-up, or leaves the answer to the real `dlsym`.
 ///
 /// # Safety
-/// As for `dlsym` in the C library.
+/// The caller keeps the rules of the C library's `dlsym`.
 unsafe extern "C" fn choose_address(handle: *mut c_void, name: *const c_char) -> LookupChoice {
     real::find_dlsym();
     if name.is_null() {
@@ -110,15 +108,14 @@ unsafe extern "C" fn choose_address(handle: *mut c_void, name: *const c_char) ->
     let Some(hook) = HOOKS.iter().find(|hook| hook.real.name() == name) else { return LookupChoice::REAL };
     let busy = enter_if_on();
     let found = if handle == sys::RTLD_NEXT {
-        // The library after the caller cannot be determined here, and it may be ours. Therefore keep our
-        // function.
+        // The library after the caller is unknown here and may be this one, so keep this library's function.
         hook.ours()
     } else {
-        // SAFETY: our caller passed a valid handle.
+        // SAFETY: the caller passed a valid handle.
         unsafe { real::dlsym(handle, name) }
     };
     if found == hook.ours() && hook.real.get().is_null() {
-        // SAFETY: `RTLD_NEXT` is always valid. No library after ours has the function, so `dlsym` returns
+        // SAFETY: `RTLD_NEXT` is always valid. No library after this one has the function, so `dlsym` returns
         // null and sets the error for `dlerror`.
         return LookupChoice::answer(unsafe { real::dlsym(sys::RTLD_NEXT, name) });
     }
@@ -126,7 +123,7 @@ unsafe extern "C" fn choose_address(handle: *mut c_void, name: *const c_char) ->
     ours.map_or(LookupChoice::REAL, LookupChoice::answer)
 }
 
-/// Returns our function instead of the found one, if our function can call the found one.
+/// Returns this library's function instead of the found one, if it can call the found one.
 fn replace_found(hook: &CudaHook, found: *mut c_void) -> Option<*mut c_void> {
     let ours = hook.ours();
     (!found.is_null() && found != ours && hook.real.adopt(found)).then_some(ours)
@@ -138,10 +135,8 @@ type GetProcAddressFn =
 /// Flag of `cuGetProcAddress` for per-thread default streams.
 const PER_THREAD_STREAM_FLAG: u64 = 2;
 
-/// As in the driver.
-///
 /// # Safety
-/// As in the driver; also applies to `cuGetProcAddress_v2`.
+/// The caller keeps the driver's rules; also applies to `cuGetProcAddress_v2`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn cuGetProcAddress(
     name: *const c_char,
@@ -150,7 +145,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress(
     flags: u64,
     rest: *mut c_void,
 ) -> c_int {
-    // SAFETY: our caller passes arguments as the driver requires.
+    // SAFETY: the caller passes arguments as the driver requires.
     unsafe { look_up(&REAL_GET_PROC_ADDRESS, name, out, version, flags, rest) }
 }
 
@@ -162,7 +157,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     flags: u64,
     rest: *mut c_void,
 ) -> c_int {
-    // SAFETY: our caller passes arguments as the driver requires.
+    // SAFETY: the caller passes arguments as the driver requires.
     unsafe { look_up(&REAL_GET_PROC_ADDRESS_V2, name, out, version, flags, rest) }
 }
 
@@ -181,8 +176,7 @@ unsafe fn look_up(
     if real.is_null() {
         return crate::cuda::MISSING_FUNCTION_ERROR;
     }
-    // SAFETY: `real` is the driver's function. The older version has one argument less and ignores the
-    // register of the last one.
+    // SAFETY: `real` is the driver's function. The older version ignores the register of the last argument.
     let error = unsafe {
         core::mem::transmute::<*mut c_void, GetProcAddressFn>(real)(name, out, version, flags, rest)
     };
@@ -197,7 +191,7 @@ unsafe fn look_up(
         hook.match_lookup(name, version) == Some(per_thread)
     });
     if let Some(ours) = hook.and_then(|hook| replace_found(hook, found)) {
-        // SAFETY: as above.
+        // SAFETY: the function has just written to `out`.
         unsafe { *out = ours };
     }
     error

@@ -1,11 +1,10 @@
-//! Replaces the C library's heap functions. Each one calls the real function and counts.
+//! Replaces the C library's heap functions by functions that call the real ones and count.
 //!
-//! While the real functions are being looked up, which may allocate, blocks come from an arena (`arena.rs`).
+//! The look-up of the real functions may allocate; meanwhile blocks come from an arena (`arena.rs`).
 //!
-//! The real function is the next one of its name after ours (`RTLD_NEXT`): the C library's, or that of
-//! another preloaded library, which must have the C library's signature, too. `reallocarray` is omitted,
-//! because the C library's version calls `realloc` like programs do, and so reaches ours, or the program's
-//! own.
+//! The real function is the next one of its name (`RTLD_NEXT`): the C library's, or that of another preloaded
+//! library. `reallocarray` is omitted, because the C library's version calls `realloc`, and so reaches this
+//! library's.
 
 use core::ffi::{c_int, c_void};
 
@@ -47,17 +46,15 @@ pub(crate) fn look_up_heap() {
     }
 }
 
-/// As in the C library.
-///
 /// # Safety
-/// As in the C library; also applies to all other functions of this file that replace one.
+/// The caller keeps the C library's rules; also applies to all functions of this file that replace one.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     let real = REAL_MALLOC.get();
     if real.is_null() {
         return arena_alloc(bytes);
     }
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     let block = unsafe { core::mem::transmute::<*mut c_void, SizeFn>(real)(bytes) };
     record_alloc(block, bytes, MALLOC);
     block
@@ -69,7 +66,7 @@ pub(crate) unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_voi
     if real.is_null() {
         return count.checked_mul(bytes).map_or(core::ptr::null_mut(), arena_alloc);
     }
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     let block = unsafe { core::mem::transmute::<*mut c_void, TwoSizesFn>(real)(count, bytes) };
     record_alloc(block, count.wrapping_mul(bytes), CALLOC);
     block
@@ -83,12 +80,12 @@ pub(crate) unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mu
     }
     let real = REAL_REALLOC.get();
     if real.is_null() {
-        // Only arena blocks can exist so far.
+        // Without the real `realloc`, all blocks are arena blocks.
         return if block.is_null() { arena_alloc(bytes) } else { core::ptr::null_mut() };
     }
     // Take the entry before the call: another thread may get the same address as soon as the block is freed.
     let before = take_entry(block);
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     let new = unsafe { core::mem::transmute::<*mut c_void, ReallocFn>(real)(block, bytes) };
     if !new.is_null() {
         record_alloc(new, bytes, REALLOC);
@@ -107,34 +104,34 @@ pub(crate) unsafe extern "C" fn free(block: *mut c_void) {
     }
     let real = REAL_FREE.get();
     if real.is_null() {
-        // Leaked: without a real `free`, the block cannot be freed.
+        // Leak the block: there is no real `free`.
         return;
     }
     take_entry(block);
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     unsafe { core::mem::transmute::<*mut c_void, FreeFn>(real)(block) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
-    // SAFETY: our caller passes arguments as the C library requires.
+    // SAFETY: the caller passes arguments as the C library requires.
     unsafe { alloc_aligned(&REAL_MEMALIGN, alignment, bytes, MEMALIGN) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
-    // SAFETY: our caller passes arguments as the C library requires.
+    // SAFETY: the caller passes arguments as the C library requires.
     unsafe { alloc_aligned(&REAL_ALIGNED_ALLOC, alignment, bytes, ALIGNED_ALLOC) }
 }
 
 /// # Safety
-/// `real` is for a function of this signature, and the caller calls it as in the C library.
+/// `real` is a function of this signature, and the caller keeps the C library's rules.
 unsafe fn alloc_aligned(real: &RealFunction, alignment: usize, bytes: usize, function: u32) -> *mut c_void {
     let real = real.get();
     if real.is_null() {
         return core::ptr::null_mut();
     }
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     let block = unsafe { core::mem::transmute::<*mut c_void, TwoSizesFn>(real)(alignment, bytes) };
     record_alloc(block, bytes, function);
     block
@@ -150,7 +147,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     if real.is_null() {
         return sys::ENOMEM;
     }
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     let error = unsafe { core::mem::transmute::<*mut c_void, PosixMemalignFn>(real)(out, alignment, bytes) };
     if error == 0 {
         // SAFETY: the successful call has just written the block's address to `out`.
@@ -161,13 +158,13 @@ pub(crate) unsafe extern "C" fn posix_memalign(
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn valloc(bytes: usize) -> *mut c_void {
-    // SAFETY: our caller passes arguments as the C library requires.
+    // SAFETY: the caller passes arguments as the C library requires.
     unsafe { alloc_paged(&REAL_VALLOC, bytes) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
-    // SAFETY: our caller passes arguments as the C library requires.
+    // SAFETY: the caller passes arguments as the C library requires.
     unsafe { alloc_paged(&REAL_PVALLOC, bytes) }
 }
 
@@ -176,7 +173,7 @@ unsafe fn alloc_paged(real: &RealFunction, bytes: usize) -> *mut c_void {
     if real.is_null() {
         return core::ptr::null_mut();
     }
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     let block = unsafe { core::mem::transmute::<*mut c_void, SizeFn>(real)(bytes) };
     record_alloc(block, bytes, MEMALIGN);
     block

@@ -1,18 +1,16 @@
-//! Layout of the file in which a traced process publishes its counts. The tracer writes it, its reader
-//! reads it.
+//! Layout of the file in which a traced process publishes its counts, shared by the tracer and its reader.
 //!
 //! ```text
-//!   header (4096 bytes) | SITES records of 256 bytes
+//!   header (4096 bytes) | MAX_SITES records of 256 bytes
 //!   header:  magic, version, sizes, pid, … | losses | path of the program
 //!   record:  hash, function, frames, parent | live, total and peak | return addresses
 //! ```
 //!
-//! Numbers have native byte order, as writer and reader run on the same machine. A record is valid once its
-//! `hash` is larger than [`BUSY_HASH`]; from then on only its counters change. Each counter is updated
-//! atomically, but separately from the others: a reader may see counters of different ages, and never a
-//! torn one.
+//! Numbers have native byte order, because writer and reader run on the same machine. A record is valid once
+//! its `hash` is larger than [`BUSY_HASH`]; from then on only its counters change. Each counter is updated
+//! atomically, but separately: a reader may see counters of different ages, never a torn one.
 
-/// First eight bytes of the file, "WDNTRACE"; written last.
+/// First eight bytes of the file; written last.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"WDNTRACE");
 /// Version of this layout.
 pub const VERSION: u32 = 2;
@@ -24,9 +22,9 @@ pub const RECORD_BYTES: usize = 256;
 pub const MAX_SITES: usize = 16_384;
 /// Size of the file in bytes.
 pub const FILE_BYTES: usize = HEADER_BYTES + MAX_SITES * RECORD_BYTES;
-/// Maximum return addresses in a record.
+/// Most return addresses in a record.
 pub const MAX_FRAMES: usize = 24;
-/// Counters of allocations are in 256ths, because the weight of a sampled allocation is no integer.
+/// Units per allocation in a counter, because the weight of a sampled allocation is no integer.
 pub const COUNT_UNIT: u64 = 256;
 
 /// Offsets in the header.
@@ -37,19 +35,19 @@ pub mod header {
     pub const VERSION: usize = 8;
     /// PID in the process's own namespace, u32.
     pub const PID: usize = 12;
-    /// Creation time, milliseconds since the Unix epoch, u64.
+    /// Start of the process, in milliseconds since the Unix epoch, u64.
     pub const STARTED: usize = 16;
     /// Mean bytes between samples, u64.
     pub const INTERVAL: usize = 24;
-    /// Counted allocations whose free will not be noticed, because a table was full, u64.
+    /// Counted allocations whose free the tracer will miss because a table was full, u64.
     pub const UNFOLLOWED: usize = 32;
-    /// Call sites without a record, u64; their allocations are in no counter.
+    /// Samples without a free record for their call site, u64; no counter includes them.
     pub const SITELESS: usize = 40;
     /// Stack walks truncated because of too many per second, or skipped (`registered.rs`), u64.
     pub const SHORT_WALKS: usize = 48;
     /// Stack walks, u64.
     pub const WALKS: usize = 56;
-    /// 1 if the program replaces the C library's allocator, so that the heap is not seen, u64.
+    /// 1 if the program replaces the C library's allocator, so heap blocks are not counted, u64.
     pub const OWN_HEAP: usize = 64;
     /// Length in bytes of the path that follows, u32.
     pub const EXE_BYTES: usize = 2044;
@@ -59,13 +57,13 @@ pub mod header {
 
 /// Offsets in a record.
 pub mod record {
-    /// 0: free; [`super::BUSY_HASH`]: being written; else valid. u64.
+    /// 0: free; [`super::BUSY_HASH`]: being written; other values: valid. u64.
     pub const HASH: usize = 0;
     /// Index in [`super::FUNCTIONS`], u32.
     pub const FUNCTION: usize = 8;
     /// Number of return addresses, u32.
     pub const FRAME_COUNT: usize = 12;
-    /// For an allocation inside a counted CUDA call: 1 + the number of that call's record; else 0. u32.
+    /// 1 + the record number of the enclosing counted CUDA call, or 0, u32.
     pub const PARENT: usize = 16;
     /// Estimated live bytes, i64.
     pub const LIVE_BYTES: usize = 24;
@@ -75,7 +73,7 @@ pub mod record {
     pub const TOTAL_BYTES: usize = 40;
     /// Estimated number of allocations ever made, in 256ths, u64.
     pub const TOTAL_COUNT: usize = 48;
-    /// Maximum of `LIVE_BYTES`, i64.
+    /// Most `LIVE_BYTES` at any time, i64.
     pub const PEAK_BYTES: usize = 56;
     /// Return addresses, innermost first, u64 each.
     pub const FRAME: usize = 64;
@@ -98,18 +96,18 @@ pub enum AllocationKind {
     Device = 4,
     /// Device memory from CUDA's own pools.
     Pool = 5,
-    /// Handles of physical device memory. The memory outlives its handle while it is mapped, so this kind
-    /// does not measure memory.
+    /// Handles of physical device memory. Mapped memory outlives its handle, so this kind does not measure
+    /// memory.
     Handle = 6,
     /// Device memory mapped into an address range.
     DeviceMapped = 7,
-    /// Executable CUDA graphs: a count without bytes.
+    /// Executable CUDA graphs, counted without bytes.
     GraphExec = 8,
-    /// cuBLAS handles: a count without bytes.
+    /// cuBLAS handles, counted without bytes.
     Cublas = 9,
 }
 
-/// All counted functions with their kind; a record stores the index.
+/// All counted functions; a record stores the index.
 pub const FUNCTIONS: [(&str, AllocationKind); 29] = [
     ("malloc", AllocationKind::Heap),
     ("calloc", AllocationKind::Heap),
@@ -142,12 +140,12 @@ pub const FUNCTIONS: [(&str, AllocationKind); 29] = [
     ("cublasCreate", AllocationKind::Cublas),
 ];
 
-/// Name and kind of a function by its index.
+/// Returns the name and kind of a function by its index.
 pub const fn function_by_number(number: u32) -> Option<(&'static str, AllocationKind)> {
     if (number as usize) < FUNCTIONS.len() { Some(FUNCTIONS[number as usize]) } else { None }
 }
 
-/// Index of a function by its name.
+/// Returns the index of a function by its name.
 pub const fn number_of(name: &str) -> u32 {
     let mut number = 0;
     while number < FUNCTIONS.len() {

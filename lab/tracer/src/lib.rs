@@ -1,15 +1,13 @@
-//! A library to preload into llama-server (`LD_PRELOAD`): counts allocations by call site, on the host and
-//! on GPUs.
+//! Library to preload into llama-server (`LD_PRELOAD`): counts host and GPU allocations by call site.
 //!
 //! The library intercepts functions of the C library and of CUDA, calls the real ones, and records live
-//! allocations in a mapped file (`layout.rs`). A reader of the file does the rest. The library never
-//! changes a function's effect or result, never allocates, and never blocks for long. Nothing is counted
-//! unless the environment names a folder to publish in. No code here panics, because a panic would crash
-//! the server.
+//! allocations in a mapped file (`layout.rs`) for the reader. It never changes a function's effect or result,
+//! never allocates, and never blocks for long. Nothing is counted unless the environment names a folder to
+//! publish in. No code here panics, because a panic would crash the server.
 //!
-//! The library's presence is visible, though: functions have addresses in the library, CUDA's names exist
-//! without CUDA (`dynamic.rs`), libgcc is loaded into programs that would not need it, and a library with
-//! intercepted functions stays loaded.
+//! A program can still notice the library: functions have addresses in it, CUDA's names exist without CUDA
+//! (`dynamic.rs`), libgcc is loaded into programs that do not need it, and libraries with intercepted
+//! functions stay loaded.
 //!
 //! | file | content |
 //! |---|---|

@@ -1,23 +1,22 @@
-//! The table of counted live blocks and handles with their records, so that their free is counted, too.
+//! Table of counted live blocks and handles, so that their free is counted, too.
 //!
 //! ```text
-//!   BUCKETS lines of 8 keys | two words for each key | two lists of ranges
+//!   BUCKET_COUNT lines of 8 keys | two words for each key | two lists of ranges
 //! ```
 //!
-//! A key is in the bucket that its hash selects, or in none, so a look-up costs one cache line. Every
-//! `free` would pay for that, although nearly all blocks were never counted. Therefore a small table, which
-//! stays in the cache, first gives an upper limit of the number of keys in a pair of buckets. Inserting
-//! claims a free slot by one compare-exchange. Only one thread removes a key, because a block is freed
-//! once. Nothing blocks.
+//! The hash of a key selects the only bucket in which it may be, so a look-up costs one cache line. Nearly
+//! all blocks that a program frees were never counted, so a small table that stays in the cache is read
+//! first: it holds an upper limit of the keys in a pair of buckets. Inserting claims a free slot by one
+//! compare-exchange. Only one thread removes a key, because a block is freed once. Nothing blocks.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::layout::AllocationKind;
 use crate::state::private_u64;
 
-/// Keys per bucket: a cache line.
+/// Keys per bucket, which fills a cache line.
 const BUCKET_KEYS: usize = 8;
-/// Number of buckets; a heap of 16 GiB at the default interval fills half of the slots.
+/// A heap of 16 GiB at the default interval fills half of the slots.
 const BUCKET_COUNT: usize = 1 << 16;
 const KEY_BYTES: usize = BUCKET_COUNT * BUCKET_KEYS * 8;
 const VALUE_BYTES: usize = KEY_BYTES * 2;
@@ -35,7 +34,7 @@ pub(crate) struct LiveEntry {
     pub(crate) count: u32,
 }
 
-/// The key of an address or handle, which includes the kind: two kinds may use the same number.
+/// Returns the key of an address or handle. The key includes the kind: two kinds may use the same number.
 #[inline]
 pub(crate) fn key(kind: AllocationKind, handle: usize) -> u64 {
     (handle as u64) ^ ((kind as u64) << 56)
@@ -47,7 +46,7 @@ fn bucket(key: u64) -> usize {
     (mixed >> 48) as usize & (BUCKET_COUNT - 1)
 }
 
-/// Keys per pair of buckets, at most 16. Never too low, because a key is counted before it is inserted.
+/// Keys per pair of buckets, at most 16; never too low, because a key is counted before it is inserted.
 static PRESENT_KEYS: [AtomicU8; BUCKET_COUNT / 2] = [const { AtomicU8::new(0) }; BUCKET_COUNT / 2];
 
 #[inline]
@@ -107,7 +106,7 @@ fn take_slot(way: usize, key: u64) -> Option<LiveEntry> {
     let value = KEY_BYTES + way * 16;
     let (bytes, rest) =
         (private_u64(value)?.load(Ordering::Relaxed), private_u64(value + 8)?.load(Ordering::Relaxed));
-    // A concurrent double free is a bug of the program; only one of the two is counted.
+    // A concurrent double free is the program's bug; only one of the two is counted.
     place.compare_exchange(key, 0, Ordering::Release, Ordering::Relaxed).ok()?;
     present(way / BUCKET_KEYS).fetch_sub(1, Ordering::Relaxed);
     #[expect(clippy::cast_possible_truncation, reason = "two halves of a word")]

@@ -1,6 +1,5 @@
-//! Searches libraries outside the program's global scope. Another library may have opened them locally, and
-//! under any file name (`libcudart.so.13`, a file of a Python package, a copy). Therefore a library is
-//! searched by function, not by file name.
+//! Searches libraries outside the program's global scope. Another library may have opened them locally, under
+//! any file name (`libcudart.so.13`, a file of a Python package, a copy), so the search is by function.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 
@@ -14,21 +13,19 @@ struct FunctionSearch<'a> {
     path: [u8; MAX_PATH],
 }
 
-/// Finds a function in any library but ours, and keeps that library loaded; null if none has it.
+/// Finds a function in any library but this one, and keeps its library loaded; null if none has it.
 pub(crate) fn find_function(name: &CStr) -> *mut c_void {
     let mut search = FunctionSearch { name, found: 0, path: [0; MAX_PATH] };
     // SAFETY: `search` has the type that `search_object` expects, and outlives the call.
     unsafe { sys::dl_iterate_phdr(search_object, (&raw mut search).cast()) };
-    // Keep the library loaded, since an address in it is stored. Do so after the iteration, which holds a lock
-    // of the loader.
+    // Keep the library loaded, because an address in it is stored. The iteration held a lock of the loader.
     if search.found == 0 || !keep_library(&search.path) {
         return core::ptr::null_mut();
     }
     core::ptr::with_exposed_provenance_mut(search.found)
 }
 
-/// Keeps a library loaded; returns false if it was unloaded meanwhile. The program itself has no path and
-/// stays loaded.
+/// Returns false if the library was unloaded meanwhile. The program itself has no path and stays loaded.
 fn keep_library(path: &[u8; MAX_PATH]) -> bool {
     if path.first().copied().unwrap_or_default() == 0 {
         return true;
@@ -37,8 +34,8 @@ fn keep_library(path: &[u8; MAX_PATH]) -> bool {
     unsafe { !sys::dlopen(path.as_ptr().cast::<c_char>(), sys::RTLD_LAZY | sys::RTLD_NOLOAD).is_null() }
 }
 
-/// Keeps the library of this address loaded; returns false if it was unloaded meanwhile. Does nothing for
-/// an address outside of any library, such as a stub made by the driver.
+/// Keeps the library of this address loaded; returns false if it was unloaded meanwhile. An address outside
+/// of any library, such as a stub made by the driver, needs nothing.
 pub(crate) fn keep_loaded(address: *mut c_void) -> bool {
     keep_library(&object_at(address).path)
 }
@@ -47,7 +44,7 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
     object_at(address).is_ours
 }
 
-/// A search by address, with its result.
+/// Search by address, with its result.
 struct ObjectSearch {
     address: usize,
     is_ours: bool,
@@ -78,7 +75,7 @@ fn object_at(address: *mut c_void) -> ObjectSearch {
     search
 }
 
-/// Copies the path of an object; returns false if it is too long.
+/// Returns false if the path is too long.
 unsafe fn copy_path(object: &LoadedObject, path: &mut [u8; MAX_PATH]) -> bool {
     // SAFETY: a name is a C string of the loader.
     let name = if object.name.is_null() { c"" } else { unsafe { CStr::from_ptr(object.name) } };
@@ -88,12 +85,12 @@ unsafe fn copy_path(object: &LoadedObject, path: &mut [u8; MAX_PATH]) -> bool {
     true
 }
 
-/// An address in our library, of a function that cannot be interposed.
+/// Returns an address in this library, of a function that cannot be interposed.
 fn own_address() -> usize {
     (search_object as sys::EachObject as *const c_void).addr()
 }
 
-/// Searches one library.
+/// Searches one library; the loader calls this for each.
 ///
 /// # Safety
 /// `object` is the loader's description and stays valid during this call; `search` is a [`FunctionSearch`]
@@ -114,8 +111,6 @@ unsafe extern "C" fn search_object(object: *const LoadedObject, _: usize, search
     1
 }
 
-/// The object's segments.
-///
 /// # Safety
 /// `object` is the loader's description; also applies to all functions below.
 unsafe fn segments(object: &LoadedObject) -> &[ProgramHeader] {
@@ -183,8 +178,8 @@ unsafe fn exported_function(object: &LoadedObject, name: &CStr) -> Option<usize>
     }
 }
 
-/// Looks a name up in a GNU hash table: header (buckets, first symbol, filter words, shift), filter,
-/// buckets, and for each symbol its hash, whose lowest bit marks the end of a bucket.
+/// Looks a name up in a GNU hash table: header (buckets, first symbol, filter words, shift), filter, buckets,
+/// and for each symbol its hash, whose lowest bit marks the end of a bucket.
 unsafe fn look_up_gnu_hash(table: usize, name: &CStr, is_it: impl Fn(u32) -> Option<usize>) -> Option<usize> {
     let words = core::ptr::with_exposed_provenance::<u32>(table);
     let hash = name

@@ -1,8 +1,5 @@
-//! Counts anonymous mappings made by programs. The C library maps memory for its heap by internal calls,
-//! which are not intercepted here.
-//!
-//! A range that is only reserved (not writable) is no memory and is not counted, nor is a mapping of a
-//! file.
+//! Counts anonymous mappings made by programs. The C library maps its heap by internal calls, which are not
+//! intercepted. Mappings of files are not counted, nor are ranges that are only reserved (not writable).
 
 use core::ffi::{c_int, c_long, c_void};
 
@@ -27,14 +24,12 @@ type MremapFn = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_vo
 
 pub(crate) fn real_mmap() -> Option<MmapFn> {
     let real = REAL_MMAP.get();
-    // SAFETY: `real` is the `mmap` that ours replaces, so it has this signature.
+    // SAFETY: `real` is the `mmap` that this library replaces, so it has this signature.
     if real.is_null() { None } else { Some(unsafe { core::mem::transmute::<*mut c_void, MmapFn>(real) }) }
 }
 
-/// As in the C library.
-///
 /// # Safety
-/// As in the C library; also applies to all other functions of this file that replace one.
+/// The caller keeps the C library's rules; also applies to all functions of this file that replace one.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn mmap(
     address: *mut c_void,
@@ -44,7 +39,7 @@ pub(crate) unsafe extern "C" fn mmap(
     file: c_int,
     offset: c_long,
 ) -> *mut c_void {
-    // SAFETY: our caller passes arguments as the C library requires.
+    // SAFETY: the caller passes arguments as the C library requires.
     unsafe { map_counted(&REAL_MMAP, address, bytes, access, flags, file, offset) }
 }
 
@@ -57,12 +52,12 @@ pub(crate) unsafe extern "C" fn mmap64(
     file: c_int,
     offset: c_long,
 ) -> *mut c_void {
-    // SAFETY: our caller passes arguments as the C library requires.
+    // SAFETY: the caller passes arguments as the C library requires.
     unsafe { map_counted(&REAL_MMAP64, address, bytes, access, flags, file, offset) }
 }
 
 /// # Safety
-/// `real` is a function of this signature, and the caller passes arguments as the C library requires.
+/// `real` is a function of this signature, and the caller keeps the C library's rules.
 unsafe fn map_counted(
     real: &RealFunction,
     address: *mut c_void,
@@ -79,7 +74,7 @@ unsafe fn map_counted(
     }
     // A fixed mapping replaces existing ones.
     let leaving = if flags & sys::MAP_FIXED != 0 { begin_host_unmap(address, bytes) } else { None };
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     let at = unsafe {
         core::mem::transmute::<*mut c_void, MmapFn>(real)(address, bytes, access, flags, file, offset)
     };
@@ -95,13 +90,11 @@ fn begin_host_unmap(address: *mut c_void, bytes: usize) -> Option<PendingUnmap> 
     begin_unmap(RangeList::Host, address.addr(), round_to_pages(bytes))
 }
 
-/// Sets `errno` to `ENOMEM`.
 fn set_no_memory() {
     // SAFETY: the C library's own place for this thread's error.
     unsafe { *sys::__errno_location() = sys::ENOMEM };
 }
 
-/// Looks up the real functions early, while no lock is held.
 pub(crate) fn look_up_mappings() {
     for real in [&REAL_MMAP, &REAL_MMAP64, &REAL_MUNMAP, &REAL_MREMAP] {
         real.get();
@@ -116,14 +109,14 @@ pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_
         return -1;
     }
     let leaving = begin_host_unmap(address, bytes);
-    // SAFETY: `real` is the `munmap` that ours replaces, so it has this signature.
+    // SAFETY: `real` is the `munmap` that this library replaces, so it has this signature.
     let error = unsafe { core::mem::transmute::<*mut c_void, MunmapFn>(real)(address, bytes) };
     end_unmap(leaving, error == 0);
     error
 }
 
-/// Like `mremap` of the C library, except that the last argument is always read. Callers pass this argument
-/// only with some flags; otherwise, on our processors, it is read from a register that the call does not use.
+/// Always reads the last argument, which callers pass only with some flags. Otherwise, on x86-64 and aarch64,
+/// the argument comes from a register that the call does not use.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn mremap(
     address: *mut c_void,
@@ -140,7 +133,7 @@ pub(crate) unsafe extern "C" fn mremap(
     let moved = begin_host_unmap(address, bytes);
     let replaced =
         if flags & sys::MREMAP_FIXED != 0 { begin_host_unmap(new_address, new_bytes) } else { None };
-    // SAFETY: `real` is a function of this name and signature; our caller passed valid arguments.
+    // SAFETY: `real` is a function of this name and signature; the caller passed valid arguments.
     let at = unsafe {
         core::mem::transmute::<*mut c_void, MremapFn>(real)(address, bytes, new_bytes, flags, new_address)
     };

@@ -1,11 +1,10 @@
-//! Lists of counted mappings. A mapping may be unmapped in parts, or together with others, so a table with
-//! one key per mapping does not suffice.
+//! Two short lists of counted mappings, under a spin lock. A program may unmap a mapping in parts, or
+//! together with others, so a table with one key per mapping does not suffice. Mappings change some times a
+//! second only.
 //!
-//! Two short lists under a spin lock: mappings change some times a second, not some million times.
-//!
-//! Unmapping may fail, and as soon as it succeeds, another thread may get the same addresses. Ranges about
-//! to be unmapped are therefore marked first, and removed or unmarked when the result is known. A range
-//! that was counted at these addresses meanwhile has no mark, or another one.
+//! Unmapping may fail, and as soon as it succeeds, another thread may get the same addresses. Ranges about to
+//! be unmapped are therefore marked first, and removed or unmarked when the result is known. A range that was
+//! counted at these addresses meanwhile has no mark, or another one.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -15,15 +14,14 @@ use crate::state::{self, private_u64};
 use crate::sys;
 
 const MAX_RANGES: usize = 8192;
-/// Size of a list in bytes: lock, length, and three words per range.
+/// Bytes of a list: lock, length, and three words per range.
 const LIST_BYTES: usize = 16 + MAX_RANGES * 24;
 pub(crate) const LISTS_BYTES: usize = 2 * LIST_BYTES;
-/// Spins on the lock before the first yield.
 const LOCK_SPINS: u32 = 256;
-/// Yields before giving up and leaving something uncounted: the lock's holder may be stopped for good, by a
-/// signal or a debugger.
+/// Yields before an event is left uncounted: a signal or a debugger may have stopped the lock's holder for
+/// good.
 const LOCK_YIELDS: u32 = 20_000;
-/// Yields before giving up, after an earlier wait for the lock was given up.
+/// Yields before an event is left uncounted, after an earlier wait for the lock has failed.
 const LOCK_YIELDS_AFTER_TIMEOUT: u32 = 4;
 
 #[derive(Clone, Copy)]
@@ -37,7 +35,7 @@ struct MappedRange {
     start: u64,
     end: u64,
     site: u32,
-    /// The mapping counts as ended when this range is removed. Of a split mapping, only one part has this
+    /// The mapping counts as ended when this range is removed. Only one part of a split mapping has this
     /// flag.
     whole: bool,
     /// Mark of the call that is about to unmap this range; 0 for none.
@@ -132,8 +130,8 @@ impl LockedList {
         self.put(1, last as u64);
     }
 
-    /// Marks all ranges between two addresses; returns false if there are none. Skips ranges marked by
-    /// other calls, unless `all`.
+    /// Marks all ranges between two addresses; returns false if there are none. Skips ranges that other calls
+    /// have marked, unless `all`.
     fn mark(&self, begin: u64, limit: u64, mark: u32, all: bool) -> bool {
         let mut any = false;
         let mut index = 0;
@@ -188,14 +186,14 @@ impl Drop for LockedList {
     }
 }
 
-/// An unused mark; there are four billion.
+/// Returns an unused mark; there are four billion.
 fn new_mark() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed).max(1)
 }
 
 /// Adds a range; returns false if it cannot be tracked. Older ranges at the same addresses were unmapped
-/// unnoticed: they are removed and passed to `gone`.
+/// without a count: they are removed and passed to `gone`.
 pub(crate) fn add_range(
     list: RangeList,
     start: usize,
@@ -206,8 +204,7 @@ pub(crate) fn add_range(
     let Some(held) = LockedList::lock(list) else { return false };
     let (start, end) = (start as u64, (start as u64).saturating_add(length as u64));
     let mark = new_mark();
-    // A call that marked such ranges has finished unmapping: otherwise the kernel would not have reused the
-    // addresses.
+    // A call that marked such ranges has finished unmapping, because the kernel has reused the addresses.
     if held.mark(start, end, mark, true) {
         held.take(mark, &mut gone);
     }
@@ -220,7 +217,7 @@ pub(crate) struct PendingUnmap {
     mark: u32,
 }
 
-/// Marks the parts of the list in a range that is about to be unmapped; `None` if there are none.
+/// Marks the counted ranges that are about to be unmapped; `None` if there are none.
 pub(crate) fn mark_leaving(list: RangeList, start: usize, length: usize) -> Option<PendingUnmap> {
     let Some(held) = LockedList::lock(list) else {
         state::increment(header::UNFOLLOWED);

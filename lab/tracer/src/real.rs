@@ -1,8 +1,7 @@
-//! Looks up the real functions, which the program would call if this library were not loaded.
+//! Looks up the real functions, which the program would call without this library.
 //!
-//! Uses `dlsym(RTLD_NEXT)`, so that our function calls that of another preloaded library (an allocator, a
-//! fault injector), if there is one. Since we export `dlsym`, too, the real `dlsym` is looked up by
-//! `dlvsym`.
+//! The look-up uses `dlsym(RTLD_NEXT)`, so that another preloaded library (an allocator, a fault injector) is
+//! still called. This library replaces `dlsym`, so `dlvsym` finds the real one.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -13,7 +12,7 @@ use crate::sys;
 pub(crate) struct RealFunction {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
-    /// The function may be in a library outside the program's global scope.
+    /// True if the function may be in a library outside the program's global scope.
     anywhere: bool,
 }
 
@@ -22,12 +21,13 @@ impl RealFunction {
         Self { name, address: AtomicPtr::new(core::ptr::null_mut()), anywhere: false }
     }
 
-    /// A function in a library that may have been opened locally.
+    /// Creates an entry for a function in a library that may have been opened locally.
     pub(crate) const fn anywhere(name: &'static CStr) -> Self {
         Self { name, address: AtomicPtr::new(core::ptr::null_mut()), anywhere: true }
     }
 
-    /// The function's address; null if there is none, or while this thread is looking the function up.
+    /// Returns the function's address; null if there is none, or while this thread is looking the function
+    /// up.
     #[inline]
     pub(crate) fn get(&self) -> *mut c_void {
         let at = self.address.load(Ordering::Acquire);
@@ -55,19 +55,20 @@ impl RealFunction {
             // Another thread may have received the function from the driver meanwhile.
             return self.address.load(Ordering::Acquire);
         }
-        // The first address stays: `adopt` may have stored one from another library, and calls to it may be in
+        // The first address stays: `adopt` may have stored one of another library, and calls to it may be in
         // progress.
         self.get_or_set(found)
     }
 
-    /// Makes `address` the real function, unless another address is known: if two libraries have the
-    /// function, a call must not reach the wrong library.
+    /// Makes `address` the real function, unless another is known: if two libraries have the function, a call
+    /// must not reach the wrong one.
     pub(crate) fn adopt(&self, address: *mut c_void) -> bool {
         let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
             return known == address;
         }
-        // The caller may unload its library, while code linked to our name would still call into it.
+        // The caller may unload its library, while code linked to this library's name would still call into
+        // it.
         if !crate::loaded::keep_loaded(address) {
             return false;
         }
@@ -94,10 +95,10 @@ impl RealFunction {
 
 type DlsymFn = unsafe extern "C" fn(*mut c_void, *const core::ffi::c_char) -> *mut c_void;
 
-/// The real `dlsym`; `dynamic.rs` jumps to it.
+/// Address of the real `dlsym`; `dynamic.rs` jumps to it.
 pub(crate) static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Replacement for a missing `dlsym`: every look-up fails.
+/// Replaces a missing `dlsym`, so every look-up fails.
 unsafe extern "C" fn no_dlsym(_: *mut c_void, _: *const core::ffi::c_char) -> *mut c_void {
     core::ptr::null_mut()
 }
@@ -107,8 +108,8 @@ pub(crate) fn find_dlsym() -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    // glibc 2.34 moved `dlsym` from libdl. Older releases export it with the version of glibc's first
-    // release for the processor.
+    // glibc 2.34 moved `dlsym` from libdl. Older releases export it with the version of glibc's first release
+    // for the processor.
     let versions =
         [c"GLIBC_2.34", if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.2.5" }];
     let mut found: *mut c_void = core::ptr::null_mut();
@@ -125,15 +126,15 @@ pub(crate) fn find_dlsym() -> *mut c_void {
     found
 }
 
-/// Like the C library's `dlsym`, called from here: `RTLD_NEXT` finds functions after ours.
+/// Calls the real `dlsym` from here, so `RTLD_NEXT` finds functions after this library's.
 ///
 /// # Safety
 /// `handle` belongs to an open library, or is one of the `RTLD_` constants.
 pub(crate) unsafe fn dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let at = find_dlsym();
-    // SAFETY: `find_dlsym` gives the C library's `dlsym` or our own stand-in of the same signature.
+    // SAFETY: `find_dlsym` returns the C library's `dlsym`, or `no_dlsym` with the same signature.
     let real: DlsymFn = unsafe { core::mem::transmute::<*mut c_void, DlsymFn>(at) };
-    // SAFETY: our caller passes a valid handle; the name is a C string.
+    // SAFETY: the caller passes a valid handle; the name is a C string.
     unsafe { real(handle, name.as_ptr()) }
 }
 

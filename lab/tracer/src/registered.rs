@@ -1,14 +1,14 @@
-//! Detects unwind tables registered at run time: with `__register_frame` and the like, by JIT compilers for
-//! their code, and by objects without an unwind table header.
+//! Detects unwind tables registered at run time (`__register_frame`): by JIT compilers for their code, and by
+//! objects without an unwind table header.
 //!
-//! After a registration, libgcc searches these tables under its own locks, and allocates while holding
-//! them: during a registration, or while an exception is thrown. A stack walk from inside that allocation
-//! would deadlock, because its own thread holds the locks. So after the first registration no stack is
-//! walked any more: allocations are counted in full, without a place.
+//! After a registration, libgcc searches these tables under its own locks, and allocates while holding them:
+//! during a registration, or while an exception is thrown. A stack walk from inside that allocation would
+//! deadlock, because its own thread holds the locks. So after the first registration no stack is walked any
+//! more: allocations are counted in full, without a place.
 //!
 //! Constructors of ordinary objects register nothing, because these have an unwind table header; LLVM's
-//! start-up files may. A program with its own unwinder registers its tables with that unwinder, which does
-//! not affect libgcc.
+//! start-up files may. A program with its own unwinder registers its tables there, which does not affect
+//! libgcc.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -17,20 +17,20 @@ use crate::real::RealFunction;
 
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if a table was registered, or is being registered. A thread that holds libgcc's locks over a
-/// registered table sees true: the flag was set before the table was added under these locks.
+/// A thread that holds libgcc's locks over a registered table sees true: the flag was set before the table
+/// was added under these locks.
 pub(crate) fn any_registered() -> bool {
     ANY.load(Ordering::Acquire)
 }
 
-/// Notes a look-up of a registering function: the caller will call the found function directly, past ours.
+/// The program will call the registering function directly, without passing through this library.
 pub(crate) fn note_look_up(name: &CStr) {
     if name.to_bytes().starts_with(b"__register_frame") {
         ANY.store(true, Ordering::Release);
     }
 }
 
-/// Arguments: a table, space for libgcc's data about it, and two base addresses. Functions with fewer
+/// Parameters: a table, space for libgcc's data about it, and two base addresses. Functions with fewer
 /// parameters ignore the rest.
 type RegisterFn = unsafe extern "C" fn(usize, usize, usize, usize);
 
@@ -39,10 +39,8 @@ macro_rules! registers {
         $(
             static $real: RealFunction = RealFunction::new($name);
 
-            /// As in libgcc.
-            ///
             /// # Safety
-            /// As in libgcc.
+            /// The caller keeps libgcc's rules.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub(crate) unsafe extern "C" fn $symbol(table: usize, room: usize, text: usize, data: usize) {
                 // Set the flag before the call, which allocates while it holds libgcc's locks.
@@ -56,7 +54,6 @@ macro_rules! registers {
             }
         )*
 
-        /// Looks up the real functions early, while no lock is held.
         pub(crate) fn prepare() {
             for real in [$(&$real),*] {
                 real.get();

@@ -1,4 +1,4 @@
-//! Records of call sites in the published file (a hash table).
+//! Hash table of call sites in the published file.
 
 use core::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ const fn record_offset(site: usize, offset: usize) -> usize {
     HEADER_BYTES + site * RECORD_BYTES + offset
 }
 
-/// Finds or creates the record of a call site. `None` if there is no free slot.
+/// Returns the number of the site's record; `None` if there is no free slot.
 pub(crate) fn find_or_create(function: u32, parent: u32, addresses: &[usize]) -> Option<u32> {
     let start = u64::from(function) | u64::from(parent) << 32;
     let hash = addresses
@@ -33,8 +33,7 @@ pub(crate) fn find_or_create(function: u32, parent: u32, addresses: &[usize]) ->
                 Err(other) => seen = other,
             }
         }
-        // Another thread may be writing a slot for the same site. Then there are two records for the site,
-        // and the reader adds them up.
+        // Two threads may write slots for the same site at the same time. The reader adds up both records.
         if seen == hash {
             return u32::try_from(site).ok();
         }
@@ -55,7 +54,7 @@ fn fill_record(site: usize, function: u32, parent: u32, addresses: &[usize]) -> 
     Some(())
 }
 
-/// Counts an allocation at a site; an allocation that is not `followed` does not count as live.
+/// Counts an allocation at a site; only one that is `followed` counts as live.
 pub(crate) fn add(site: u32, bytes: u64, count: u64, followed: bool) {
     let site = site as usize;
     add_to_counter(site, record::TOTAL_BYTES, bytes);
@@ -78,7 +77,7 @@ pub(crate) fn remove(site: u32, bytes: u64, count: u64) {
     add_to_counter(site as usize, record::LIVE_COUNT, count.wrapping_neg());
 }
 
-/// Adds to a counter, and returns its previous value.
+/// Returns the counter's previous value.
 fn add_to_counter(site: usize, offset: usize, by: u64) -> u64 {
     if site >= MAX_SITES {
         return 0;
@@ -86,7 +85,6 @@ fn add_to_counter(site: usize, offset: usize, by: u64) -> u64 {
     public_u64(record_offset(site, offset)).map_or(0, |word| word.fetch_add(by, Ordering::Relaxed))
 }
 
-/// The finalizer of splitmix64.
 const fn mix_bits(mut bits: u64) -> u64 {
     bits = bits.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

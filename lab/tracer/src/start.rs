@@ -1,11 +1,10 @@
-//! Set-up before `main`, if the environment names a folder to publish in.
+//! Starts the tracer before `main`, if the environment names a folder to publish in.
 //!
-//! On any error, everything stays off: the program runs as without this library, and the reader reports
-//! that there is no file.
+//! On any error nothing is counted: the program runs as without this library, and the reader finds no file.
 //!
-//! The folder is chosen by the user. A copy-on-write file system may lack space for a page although it was
-//! allocated, and any process with write access may truncate the file: the next count then raises SIGBUS.
-//! The folder should be on a temporary file system, and private to its owner.
+//! The folder should be on a temporary file system, and private to its owner. A copy-on-write file system may
+//! lack space for an allocated page, and any process with write access may truncate the file: the next count
+//! then raises SIGBUS.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::Ordering;
@@ -16,15 +15,15 @@ use crate::{live, state, sys};
 
 /// Variable with the folder; each process writes `PID.trace` into it.
 const FOLDER_VARIABLE: &CStr = c"LLAMA_WARDEN_TRACE";
-/// Variable with the mean bytes between samples, 1 KiB to 16 MiB: above that, the weight of a small block
+/// Variable with the mean bytes between samples, 1 KiB to 16 MiB: beyond, the weight of a small block
 /// overflows.
 const INTERVAL_VARIABLE: &CStr = c"LLAMA_WARDEN_TRACE_INTERVAL";
-/// Default interval in bytes; the docs of `diagnose --trace` state its cost and precision.
+/// Bytes; the docs of `diagnose --trace` state cost and precision.
 const DEFAULT_INTERVAL: usize = 64 * 1024;
 const MAX_PATH: usize = 4096;
 const GATE_BYTES: usize = 4096;
 
-/// Constructor, called by the dynamic loader.
+/// The dynamic loader calls this constructor.
 #[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
 static START: extern "C" fn() = start;
 
@@ -33,15 +32,14 @@ extern "C" fn start() {
     crate::heap::look_up_heap();
     crate::map::look_up_mappings();
     crate::registered::prepare();
-    // SAFETY: the C library is initialised before any constructor, and the name is a C string. Constructors
-    // of other libraries may have changed the environment before. Only a thread that changes it at this
-    // moment could interfere, as with any other program that reads its environment at the start.
+    // SAFETY: the C library is initialised before any constructor, and the name is a C string. Only a thread
+    // that changes the environment at this moment could interfere, as with any program that reads it at the
+    // start.
     let folder = unsafe { sys::getenv(FOLDER_VARIABLE.as_ptr()) };
     if folder.is_null() || state::is_on() {
         return;
     }
-    // SAFETY: a variable's value is a C string. The string stays valid unless a thread changes the
-    // environment: see above.
+    // SAFETY: a variable's value is a C string, valid unless a thread changes the environment: see above.
     let folder = unsafe { CStr::from_ptr(folder) };
     let _nothing = publish(folder.to_bytes());
 }
@@ -52,8 +50,8 @@ fn publish(folder: &[u8]) -> Option<()> {
     let mut path = [0_u8; MAX_PATH];
     write_path(&mut path, folder, pid)?;
     let flags = sys::O_RDWR | sys::O_CREAT | sys::O_EXCL | sys::O_CLOEXEC | sys::O_NOFOLLOW;
-    // Remove the file that this process published before its exec. Never truncate it: a process with the
-    // same PID in another namespace may have it mapped.
+    // Remove the file that this process published before its exec. Never truncate it: a process with the same
+    // PID in another namespace may have it mapped.
     // SAFETY: the path ends in a zero.
     unsafe { sys::unlink(path.as_ptr().cast::<c_char>()) };
     if !may_have_size(FILE_BYTES.max(live::PRIVATE_BYTES)) {
@@ -78,7 +76,7 @@ fn publish(folder: &[u8]) -> Option<()> {
     }
     // SAFETY: `getauxval` only returns a number that the kernel passed to this process.
     state::set_page(usize::try_from(unsafe { sys::getauxval(sys::AT_PAGESZ) }).unwrap_or(0));
-    // The unwinder initializes itself at its first use: do that here, while no lock is held.
+    // The unwinder initializes itself at its first use; trigger that while no lock is held.
     let _first = crate::walk::StackWalk::current();
     // SAFETY: both files were just mapped with these sizes, shared and zero, and are never unmapped; a fork
     // wipes the gate.
@@ -87,14 +85,13 @@ fn publish(folder: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Returns true if a file may have this size: otherwise SIGXFSZ would end the program.
+/// Returns false if SIGXFSZ would end the program at this file size.
 fn may_have_size(bytes: usize) -> bool {
     let mut limit = sys::ResourceLimit { now: 0, most: 0 };
     // SAFETY: writes to `limit`.
     unsafe { sys::getrlimit(sys::RLIMIT_FSIZE, &raw mut limit) == 0 && limit.now >= bytes as u64 }
 }
 
-/// Maps a new file of this size, and closes the file.
 fn map_new_file(file: c_int, bytes: usize) -> Option<*mut c_void> {
     if file < 0 {
         return None;
@@ -105,7 +102,7 @@ fn map_new_file(file: c_int, bytes: usize) -> Option<*mut c_void> {
     // SAFETY: the file is new and ours, the limit allows its size, and the kernel chooses the address.
     let at = unsafe {
         // Allocate the space now: on a full disk, the first access to a page would raise SIGBUS inside
-        // `malloc`. A copy-on-write file system guarantees less; see the module.
+        // `malloc`.
         let at = if sys::ftruncate(file, length) == 0 && sys::posix_fallocate(file, 0, length) == 0 {
             mmap(core::ptr::null_mut(), bytes, access, sys::MAP_SHARED, file, 0)
         } else {
@@ -129,7 +126,7 @@ fn map_gate() -> Option<*mut c_void> {
     }
 }
 
-/// Writes the header, the magic number last.
+/// The magic number is written last.
 fn write_header(pid: u32, interval: usize) {
     let mut now = sys::CTimespec { seconds: 0, nanoseconds: 0 };
     // SAFETY: writes to `now`.
@@ -149,8 +146,8 @@ fn write_header(pid: u32, interval: usize) {
     put_half(header::PID, pid);
     put(header::STARTED, started);
     put(header::INTERVAL, interval as u64);
-    // An allocator linked into the program takes precedence over ours, which is then never called.
-    // SAFETY: a handle that is always valid.
+    // An allocator linked into the program takes precedence over this library's, which is then never called.
+    // SAFETY: `RTLD_DEFAULT` is always valid.
     let malloc = unsafe { crate::real::dlsym(sys::RTLD_DEFAULT, c"malloc") };
     put(header::OWN_HEAP, u64::from(!crate::loaded::is_ours(malloc)));
     let mut exe = [0_u8; HEADER_BYTES - header::EXE];

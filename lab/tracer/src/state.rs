@@ -1,7 +1,7 @@
 //! Addresses of the maps, and the switch for counting.
 //!
-//! The switch is in a page that the kernel wipes in a forked child, so a child is never counted. A child
-//! shares the maps with its parent, and locks may be held by threads that do not exist in the child.
+//! The kernel wipes the page with the switch in a forked child, so a child is never counted: it shares the
+//! maps with its parent, and threads that do not exist in the child may hold locks.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ static SAMPLE_INTERVAL: AtomicUsize = AtomicUsize::new(0);
 
 static PAGE_BYTES: AtomicUsize = AtomicUsize::new(4096);
 
-/// Multiple of the interval from which every allocation is counted.
+/// Allocations from this many intervals on are all counted.
 const LARGE_INTERVALS: usize = 4;
 
 #[inline]
@@ -37,20 +37,16 @@ pub(crate) fn set_page(bytes: usize) {
     }
 }
 
-/// Rounds up to whole pages, as the kernel maps them.
 pub(crate) fn round_to_pages(bytes: usize) -> usize {
     let last = PAGE_BYTES.load(Ordering::Relaxed) - 1;
     bytes.saturating_add(last) & !last
 }
 
-/// Size in bytes from which every allocation is counted.
 #[inline]
 pub(crate) fn large_bytes() -> usize {
     SAMPLE_INTERVAL.load(Ordering::Relaxed) * LARGE_INTERVALS
 }
 
-/// Starts counting.
-///
 /// # Safety
 /// `file` has [`FILE_BYTES`] bytes and `private` has [`crate::live::PRIVATE_BYTES`] bytes; both are zero,
 /// mapped shared and never unmapped. `gate` is a page that a fork wipes.
@@ -68,7 +64,7 @@ pub(crate) unsafe fn start_counting(
     GATE_PAGE.store(gate.cast(), Ordering::Release);
 }
 
-/// A 64-bit number in the published file. Only valid while [`is_on`].
+/// Returns a 64-bit number of the published file; only valid while [`is_on`].
 #[inline]
 pub(crate) fn public_u64(offset: usize) -> Option<&'static AtomicU64> {
     let base = PUBLIC_MAP.load(Ordering::Relaxed);

@@ -1,6 +1,4 @@
-//! Declarations of the C library functions used by the tracer, since the crate has no dependencies.
-//!
-//! Linux with glibc on x86-64 and aarch64; the constants are the same on both.
+//! Declarations of the C library, for Linux with glibc on x86-64 and aarch64. Both have the same constants.
 
 use core::ffi::{c_char, c_int, c_long, c_void};
 
@@ -96,7 +94,7 @@ pub(crate) struct ElfSymbol {
 }
 
 impl ElfSymbol {
-    /// Returns true for an exported function: defined here, global or weak, and visible.
+    /// Returns true for a function that is defined here, global or weak, and visible.
     pub(crate) fn is_function_for_others(&self) -> bool {
         const FUNCTION: u8 = 2;
         self.info & 15 == FUNCTION

@@ -1,18 +1,18 @@
-//! Collects return addresses from here outwards, with the unwinder that also handles exceptions.
+//! Collects return addresses with the unwinder that also handles exceptions.
 //!
 //! The unwinder reads the unwind tables of libraries, and stops at a function without one. Three conditions
 //! must hold:
 //!
-//! - **The thread is not inside the unwinder already.** The unwinder allocates only if tables were
-//!   registered at run time, and may hold a lock then; after the first registration there are no walks
+//! - **The thread is not inside the unwinder already.** The unwinder may hold a lock while it allocates, but
+//!   it allocates only after tables were registered at run time; from then on there are no walks
 //!   (`registered.rs`).
-//! - **The tables are right.** The unwinder follows them through the stack like for an exception, but also
-//!   from functions that never throw: assembly code with a wrong table may crash the program.
-//! - **The unwinder is libgcc's**, which the compiler links. In a program that exports another unwinder
-//!   under the same names, this library uses that one, too.
+//! - **The tables are right.** The unwinder follows them as for an exception, but also from functions that
+//!   never throw: assembly code with a wrong table may crash the program.
+//! - **The unwinder is libgcc's**, which the compiler links. In a program that exports another unwinder under
+//!   the same names, this library uses that one, too.
 //!
-//! More than [`MAX_WALKS_PER_SECOND`] walks per second would be noticeable, so further ones are truncated: their
-//! allocations are still counted in full, at a less precise place.
+//! Walks beyond [`MAX_WALKS_PER_SECOND`] are truncated, because more would be noticeable. Their allocations
+//! are still counted in full, at a less precise place.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -21,13 +21,12 @@ use crate::layout::{MAX_FRAMES, header};
 use crate::sys::{self, UnwindContext};
 use crate::{registered, state};
 
-/// Maximum number of full walks per second. A walk takes some 10 microseconds, so this is at most 2 % of
-/// one core.
+/// A walk takes some 10 microseconds, so this is at most 2 % of one core.
 const MAX_WALKS_PER_SECOND: u64 = 2000;
-/// Addresses of a truncated walk: our own, and some of the caller.
+/// Return addresses of a truncated walk: some of the tracer, and some of the caller.
 const TRUNCATED_FRAMES: usize = 8;
 
-/// Return addresses, innermost first, beginning with our own.
+/// Return addresses, innermost first, beginning with the tracer's own.
 pub(crate) struct StackWalk {
     addresses: [usize; MAX_FRAMES],
     count: usize,
@@ -46,9 +45,8 @@ impl StackWalk {
         if !is_within_budget() {
             walk.limit = TRUNCATED_FRAMES;
         }
-        // SAFETY: this thread is not inside the unwinder, and the unwind tables of the functions on its
-        // stack are right: see the documentation of this module. `record_step` only writes to `walk`, which
-        // outlives the call.
+        // SAFETY: this thread is not inside the unwinder, and the unwind tables are right, as the module's
+        // documentation says. `record_step` only writes to `walk`, which outlives the call.
         unsafe { sys::_Unwind_Backtrace(record_step, (&raw mut walk).cast()) };
         walk
     }
@@ -58,8 +56,6 @@ impl StackWalk {
     }
 }
 
-/// Records one address.
-///
 /// # Safety
 /// `context` is the unwinder's own, and `data` is a [`StackWalk`] that no other code accesses.
 unsafe extern "C" fn record_step(context: *mut UnwindContext, data: *mut c_void) -> c_int {

@@ -14,14 +14,14 @@ use crate::lab::Lab;
 /// Idle memory of a process with a smaller context.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmallerContext {
-    /// Context in tokens of all slots (`-c`).
+    /// Tokens of context of all slots (`-c`).
     pub context: u64,
-    /// Bytes by memory.
+    /// Bytes for each kind of memory.
     pub idle: Vec<(MemoryKind, u64)>,
 }
 
 impl HeadroomMeasurement {
-    /// Bytes per token of context before any prompt; `None` if not measured.
+    /// Returns the bytes per token of context before any prompt; `None` if not measured.
     pub fn context_token(&self, series: MemoryKind) -> Option<f64> {
         let less = self.less_context.as_ref()?;
         let tokens = self.setup.context.checked_sub(less.context).filter(|tokens| *tokens > 0)?;
@@ -42,7 +42,7 @@ pub async fn measure_smaller_context(
     stop: &CancellationToken,
 ) -> Result<SmallerContext, DiagnoseError> {
     let mut spec = spec.clone();
-    // The last occurrence of a flag counts.
+    // llama-server uses the last occurrence of a flag.
     spec.command.args.extend(["--ctx-size".to_owned(), context.to_string()]);
     let measured = async {
         let solo = lab.starter.start(&spec).await.map_err(DiagnoseError::Start)?;

@@ -1,5 +1,5 @@
-//! Runs the processes of a proof: one of the old build, one of the new one, the same requests to both,
-//! round by round.
+//! Runs the processes of a proof: in each round, one of the old build and one of the new build get the same
+//! requests.
 //!
 //! ```text
 //!   ProofRounds ── BuildProofStep ──> a fresh process ── start, memory ── questions ── pace ── longest
@@ -8,7 +8,7 @@
 //!   then, if requested: the search between two revisions (`between`), with the builds as its ends ──> growth, crashes
 //! ```
 //!
-//! A build that does not start, dies, or does not answer ends the proof: every build has to answer these
+//! A build that does not start, dies, or does not answer ends the proof: both builds must answer these
 //! requests.
 
 mod questions;
@@ -33,32 +33,31 @@ use crate::lab::Lab;
 /// Two builds with the same model and work.
 #[derive(Clone, Debug)]
 pub struct ComparedBuilds {
-    /// The server of the build in use.
+    /// Server of the build in use.
     pub old: SoloSpec,
-    /// The server of the new build, with the model and flags of `old`.
+    /// Server of the new build, with the model and flags of `old`.
     pub new: SoloSpec,
-    /// All flags of both builds, from their help; `None` if one of them prints no flags.
+    /// All flags of both builds, from their help; `None` if one build prints no flags.
     pub flags: Option<(Vec<String>, Vec<String>)>,
-    /// Flags with which both builds are started, as spelled in the help.
+    /// Flags of the command of both builds, as spelled in the help.
     pub used: Vec<String>,
-    /// Paths for which both builds are checked.
+    /// URL paths that are looked for in both builds.
     pub paths: Vec<String>,
-    /// The workloads under which growth and crashes of both builds are searched; without workloads there is
-    /// no search.
+    /// Workloads for the search for growth and crashes; without workloads there is no search.
     pub work: Experiment,
 }
 
 /// Progress of a proof.
 #[derive(Debug)]
 pub enum ProofProgress<'a> {
-    /// A process of this build follows, in this round.
+    /// A process of this build starts in this round.
     Next(BuildSide, usize),
-    /// The search for growth and crashes runs from here on.
+    /// Progress of the search for growth and crashes.
     Searching(&'a SearchEvent<'a>),
 }
 
 impl ComparedBuilds {
-    /// Runs the proof to its end. Cancelling `stop` ends it early, with the results so far.
+    /// Cancelling `stop` ends the proof early, with the results so far.
     ///
     /// # Errors
     /// Only errors that are not a build's fault.
@@ -115,7 +114,7 @@ impl ComparedBuilds {
         InterfaceComparison::compare((&flags.0, &flags.1), (&routes.0, &routes.1), &self.used)
     }
 
-    /// Searches growth and crashes of both builds, as the two revisions of a line.
+    /// Searches for growth and crashes, with the two builds as revisions.
     async fn search(
         &self,
         lab: &Lab,
@@ -141,7 +140,7 @@ struct BuildRoutes {
     new: Option<Vec<String>>,
 }
 
-/// The build that a process of the search belongs to.
+/// Returns the build that a process of the search belongs to.
 pub const fn build_side(ask: ProcessOrder) -> BuildSide {
     if ask.revision == 0 { BuildSide::Old } else { BuildSide::New }
 }

@@ -1,5 +1,5 @@
-//! Questions to both builds, and the parsing of their answers. Questions that generate text use temperature
-//! 0 and no cached prompt.
+//! Questions to both builds, and the parsing of their answers. Generated text uses temperature 0 and no
+//! cached prompt.
 
 use serde_json::{Value, json};
 use warden_experiment::proof::{BuildReply, ReplyToken};
@@ -30,7 +30,7 @@ enum QuestionKind {
     Vector,
 }
 
-/// A text that is hard for tokenizers: numbers, scripts, spaces, code.
+/// Hard for tokenizers: numbers, scripts, spaces, code.
 const HARD_TEXT: &str =
     "Ça va?  3.14159e-10 kg/m²\n\tfn main() { let x = \"日本語\"; } // 1,234,567 — ﷽ 🦙🏽";
 
@@ -149,7 +149,6 @@ impl ProofQuestion {
                     ..BuildReply::default()
                 }
             }
-            // Other fields of the answer are not compared.
             QuestionKind::Tokens => {
                 BuildReply { request, text: json["tokens"].to_string(), ..BuildReply::default() }
             }
@@ -165,8 +164,8 @@ impl ProofQuestion {
     }
 }
 
-/// Parses a token. Builds have three forms: logarithms, probabilities (when sampling), and, until about
-/// b4400, other names.
+/// Builds list logarithms, probabilities (when sampling), or, until about b4400, probabilities under other
+/// names.
 fn native_token(token: &Value) -> ReplyToken {
     if token.get("probs").is_some() {
         let mut old = parse_token(token, "content", "probs", "prob");

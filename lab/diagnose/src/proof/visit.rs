@@ -1,4 +1,4 @@
-//! Runs one process of a proof, from its start to its end.
+//! Runs one process of a proof.
 
 use reqwest::Method;
 use serde::{Deserialize, Serialize};
@@ -21,10 +21,9 @@ use crate::workload::{SAMPLE_WORDS, ServerLimits, TextGenerator};
 pub(crate) struct VisitTasks<'a> {
     pub(crate) answers: bool,
     pub(crate) pace: bool,
-    /// Evaluate the longest prompt that fits.
     pub(crate) longest: bool,
     pub(crate) paths: Option<&'a [String]>,
-    /// Lengths of the process's requests; `None`: this is the first process, which sets them.
+    /// Lengths of the process's requests; `None` for the first process, which sets them.
     pub(crate) lengths: Option<TextLengths>,
 }
 
@@ -35,12 +34,11 @@ pub(crate) struct VisitResult {
     pub(crate) lengths: TextLengths,
 }
 
-/// Lengths of the texts that processes are sent. All compared processes get the same texts, so the first
-/// process sets the lengths. Otherwise builds with other default slots, or a count that came too late,
-/// would lead to other texts.
+/// Lengths of the texts that processes are sent. The first process sets them, so that all compared processes
+/// get the same texts, even with other default slots or a late token count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextLengths {
-    /// Tokens of a text of a known number of words; 0 where a server does not count.
+    /// Tokens of a text of a known number of words; 0 if the server does not count.
     tokens: u32,
     /// Tokens of context in a slot; `None` if unknown.
     n_ctx: Option<u64>,
@@ -52,8 +50,8 @@ impl TextLengths {
         Self::from_count(counted, solo.props().n_ctx)
     }
 
-    /// A server that refuses to count does so each time, so a refusal counts as 0. A count that came too late
-    /// is an error: the next process might count in time, and would get other texts.
+    /// A server that refuses to count does so each time, so a refusal counts as 0. A late count is an error,
+    /// because the next process might count in time and get other texts.
     fn from_count(
         counted: Result<u32, LabRequestError>,
         n_ctx: Option<u64>,
@@ -71,7 +69,7 @@ impl TextLengths {
     }
 }
 
-/// Runs a process. The inner `Err` is a failure of the build, in words.
+/// The inner `Err` is a failure of the build, in words.
 pub(crate) async fn run_visit(
     lab: &Lab,
     spec: &SoloSpec,
@@ -128,7 +126,7 @@ async fn run_tasks(
     if wanted.pace {
         measure_pace(lab, client, facts, &mut measured).await?;
     }
-    // A build with less room than the first one gets a shorter prompt.
+    // A build with less context than the first build gets a shorter prompt.
     let room = facts.n_ctx.and_then(|room| props.n_ctx.map(|own| room.min(own)));
     if wanted.longest && fill_context(lab, client, ServerLimits { n_ctx: room, ..facts }).await? {
         tokio::time::sleep(lab.numbers.settle).await;
@@ -142,8 +140,7 @@ async fn run_tasks(
     Ok(VisitResult { visit: BuildVisit { measured, replies }, routes, lengths })
 }
 
-/// Returns those of the `paths` that a server has. A missing path is answered by 404 for every method; a
-/// disabled one by another status.
+/// A server answers 404 on a missing path for every method, and another status on a disabled one.
 async fn existing_paths(lab: &Lab, client: &LabClient, paths: &[String]) -> Vec<String> {
     let limit = lab.numbers.question_limit;
     let mut known = Vec::new();
@@ -162,9 +159,8 @@ async fn existing_paths(lab: &Lab, client: &LabClient, paths: &[String]) -> Vec<
     known
 }
 
-/// Returns the requests with these questions, or, without questions, the requests that time the server.
-/// `lengths` are the lengths of earlier requests, if there were any. The inner `Err` is a failure of the
-/// build, in words.
+/// Returns the requests that ask these questions, or that time the server if there are none. `lengths` are
+/// those of earlier requests, if any. The inner `Err` is a failure of the build, in words.
 ///
 /// # Errors
 /// Only errors that are not a build's fault.
@@ -200,7 +196,7 @@ pub async fn published_requests(
     Ok(Ok(sent.collect()))
 }
 
-/// A request to publish.
+/// Request to publish with a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedRequest {
     /// URL path.
@@ -235,7 +231,7 @@ fn add_memory(
     measured.extend(host.into_iter().chain(vram).map(|(kind, bytes)| (metric(kind), as_f64(bytes))));
 }
 
-/// Times some requests of each kind. A model that generates nothing has no pace.
+/// Times some requests of each kind. A model that generates nothing has no timings.
 async fn measure_pace(
     lab: &Lab,
     client: &LabClient,
@@ -244,7 +240,7 @@ async fn measure_pace(
 ) -> Result<(), LabRequestError> {
     let numbers = &lab.numbers;
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
-    // The first is a warm-up.
+    // The first request is a warm-up.
     for at in 0..=u64::try_from(lab.proof.repeats).unwrap_or(0) {
         let [long, short] = timed_requests(lab, facts, at);
         let (prefill, decode) = match client.send(&long, numbers.request_limit).await {
@@ -283,7 +279,7 @@ fn timed_requests(lab: &Lab, facts: ServerLimits, at: u64) -> [LabRequest; 2] {
     ]
 }
 
-/// First seed of texts for timing, so that they differ from the compared ones.
+/// First seed of timed texts, which must differ from the compared texts.
 const FIRST_TIMED_SEED: u64 = 1000;
 
 fn completion(text: &str, answer: u64) -> LabRequest {
@@ -309,8 +305,8 @@ fn per_token(answer: &LabAnswer) -> Option<f64> {
     Some(ms / 1000.0 / as_f64(answer.output_tokens))
 }
 
-/// Evaluates the longest prompt that fits; `true` on success. The number of tokens of a text is known only
-/// to within some percent, so a refused prompt is shortened.
+/// Evaluates the longest prompt that fits; returns true on success. A refused prompt is shortened, because
+/// its tokens are known only to within some percent.
 async fn fill_context(lab: &Lab, client: &LabClient, facts: ServerLimits) -> Result<bool, LabRequestError> {
     let Some(context) = facts.n_ctx else { return Ok(false) };
     let tokens = facts.limit_prompt(context.min(lab.numbers.sweep_most), 1);
@@ -326,7 +322,7 @@ async fn fill_context(lab: &Lab, client: &LabClient, facts: ServerLimits) -> Res
     Ok(false)
 }
 
-/// Shares of the longest prompt, tried until one is accepted.
+/// Shares of the longest prompt, tried in order until the server accepts one.
 const PROMPT_SHARES: [f64; 3] = [0.95, 0.85, 0.7];
 
 #[cfg(test)]
@@ -359,7 +355,6 @@ mod tests {
         let first = TextLengths { tokens: 301, n_ctx: Some(1000) };
         let kept: TextLengths = serde_json::from_str(&serde_json::to_string(&first).unwrap()).unwrap();
         assert_eq!(asked(kept, 4), asked(first, 1), "whatever else another build has");
-        // Other lengths would give other texts.
         assert_ne!(asked(TextLengths { tokens: 0, ..first }, 1), asked(first, 1));
         assert_ne!(asked(TextLengths { n_ctx: Some(250), ..first }, 1), asked(first, 1));
     }

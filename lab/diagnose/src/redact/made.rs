@@ -1,5 +1,5 @@
-//! Makes replacements for texts, names, numbers and values: of the same length, and equal for equal
-//! originals.
+//! Replaces texts, names, numbers and values by others of the same length; equal originals get equal
+//! replacements.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher as _, RandomState};
@@ -9,22 +9,22 @@ use serde_json::{Map, Value, json};
 
 use crate::workload::TextGenerator;
 
-/// Characters of a piece. Replacements of texts with a common beginning share the whole pieces of that
-/// beginning.
+/// Texts are replaced in pieces of this many characters. Replacements of texts with a common beginning share
+/// its whole pieces.
 const PIECE_CHARS: usize = 48;
-/// Least number of characters of a name: shorter ones would not be distinct.
+/// Shorter names would not be distinct.
 const MIN_NAME_CHARS: usize = 6;
 /// Longer texts are no identifiers.
 const MAX_ID_CHARS: usize = 256;
-/// The first replacement token: the tokens before it stand for the beginning, the end and unknown text.
+/// Earlier tokens stand for the beginning, the end and unknown text.
 const FIRST_TOKEN: u64 = 3;
-/// Beginning of the first text of Claude Code's requests.
+/// Beginning of the first text in Claude Code's requests.
 const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
-/// Letters that replace those of two, three and four bytes, with about as many tokens.
+/// Replacements for letters of two, three and four UTF-8 bytes, with about as many tokens.
 const WIDE_LETTERS: [&str; 3] =
     ["аеиностврклмпуяд", "的一是不了人我在有他这中大来上国", "😀😃😄😁😆😅😂🙂🙃😉😊😇😍😘😗😙"];
 
-/// Makes replacements with random keys that are stored nowhere. Without the keys, a reader of a recording
+/// Maker of replacements, with random keys that are stored nowhere. Without the keys, a reader of a recording
 /// cannot test guesses of its texts.
 #[derive(Debug, Default)]
 pub(super) struct ReplacementMaker {
@@ -32,8 +32,7 @@ pub(super) struct ReplacementMaker {
 }
 
 impl ReplacementMaker {
-    /// Replaces a text of a request by one of the same length. JSON stays JSON, because a template may
-    /// parse it.
+    /// Replaces a text by one of the same length. JSON stays JSON, because a template may parse it.
     pub(super) fn replace_text(&self, text: &str) -> String {
         if text.trim_start().starts_with(['{', '[']) {
             self.replace_json(text)
@@ -42,7 +41,7 @@ impl ReplacementMaker {
         }
     }
 
-    /// Replaces a text that should be JSON; if the text is no JSON, neither is the replacement.
+    /// Replaces a text that should be JSON. If the text is no JSON, neither is the replacement.
     pub(super) fn replace_json(&self, text: &str) -> String {
         let Ok(json) = serde_json::from_str::<Value>(text) else { return self.replace_words(text) };
         let json = self.replace_value(&json);
@@ -51,7 +50,7 @@ impl ReplacementMaker {
         written.unwrap_or_else(|| json.to_string())
     }
 
-    /// Replaces a text by one of the same length. Each piece depends on all earlier pieces.
+    /// Each piece of the replacement depends on all earlier pieces.
     pub(super) fn replace_words(&self, text: &str) -> String {
         let letters: Vec<char> = text.chars().collect();
         let mut made = String::with_capacity(text.len());
@@ -75,9 +74,8 @@ impl ReplacementMaker {
         }
     }
 
-    /// Replaces tokens by as many of the first thousand, which every vocabulary has. Each replacement
-    /// depends on all earlier tokens, so that lists keep common beginnings, and no token can be guessed by
-    /// its frequency.
+    /// Replaces tokens by as many of the first thousand, which every vocabulary has. Each replacement depends
+    /// on all earlier tokens: lists keep common beginnings, and token frequencies reveal nothing.
     pub(super) fn replace_tokens(&self, items: &[Value]) -> Value {
         let mut before = 0;
         let next = |item: &Value| {
@@ -91,7 +89,7 @@ impl ReplacementMaker {
         json!(self.keys.hash_one(("token", item.as_u64())) % 1000 + FIRST_TOKEN)
     }
 
-    /// Replaces a name by one of about the same length, of letters, digits and `_`.
+    /// Replaces a name by letters, digits and `_`, of about the same length.
     pub(super) fn replace_name(&self, name: &str) -> String {
         let seed = self.keys.hash_one(("name", name));
         let length = name.chars().count().clamp(MIN_NAME_CHARS, MAX_ID_CHARS);
@@ -102,7 +100,7 @@ impl ReplacementMaker {
         own + &self.replace_id("abc", seed)
     }
 
-    /// Replaces an identifier by one of the same length. `salt`: a further input of the hash.
+    /// `salt` is a further input of the hash.
     pub(super) fn replace_id(&self, id: &str, salt: u64) -> String {
         let seed = self.keys.hash_one((id, salt));
         let letters = id.chars().take(MAX_ID_CHARS).enumerate();
@@ -113,7 +111,7 @@ impl ReplacementMaker {
             .collect()
     }
 
-    /// Replaces a value by one of the same shape: as many digits, letters and items.
+    /// Replaces a value by one with as many digits, letters and items.
     pub(super) fn replace_value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.replace_words(text)),
@@ -128,9 +126,8 @@ impl ReplacementMaker {
         }
     }
 
-    /// Replaces a number with another number of as many digits.
     pub(super) fn replace_number(&self, number: &str) -> Value {
-        // Keeps the exponent, so that it stays a number.
+        // The exponent stays, so that the text remains a number.
         let (digits, exponent) = number.split_at(number.find(['e', 'E']).unwrap_or(number.len()));
         let other = |(at, letter): (usize, char)| match letter {
             '0'..='9' => pick_letter("123456789", self.keys.hash_one((number, at))),
@@ -141,8 +138,7 @@ impl ReplacementMaker {
     }
 }
 
-/// Indented JSON of at most `most` bytes. Each item of a deep list takes a line with all its blanks, so a
-/// small text could grow a hundredfold.
+/// Returns `None` above `most` bytes: indentation can make a small, deep text a hundred times larger.
 fn indent_json(json: &Value, most: usize) -> Option<String> {
     let mut short = BoundedBuffer { bytes: Vec::new(), max_bytes: most };
     serde_json::to_writer_pretty(&mut short, json).ok()?;
@@ -168,9 +164,9 @@ impl io::Write for BoundedBuffer {
     }
 }
 
-/// Removes the checksum with which Claude Code begins each request (`cch=a5145;`), as llama-server does to
-/// keep its cache (`normalize_anthropic_billing_header` in `server-chat.cpp`). In a replaced text no server
-/// could find the checksum.
+/// Removes the checksum with which Claude Code begins each request (`cch=a5145;`). llama-server removes it to
+/// keep its cache (`normalize_anthropic_billing_header` in `server-chat.cpp`), but would not find it in a
+/// replaced text.
 fn without_checksum(text: &str) -> Cow<'_, str> {
     let value = || {
         let rest = text.strip_prefix(BILLING_PREFIX)?;

@@ -1,13 +1,12 @@
-//! Replaces pictures and sounds by our own of the same size and length.
+//! Replaces pictures and sounds by generated ones of the same size and length.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::workload::media;
 
-/// Size of pictures whose own size cannot be read.
 const DEFAULT_SIZE: (u32, u32) = (640, 480);
-/// Limit of a side in pixels: no client sends a larger one, and making it could take any time.
+/// Limit of a side in pixels: clients send no larger picture, and generating one could take any time.
 const MAX_SIDE: u32 = 4096;
 
 pub(super) fn size_for(data: &str) -> (u32, u32) {
@@ -15,7 +14,7 @@ pub(super) fn size_for(data: &str) -> (u32, u32) {
     (width.clamp(1, MAX_SIDE), height.clamp(1, MAX_SIDE))
 }
 
-/// Limit of bytes for making a picture: a byte for each pixel, and the overhead of a file.
+/// Estimated bytes of a generated picture: one per pixel, and the overhead of a file.
 pub(super) fn picture_cost((width, height): (u32, u32)) -> usize {
     usize::try_from(width * height).unwrap_or(usize::MAX).saturating_add(1024)
 }
@@ -24,7 +23,7 @@ pub(super) fn encode_picture((width, height): (u32, u32)) -> String {
     STANDARD.encode(media::make_png(width, height).unwrap_or_default())
 }
 
-/// Seconds of a sound in base64, estimated from its bytes (16,000 samples a second, 16 bits).
+/// Estimates the seconds of a base64 sound at 16,000 samples per second of 16 bits.
 pub(super) fn sound_seconds(data: &str) -> u32 {
     u32::try_from(data.len() / 4 * 3 / 32_000).unwrap_or(1).clamp(1, 60)
 }
@@ -37,9 +36,9 @@ pub(super) fn encode_sound(seconds: u32) -> String {
     STANDARD.encode(media::make_wav(seconds))
 }
 
-/// Width and height of a picture in base64, from the head of its file: PNG, JPEG, GIF and BMP.
+/// Returns width and height of a base64 picture, from the head of a PNG, JPEG, GIF or BMP file.
 pub(super) fn picture_size(data: &str) -> Option<(u32, u32)> {
-    // In a JPEG a preview may precede the size.
+    // In a JPEG, a preview may precede the size.
     const ENOUGH: usize = 256 << 10;
     let head = data.get(..data.len().min(ENOUGH) / 4 * 4)?;
     let bytes = STANDARD.decode(head).ok()?;
@@ -52,7 +51,7 @@ pub(super) fn picture_size(data: &str) -> Option<(u32, u32)> {
         return Some((short(6)?, short(8)?));
     }
     if bytes.starts_with(b"BM") {
-        // A negative height means that lines go from top to bottom.
+        // A negative height means that lines run from top to bottom.
         let number =
             |at: usize| Some(i32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?).unsigned_abs());
         return Some((number(18)?, number(22)?));
@@ -64,7 +63,7 @@ pub(super) fn picture_size(data: &str) -> Option<(u32, u32)> {
     loop {
         let pair = |at: usize| Some(u32::from(*bytes.get(at)?) << 8 | u32::from(*bytes.get(at + 1)?));
         let marker = *bytes.get(at + 1)?;
-        // Frame headers hold the size; C4, C8 and CC are other things (ITU-T T.81, table B.1).
+        // Frame headers hold the size; C4, C8 and CC are no frame headers (ITU-T T.81, table B.1).
         if (0xC0..=0xCF).contains(&marker) && ![0xC4, 0xC8, 0xCC].contains(&marker) {
             return Some((pair(at + 7)?, pair(at + 5)?));
         }

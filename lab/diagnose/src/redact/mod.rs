@@ -1,5 +1,5 @@
-//! Redacts requests: texts become other texts of the same length, pictures and sounds become our own of the
-//! same size, names become other names. Fields that are not known to be harmless are dropped.
+//! Redacts requests: replaces texts and names by others of the same length, and pictures and sounds by
+//! generated ones of the same size. Fields that are not known to be harmless are dropped.
 //!
 //! ```text
 //!   body ─ field by field ─┬─ kept: numbers, roles, types ([`fields`])
@@ -9,11 +9,10 @@
 //!                          └─ the rest: dropped
 //! ```
 //!
-//! Everything that affects memory stays: roles, lengths, sizes, numbers of images, sampling, and common
-//! parts of requests. Equal texts get equal replacements, and common beginnings stay common, so a
-//! conversation still shares its beginning with its earlier requests. The keys of the hash are drawn at
-//! every start and never written, so that no reader can test guesses of a text. Fields that a server
-//! requires stay, too: it would refuse a call without a name, or with arguments that are no JSON.
+//! Everything that affects memory stays: roles, lengths, sizes, numbers of images, sampling, and common parts
+//! of requests. Equal texts get equal replacements, and common beginnings stay common, so a conversation
+//! still shares its beginning with its earlier requests. The keys of the hash are drawn at every start and
+//! never written, so that no reader can test guesses of a text. Fields that a server requires stay, too.
 
 mod fields;
 mod made;
@@ -31,23 +30,21 @@ use self::made::ReplacementMaker;
 #[derive(Debug, Default)]
 pub struct Redactor {
     maker: ReplacementMaker,
-    /// Bytes that the current line may still produce.
     bytes_left: Cell<usize>,
 }
 
-/// Limit of bytes of a recorded line, media included. A request has at most 8 MiB, but a few bytes can
-/// declare a large picture.
+/// Limit of a recorded line, media included. A request has at most 8 MiB, but a few bytes can declare a large
+/// picture.
 const MAX_LINE_BYTES: usize = 32 << 20;
 
 impl Redactor {
-    /// A redactor with keys of its own, drawn from the system and stored nowhere.
+    /// Creates a redactor with random keys that are stored nowhere.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A line for a recording. `None` for a body that is no JSON object and so cannot be redacted, and for
-    /// content that cannot be replaced (videos). Also `None` for results that would be too large: a few
-    /// bytes may declare a picture, and we would have to make the whole picture.
+    /// Returns a line for a recording; `None` if the body is no JSON object, has content that cannot be
+    /// replaced (videos), or would become too large: a few bytes may declare a large picture.
     pub fn redact_line(&self, method: &str, path: &str, body: &[u8]) -> Option<String> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let body = self.redact_body(&body)?;
@@ -57,7 +54,7 @@ impl Redactor {
         (line.len() <= MAX_LINE_BYTES).then_some(line)
     }
 
-    /// A body; `None` as with [`Redactor::redact_line`].
+    /// Returns `None` in the same cases as [`Redactor::redact_line`].
     pub(crate) fn redact_body(&self, body: &Value) -> Option<Value> {
         self.bytes_left.set(MAX_LINE_BYTES);
         let body = self.redact_fields(body.as_object()?);
@@ -69,11 +66,11 @@ impl Redactor {
         let mut kept = Map::new();
         for (name, value) in fields {
             let other = match (name.as_str(), value) {
-                // Arguments of a tool: any object.
+                // Arguments of a tool.
                 ("input", _) if is("tool_use") => Some(self.maker.replace_value(value)),
                 ("schema", _) => Some(self.maker.replace_schema(value)),
-                // In `response_format`, `json_schema` holds a name and a schema; next to a prompt, it is
-                // the schema.
+                // In `response_format`, `json_schema` holds a name and a schema; next to a prompt, it is the
+                // schema.
                 ("json_schema", Value::Object(inner)) if !is("json_schema") => {
                     Some(self.maker.replace_schema(&Value::Object(inner.clone())))
                 }
@@ -130,13 +127,11 @@ impl Redactor {
             }
             Value::Array(items) => items.iter().map(|item| self.redact_content(item)).collect(),
             Value::Object(fields) => self.redact_fields(fields),
-            // A token among texts.
             Value::Number(_) => self.maker.replace_token(value),
             Value::Bool(_) | Value::Null => value.clone(),
         }
     }
 
-    /// Takes `bytes` from the limit of the line; `false` if they exceed it.
     fn take_budget(&self, bytes: usize) -> bool {
         let left = self.bytes_left.get().saturating_sub(bytes);
         self.bytes_left.set(left);
@@ -147,7 +142,7 @@ impl Redactor {
         if self.take_budget(text.len()) { Value::String(text) } else { Value::Null }
     }
 
-    /// Redacts a tool. Names in it may become longer.
+    /// The result may be longer, because short names grow.
     fn redact_tool(&self, tool: &Value) -> Value {
         if self.take_budget(tool.to_string().len().saturating_mul(2)) {
             self.maker.replace_tool(tool)
@@ -156,7 +151,6 @@ impl Redactor {
         }
     }
 
-    /// Replaces a picture, in the same form.
     fn replace_image(&self, value: &Value) -> Value {
         let own = |url: &str| {
             let data = url.split_once(";base64,").map_or(url, |(_, data)| data);
@@ -171,7 +165,7 @@ impl Redactor {
         }
     }
 
-    /// Replaces a picture in Anthropic's form; servers do not read documents.
+    /// Replaces a picture in Anthropic's form; servers ignore documents.
     fn replace_source(&self, source: &Map<String, Value>) -> Option<Value> {
         let text = |name: &str| source.get(name).and_then(Value::as_str);
         let is_picture =

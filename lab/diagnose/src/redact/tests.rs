@@ -1,4 +1,4 @@
-//! Redacted requests contain no original text, and stay valid for a server.
+//! Redacted requests contain no original text, and a server still accepts them.
 
 use super::*;
 
@@ -106,7 +106,7 @@ fn what_is_no_object_is_not_recorded_and_neither_is_what_nobody_can_make() {
     assert_eq!((line(video), line(prompt)), (None, None));
 }
 
-/// Redacts a body whose sensitive texts are all `secret`.
+/// Redacts a body whose sensitive texts all contain `secret`.
 fn without_secrets(body: &Value) -> Value {
     let line = redacted(body);
     let text = line.to_string();

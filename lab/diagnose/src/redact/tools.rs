@@ -1,6 +1,5 @@
-//! Redacts tools and JSON schemas of answers: a server makes a grammar of them, so they stay valid and keep
-//! their form. Names get the same replacements as in calls; descriptions become other texts of the same
-//! length.
+//! Redacts tools and JSON schemas of answers. They stay valid and keep their form, because a server makes a
+//! grammar of them. Names get the same replacements as in calls.
 
 use serde_json::{Map, Value, json};
 
@@ -8,13 +7,13 @@ use super::fields::LISTS;
 use super::made::ReplacementMaker;
 
 impl ReplacementMaker {
-    /// Redacts a tool: of a chat, of a response, or of Anthropic's messages.
+    /// Redacts a tool of a chat, of a response, or of Anthropic's messages.
     pub(super) fn replace_tool(&self, tool: &Value) -> Value {
         let Value::Object(fields) = tool else { return Value::Null };
         let mut made = Map::new();
         for (name, value) in fields {
             let other = match (name.as_str(), value) {
-                // A tool built into another server could not be called here, so its type is replaced.
+                // A tool built into another server does not exist in a replay, so its type is replaced.
                 ("type", Value::String(kind)) if kind == "function" || kind == "custom" => value.clone(),
                 ("type", Value::String(kind)) => json!(self.replace_name(kind)),
                 ("name", Value::String(name)) => json!(self.replace_name(name)),
@@ -71,13 +70,13 @@ impl ReplacementMaker {
             {
                 Some(self.replace_schema(value))
             }
-            // A pattern reveals content, and a replaced one would be invalid.
+            // A pattern reveals content, and a replaced pattern would be invalid.
             _ => None,
         }
     }
 
-    /// Redacts a reference within the schema: a segment after a keyword with names is a name. References
-    /// elsewhere are dropped.
+    /// Redacts a reference within the schema; references elsewhere are dropped. A segment after a keyword
+    /// with names is a name.
     fn reference(&self, place: &str) -> Option<String> {
         let mut made = String::from("#");
         let mut is_name = false;

@@ -1,4 +1,4 @@
-//! Reports the revision that introduced a symptom, in words and as a table: conclusions in, text out.
+//! Reports in words, and in a table, the revision that introduced a symptom.
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::between::{
@@ -11,7 +11,7 @@ use warden_policies::{MemoryKind, phrases};
 use super::crash::runs_text;
 use super::proof::{change_text, metric_name, metric_value};
 
-/// A revision as shown to people.
+/// Names of a revision for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RevisionLabel {
     /// 40 hexadecimal digits.
@@ -20,26 +20,26 @@ pub struct RevisionLabel {
     pub label: String,
     /// Date of the commit: `2026-08-22`.
     pub date: String,
-    /// First line of the message.
+    /// First line of the commit message.
     pub subject: String,
 }
 
 /// Result of a search between two revisions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BetweenReport {
-    /// The repository.
+    /// URL or path of the repository.
     pub repository: String,
-    /// The revisions, oldest first: indices in the conclusion refer to this list.
+    /// Revisions, oldest first; indices in the conclusion refer to this list.
     pub line: Vec<RevisionLabel>,
-    /// The conclusion.
+    /// Conclusion of the search.
     pub conclusion: RevisionConclusion,
 }
 
 const SHORT_DIGITS: usize = 9;
 
-/// Limit of questions named in a sentence, and of those listed with their differences.
+/// Most questions named in a sentence, and most listed with their differences.
 const MAX_NAMED: usize = 3;
-/// Limit of shown characters of an answer.
+/// Most characters shown of an answer.
 const MAX_ANSWER_CHARS: usize = 240;
 /// Least share of a slowdown that counts as all of it.
 const WHOLE_SLOWDOWN: f64 = 0.75;
@@ -51,14 +51,14 @@ impl RevisionLabel {
         self.commit.get(..SHORT_DIGITS).unwrap_or(&self.commit)
     }
 
-    /// `b9602 (1593d5684, 2026-08-22)`
+    /// Formats `b9602 (1593d5684, 2026-08-22)`.
     fn full_label(&self) -> String {
         format!("{} ({}, {})", self.label, self.short_commit(), self.date)
     }
 }
 
 impl BetweenReport {
-    /// The findings, a line each.
+    /// Returns the findings, a line each.
     pub fn sentences(&self) -> Vec<String> {
         let found = &self.conclusion;
         let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom_text);
@@ -142,7 +142,7 @@ impl BetweenReport {
         lines
     }
 
-    /// States that more than one revision contributed to the difference between the ends, if so.
+    /// Returns a sentence if more than one revision contributed to the ends' difference.
     fn more_than_one(&self) -> Option<String> {
         let judged = || self.conclusion.judged.iter();
         let third = |one: &&JudgedRevision| one.answers.as_ref().is_some_and(RevisionAnswers::is_third);
@@ -168,7 +168,7 @@ impl BetweenReport {
         })
     }
 
-    /// Different answers of the ends; the first row is the head.
+    /// Returns the answers that differ between the ends; the first row is the head.
     pub fn answer_rows(&self) -> Vec<Vec<String>> {
         let cut = |text: &str| {
             let short: String = text.chars().take(MAX_ANSWER_CHARS).collect();
@@ -180,8 +180,7 @@ impl BetweenReport {
         std::iter::once(head).chain(rows).collect()
     }
 
-    /// The judged revisions, in the order of the line; the first row is the head. Repeated judgements are
-    /// marked.
+    /// Returns the judged revisions in their order, repeated judgements marked; the first row is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let mut judged: Vec<&JudgedRevision> = self.conclusion.judged.iter().collect();
         judged.sort_by_key(|one| one.revision);
@@ -201,7 +200,7 @@ impl BetweenReport {
     }
 }
 
-/// `growth of host memory under same-image`
+/// Formats `growth of host memory under same-image`.
 pub(super) fn symptom_text(symptom: &RevisionSymptom) -> String {
     match symptom {
         RevisionSymptom::Growth { track, .. } => {
@@ -225,7 +224,6 @@ pub(super) fn symptom_text(symptom: &RevisionSymptom) -> String {
     }
 }
 
-/// Describes ends whose difference is too small to count.
 fn small_difference_text(differences: &[EndsDifference]) -> Option<String> {
     let count = Some(differences.len()).filter(|count| *count > 0)?;
     let most = differences.iter().filter_map(|one| one.distance).fold(0.0, f64::max);
@@ -249,7 +247,8 @@ const fn no_difference_text(aim: RevisionAim, sure: bool) -> &'static str {
     }
 }
 
-/// `decode: 401.2 t/s at the older end, 350.0 t/s at the newer one (-12.8 % (-14.0 to -11.0)), worse`
+/// Formats `decode: 401.2 t/s at the older end, 350.0 t/s at the newer one (-12.8 % (-14.0 to -11.0)),
+/// worse`.
 fn speed_text(ratio: &MetricRatio) -> String {
     let older = metric_value(ratio.metric, ratio.old);
     let newer = metric_value(ratio.metric, ratio.new);
@@ -262,7 +261,7 @@ fn speed_text(ratio: &MetricRatio) -> String {
     format!("{name}: {older} at the older end, {newer} at the newer one ({}){ruling}", change_text(ratio))
 }
 
-/// `“text 1”: 12 of 64 tokens agree, 1.250 nats apart`
+/// Formats `“text 1”: 12 of 64 tokens agree, 1.250 nats apart`.
 pub(super) fn distance_text(request: &str, distance: Option<f64>, shared: usize, of: usize) -> String {
     match distance {
         Some(distance) if of > 0 => {
@@ -296,10 +295,10 @@ fn judgement_text(judged: &JudgedRevision) -> String {
     }
 }
 
-/// `350.1 t/s, 97 % of the slowdown`
+/// Formats `350.1 t/s, 97 % of the slowdown`.
 fn pace_text(pace: &RevisionPace) -> String {
     let seconds = metric_value(pace.metric, pace.seconds);
-    // A revision faster than the faster end has no share.
+    // A revision faster than the faster end has a negative share.
     let share = |share: f64| if share < 0.005 { 0.0 } else { share * 100.0 };
     pace.share.map_or(seconds.clone(), |own| format!("{seconds}, {:.0} % of the slowdown", share(own.value)))
 }

@@ -1,5 +1,4 @@
-//! Reports a crash and the switches that stop it, in words and as a table: findings and conclusions in,
-//! text out.
+//! Reports in words, and in a table, a crash and the switches that stop it.
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::crash::{CrashRecurrence, CrashRun, WorkloadCrash};
@@ -10,18 +9,18 @@ use warden_experiment::{LegFinding, Workload};
 use super::cure::{CommandChanges, TrialSwitch, UntriedSwitch, explained, left_out, names};
 use super::table::leg_name;
 
-/// Result of the trials against the crash of one workload.
+/// Result of the trials against a crash under one workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SurvivalReport {
-    /// The workload that crashes.
+    /// Workload that crashes the server.
     pub workload: Workload,
-    /// Switches to try, in this order: indices elsewhere refer to this list.
+    /// Switches in order of trial; indices elsewhere refer to this list.
     pub switches: Vec<TrialSwitch>,
     /// Switches that could not be tried, with reasons.
     pub not_tried: Vec<UntriedSwitch>,
-    /// The conclusion.
+    /// Conclusion of the trials.
     pub conclusion: SurvivalConclusion,
-    /// `mitigations` of the model including the cure; empty without one.
+    /// `mitigations` of the model with the cure; empty without a cure.
     pub mitigations: Vec<String>,
     /// Flags and variables of the cure, for use without a configuration.
     pub added: CommandChanges,
@@ -48,7 +47,7 @@ pub(super) fn repeat_text(crash: &WorkloadCrash) -> String {
     }
 }
 
-/// Everything known about the crash, a line each; the last lines are from the server's output.
+/// Describes the crash, a line each; the last lines are from the server's output.
 pub(super) fn crash_lines(leg: &LegFinding, crash: &WorkloadCrash) -> Vec<String> {
     let of = leg_name(leg);
     let mut lines = vec![crash_text(leg, crash)];
@@ -62,7 +61,7 @@ pub(super) fn crash_lines(leg: &LegFinding, crash: &WorkloadCrash) -> Vec<String
     lines
 }
 
-/// Describes runs: `died at request 22, 22 and 21; survived 184`.
+/// Formats `died at request 22, 22 and 21; survived 184`.
 pub(super) fn runs_text(runs: &[CrashRun]) -> String {
     let list = |died: bool| {
         let all: Vec<String> =
@@ -86,7 +85,7 @@ pub(super) fn runs_text(runs: &[CrashRun]) -> String {
 const TABLE_HEAD: [&str; 5] = ["SWITCHES", "RUNS", "DOES", "MEMORY", "TOKENS/S"];
 
 impl SurvivalReport {
-    /// The table of trials; the first row is the head.
+    /// Returns the table of trials; the first row is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let speed = |speed: Option<f64>| speed.map_or_else(|| "?".to_owned(), |speed| format!("{speed:.0}"));
         let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
@@ -118,7 +117,7 @@ impl SurvivalReport {
         rows
     }
 
-    /// The findings, a sentence a line.
+    /// Returns the findings, a sentence a line.
     pub fn sentences(&self) -> Vec<String> {
         let found = &self.conclusion;
         let under = format!("the crash under {}", self.workload);
@@ -157,7 +156,7 @@ impl SurvivalReport {
         lines
     }
 
-    /// All switches that were not tried, with reasons.
+    /// Returns all switches that were not tried, with reasons.
     pub fn left_out(&self) -> Vec<UntriedSwitch> {
         let why = match &self.conclusion.outcome {
             SurvivalOutcome::Cured => {
@@ -176,12 +175,12 @@ impl SurvivalReport {
         self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
     }
 
-    /// Explanations of the tried switches, a line each.
+    /// Returns explanations of the tried switches, a line each.
     pub fn explanations(&self) -> Vec<String> {
         explained(&self.switches, self.tried_switches())
     }
 
-    /// Names of switches, quoted.
+    /// Returns the quoted names of switches.
     pub fn names(&self, switches: &[usize]) -> String {
         names(&self.switches, switches)
     }

@@ -1,5 +1,4 @@
-//! Reports a bisection, for programs and in words: a table of trials, and sentences about the cure and its
-//! cost.
+//! Reports a bisection: a table of trials, and sentences about the cure and its cost.
 
 use std::collections::HashSet;
 
@@ -14,13 +13,13 @@ use crate::shell::quote_word;
 /// Result of a bisection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CureReport {
-    /// Switches to try, in this order: indices elsewhere refer to this list.
+    /// Switches in order of trial; indices elsewhere refer to this list.
     pub switches: Vec<TrialSwitch>,
     /// Switches that could not be tried, with reasons.
     pub not_tried: Vec<UntriedSwitch>,
-    /// The conclusion.
+    /// Conclusion of the bisection.
     pub conclusion: CureConclusion,
-    /// `mitigations` of the model including the cure; empty without one.
+    /// `mitigations` of the model with the cure; empty without a cure.
     pub mitigations: Vec<String>,
     /// Flags and variables of the cure, for use without a configuration.
     #[serde(default)]
@@ -39,7 +38,7 @@ pub struct CommandChanges {
 }
 
 impl CommandChanges {
-    /// The difference from `old` to `new`.
+    /// Returns the changes from `old` to `new`.
     pub fn between(old: &ServerCommand, new: &ServerCommand) -> Self {
         let mut rest = old.args.iter().peekable();
         let mut own = |word: &&String| rest.next_if(|next| next == word).is_none();
@@ -55,7 +54,7 @@ impl CommandChanges {
         }
     }
 
-    /// A shell command line, with `…` for the existing command.
+    /// Returns a shell command line, with `…` for the existing command.
     pub fn command_line(&self) -> String {
         let mut words: Vec<String> = Vec::new();
         if !self.env_remove.is_empty() {
@@ -69,7 +68,7 @@ impl CommandChanges {
     }
 }
 
-/// A mitigation to try.
+/// Mitigation to try.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrialSwitch {
     /// Item for `mitigations` of a model.
@@ -78,17 +77,17 @@ pub struct TrialSwitch {
     pub title: String,
     /// Variables and flags of the mitigation, in words.
     pub does: String,
-    /// Known leak that the growth resembles and that the mitigation cures; `None` if the mitigation is tried
-    /// because it affects the growing memory.
+    /// Known leak that the growth resembles and the mitigation cures; `None` if the mitigation only affects
+    /// the growing memory.
     pub against: Option<String>,
 }
 
-/// A switch that cannot be tried.
+/// Switch that was not tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UntriedSwitch {
     /// Name of the switch.
     pub item: String,
-    /// The reason.
+    /// Reason.
     pub why: String,
 }
 
@@ -96,7 +95,7 @@ const TABLE_HEAD: [&str; 8] =
     ["SWITCHES", "WORKLOAD", "MEMORY", "A REQUEST", "WITH IT", "LEFT", "DOES", "TOKENS/S"];
 
 impl CureReport {
-    /// The table of trials; the first row is the head.
+    /// Returns the table of trials; the first row is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
         for trial in &self.conclusion.trials {
@@ -123,7 +122,7 @@ impl CureReport {
         rows
     }
 
-    /// The findings, a sentence a line.
+    /// Returns the findings, a sentence a line.
     pub fn sentences(&self) -> Vec<String> {
         let conclusion = &self.conclusion;
         let stop = if conclusion.cure.len() == 1 { "stops" } else { "stop" };
@@ -175,7 +174,7 @@ impl CureReport {
         lines
     }
 
-    /// All switches that were not tried, with reasons: impossible ones, and those whose turn never came.
+    /// Returns all switches that were not tried, with reasons.
     pub fn left_out(&self) -> Vec<UntriedSwitch> {
         let why = match &self.conclusion.outcome {
             CureOutcome::NothingToCure => "no leak was found".to_owned(),
@@ -196,23 +195,23 @@ impl CureReport {
         self.conclusion.trials.iter().map(|trial| trial.switches.as_slice())
     }
 
-    /// Explanations of the tried switches, a line each.
+    /// Returns explanations of the tried switches, a line each.
     pub fn explanations(&self) -> Vec<String> {
         explained(&self.switches, self.tried_switches())
     }
 
-    /// The trial of exactly these switches.
+    /// Returns the trial of exactly these switches.
     pub fn trial(&self, switches: &[usize]) -> Option<&TrialReport> {
         let own = |trial: &&TrialReport| !switches.is_empty() && trial.switches == switches;
         self.conclusion.trials.iter().find(own)
     }
 
-    /// Names of switches, quoted.
+    /// Returns the quoted names of switches.
     pub fn names(&self, switches: &[usize]) -> String {
         names(&self.switches, switches)
     }
 
-    /// Lists memories: `host and vram0`, with the workload where there are several.
+    /// Formats `host and vram0`, with the workload if there are several.
     fn tracks(&self, tracks: &[WorkloadMemory]) -> String {
         let all = &self.conclusion.leaking;
         let several = all.iter().any(|track| Some(track.workload) != all.first().map(|first| first.workload));
@@ -249,7 +248,7 @@ pub(super) fn explained<'a>(
     switches_by_trial(all, trials, true).map(line).collect()
 }
 
-/// All switches that were not tried, with reasons: first those whose turn never came, then impossible ones.
+/// Returns first the switches that were not reached, then those that cannot be tried.
 pub(super) fn left_out<'a>(
     all: &'a [TrialSwitch],
     not_tried: &[UntriedSwitch],

@@ -1,4 +1,4 @@
-//! Plots one memory of a leg: readings, the fitted law with its band, declared caches, budgets, and events.
+//! Plots one kind of memory of a leg: readings, fitted line with its band, caches, budgets and events.
 
 use warden_experiment::{FittedLine, GrowthEnd, LegEnd, LegReading, SeriesFinding};
 use warden_pages::plot::{
@@ -65,7 +65,7 @@ fn budget_limits(budget: MemoryBudget) -> Vec<PlotLimit> {
         .collect()
 }
 
-/// Declared caches that are not measured, drawn above the first reading.
+/// Returns the caches that the server may fill and that are not measured, drawn above the first reading.
 fn declared_area(leg: &LegReport, found: &SeriesFinding) -> Option<PlotArea> {
     let most = leg.readings.iter().map(|reading| reading.allowed).max().filter(|most| *most > 0)?;
     let foot = as_f64(found.first);
@@ -117,8 +117,7 @@ fn event_marks(leg: &LegReport, found: &SeriesFinding) -> Vec<PlotMark> {
     if let Some((requests, kind, why)) = end {
         mark(requests, kind, why);
     }
-    // A crash during a request is one request beyond the last reading, where the plot ends. Move its mark
-    // there.
+    // A crash lies one request beyond the last reading, where the plot ends.
     let end = leg.readings.last().map_or(0, |reading| reading.sample.work.requests);
     for mark in &mut marks {
         mark.x = mark.x.min(as_f64(end));

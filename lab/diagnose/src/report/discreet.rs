@@ -1,6 +1,5 @@
-//! Removes foreign text from a report for files. If the requests were recorded ones, it leaves out the
-//! server's messages: llama-server quotes requests in its errors ("Missing 'role' in message: {…}"). The
-//! terminal shows the whole report.
+//! Removes secrets and quotations from a report for files. llama-server quotes recorded requests in its
+//! errors ("Missing 'role' in message: {…}"). The terminal shows the whole report.
 
 use warden_experiment::bisect::CureOutcome;
 use warden_experiment::{LegEnd, Workload, survive};
@@ -8,13 +7,11 @@ use warden_policies::secrets;
 
 use super::DiagnoseReport;
 
-/// Limit of kept characters of a server's message.
 const MAX_KEPT_CHARS: usize = 80;
-/// Our own words before the server's message.
+/// Text of ours before the server's message.
 const FAILURES_MARK: &str = " requests in a row failed: ";
 
 impl DiagnoseReport {
-    /// Returns a copy of the report for files, without secrets and quotations of recorded requests.
     pub(super) fn without_quotations(&self) -> Self {
         let mut report = self.clone();
         let is_replay = |workload| workload == Workload::Replay;
@@ -64,7 +61,6 @@ impl DiagnoseReport {
     }
 }
 
-/// Hides secrets in a server's message, and quotations of recorded requests.
 fn hide_message(why: &mut String, replayed: bool) {
     *why = secrets::redact_text(why);
     if replayed {
@@ -85,7 +81,7 @@ fn without_quotation(why: &str) -> String {
     };
     let kept: String =
         said.split([':', '{', '"', '\n']).next().unwrap_or_default().chars().take(MAX_KEPT_CHARS).collect();
-    // The split at `:` cuts off the last log line, so also remove its introduction.
+    // The cut at `:` drops the last log line, so also drop its introduction.
     format!("{ours}{}{status}", kept.trim_end().trim_end_matches("; its last line"))
 }
 

@@ -1,5 +1,5 @@
-//! Writes a folder for the maintainer who is to fix a leak: setup, findings, effect of switches. A script
-//! in it reproduces the leak with plain llama-server and curl.
+//! Writes a folder for the maintainer who is to fix a leak: setup, findings, effects of switches, and a
+//! script that reproduces the leak with plain llama-server and curl.
 //!
 //! | file | content |
 //! |---|---|
@@ -22,27 +22,26 @@ use super::{DiagnoseReport, LegReport};
 use crate::proof::PublishedRequest;
 use crate::replay::RequestRecording;
 
-/// Files that every report rewrites.
 const REPORT_FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
 const SCRIPT_FILE: &str = "reproduce.sh";
 const REQUEST_SUFFIX: &str = ".json";
 
-/// Content of a folder in addition to the report.
+/// Inputs of a report folder in addition to the report.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportFolder<'a> {
-    /// Numbers of the experiment.
+    /// Settings of the experiment.
     pub numbers: &'a Diagnose,
     /// Variables that the server must not inherit.
     pub removed: &'a [String],
-    /// Working directory of the server's command: the script turns relative paths into absolute ones.
+    /// Working directory of the server's command; the script makes relative paths absolute.
     pub directory: &'a Path,
-    /// The server's slots.
+    /// Number of the server's slots.
     pub slots: u32,
     /// Tokens of context in a slot.
     pub n_ctx: Option<u64>,
-    /// Tokens per word of our texts; 0 if unknown.
+    /// Tokens per word of generated texts; 0 if unknown.
     pub tokens_per_word: f64,
-    /// The replayed requests, which are redacted before they are written to the folder.
+    /// Replayed requests, redacted before they are written.
     pub replay: Option<&'a RequestRecording>,
     /// Requests that reproduce the finding, if no workload does.
     pub visit: &'a [PublishedRequest],
@@ -51,14 +50,14 @@ pub struct ReportFolder<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ScriptSubject<'a> {
     Nothing,
-    /// The finding of this leg.
+    /// The finding on this leg.
     Leg(&'a LegReport),
     /// Answers to some requests, and their speed.
     Requests,
 }
 
-/// A foreign file in a folder that a report, with or without its script, would replace; `None` if there is
-/// none.
+/// Returns a file in the folder that a report would replace although it is not ours. `with_script` includes
+/// the script.
 pub fn foreign_file_in(path: &Path, with_script: bool) -> Option<PathBuf> {
     let ours = |file: &Path| {
         let text = std::fs::read(file).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -67,16 +66,16 @@ pub fn foreign_file_in(path: &Path, with_script: bool) -> Option<PathBuf> {
     let foreign = |file: &PathBuf| std::fs::symlink_metadata(file).is_ok() && !ours(file);
     let script = with_script.then_some(SCRIPT_FILE);
     let found = REPORT_FILES.into_iter().chain(script).map(|name| path.join(name)).find(foreign);
-    // Request files are recognized by the script next to them.
+    // Our request files lie next to our script.
     let first = path.join("requests").join(format!("0{REQUEST_SUFFIX}"));
     found.or_else(|| (with_script && first.exists() && !path.join(SCRIPT_FILE).exists()).then_some(first))
 }
 
 impl DiagnoseReport {
-    /// Writes the folder, and creates it if it is missing.
+    /// Writes the folder; creates it if missing.
     ///
     /// # Errors
-    /// A file cannot be written, or a foreign file would be replaced.
+    /// A file cannot be written, or a file that is not ours would be replaced.
     pub fn write_folder(&self, path: &Path, folder: &ReportFolder<'_>) -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         remove_script(path)?;
@@ -120,8 +119,7 @@ impl DiagnoseReport {
         std::fs::write(path.join("findings.json"), json)
     }
 
-    /// The leg to reproduce: a crashing one, else the one with the largest leak, else the one with the
-    /// largest growth.
+    /// Returns the leg to reproduce: one that crashes, else the one with the largest leak or growth.
     fn worst(&self) -> Option<&LegReport> {
         let crashes = |again: CrashRecurrence| {
             self.legs.iter().find(|leg| leg.finding.crash.as_ref().is_some_and(|crash| crash.again == again))
@@ -146,8 +144,7 @@ impl DiagnoseReport {
     }
 }
 
-/// Removes an older script of ours with its requests, which would not belong to the new report. Other files
-/// stay.
+/// Removes an older script of ours with its requests, which would not belong to the new report.
 fn remove_script(path: &Path) -> io::Result<()> {
     let script = path.join(SCRIPT_FILE);
     let is_ours = std::fs::read_to_string(&script).is_ok_and(|text| text.contains("llama-warden diagnose"));

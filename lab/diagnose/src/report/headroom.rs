@@ -1,5 +1,4 @@
-//! Reports the memory of the largest prompts, and whether the worst case fits: for programs, as a table,
-//! and in sentences.
+//! Reports the memory of the largest prompts, and if the worst case fits.
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::headroom::{HeadroomVerdict, grouped, judge};
@@ -11,24 +10,25 @@ use crate::headroom::HeadroomMeasurement;
 /// Result of a measurement of headroom.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadroomReport {
-    /// The measurement.
+    /// Measurement with the present settings.
     pub touched: HeadroomMeasurement,
-    /// A measurement with smaller micro-batches, where the worst case did not fit.
+    /// Measurement with smaller micro-batches, made if the worst case did not fit.
     pub smaller: Option<HeadroomMeasurement>,
-    /// Verdicts by memory, the host first.
+    /// Verdicts for each kind of memory, host memory first.
     pub verdicts: Vec<HeadroomVerdict>,
-    /// Predictions for the longest prompt from prompts of at most half its length, and its measurement.
+    /// Predictions for the longest prompt from prompts of at most half its length, compared with the
+    /// measurement.
     pub foretold: Vec<PromptPrediction>,
 }
 
-/// A prediction and the measurement.
+/// Predicted and measured bytes of a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptPrediction {
-    /// The memory.
+    /// Kind of memory.
     pub series: MemoryKind,
-    /// The longest prompt used for the prediction, in tokens.
+    /// Tokens of the longest prompt used for the prediction.
     pub from: u64,
-    /// The predicted prompt, in tokens.
+    /// Tokens of the predicted prompt.
     pub tokens: u64,
     /// Predicted bytes.
     pub predicted: u64,
@@ -40,7 +40,7 @@ const TABLE_HEAD: [&str; 8] =
     ["MEMORY", "IDLE", "PEAK", "AT TOKENS", "A TOKEN", "WORST CASE", "MAY HOLD", "FITS"];
 
 impl HeadroomReport {
-    /// Judges a measurement. `reserve`: bytes that are to stay free.
+    /// Judges a measurement. `reserve` is the number of bytes that are to stay free.
     pub fn new(touched: HeadroomMeasurement, smaller: Option<HeadroomMeasurement>, reserve: u64) -> Self {
         let setup = touched.setup;
         let mut report = Self { touched, smaller, verdicts: Vec::new(), foretold: Vec::new() };
@@ -71,7 +71,7 @@ impl HeadroomReport {
         report
     }
 
-    /// Returns true if the configuration can run out of a memory, or did.
+    /// Returns true if the server can run out of memory, or did.
     pub fn can_run_out(&self) -> bool {
         self.touched.broke.is_some() || self.verdicts.iter().any(|verdict| verdict.fits() == Some(false))
     }
@@ -84,7 +84,7 @@ impl HeadroomReport {
         }
     }
 
-    /// The table; the first row is the head.
+    /// Returns the table; the first row is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
         for verdict in &self.verdicts {
@@ -112,7 +112,7 @@ impl HeadroomReport {
         rows
     }
 
-    /// The findings, a sentence a line.
+    /// Returns the findings, a sentence a line.
     pub fn sentences(&self) -> Vec<String> {
         let mut lines: Vec<String> = self
             .verdicts

@@ -1,5 +1,4 @@
-//! Renders the page: findings, table, explanations, a plot for each memory of each leg, and sections for a
-//! cure, the largest prompts and call sites where they were requested.
+//! Renders the report as an HTML page, with a plot for each kind of memory of each leg.
 
 use maud::{Markup, html};
 use warden_experiment::{LegFinding, SeriesFinding};
@@ -117,7 +116,7 @@ fn untried_switches(left_out: &[UntriedSwitch]) -> Markup {
     }
 }
 
-/// A table; the first row is the head.
+/// The first row is the head.
 fn table(rows: &[Vec<String>]) -> Markup {
     let Some((head, body)) = rows.split_first() else { return Markup::default() };
     html! {
@@ -138,7 +137,7 @@ fn table(rows: &[Vec<String>]) -> Markup {
     }
 }
 
-/// Number of columns of a cell: the last cell of a short row spans the remaining columns.
+/// Returns the columns that a cell spans: the last cell of a short row fills the row.
 fn cell_width(head: &[String], row: &[String], column: usize) -> usize {
     if column + 1 == row.len() { head.len().saturating_sub(column).max(1) } else { 1 }
 }

@@ -14,7 +14,7 @@ use super::{
 };
 
 impl DiagnoseReport {
-    /// The report as Markdown. `shows`: subject of the script next to it. Writing to a `String` cannot fail.
+    /// `shows` is the subject of the script next to the report. Writing to a `String` cannot fail.
     pub(super) fn to_markdown(&self, shows: ScriptSubject<'_>) -> String {
         let mut text = String::new();
         let head = match OverallResult::from_report(self) {
@@ -113,8 +113,7 @@ impl DiagnoseReport {
             }
         }
         write_list(text, &self.notes());
-        // A leg without the prompt cache does not declare that cache, and a leg that failed early may
-        // declare no caches.
+        // A leg without the prompt cache does not list that cache, and a leg that failed early may list none.
         let tells = |leg: &&LegReport| !leg.finding.control && !leg.may_keep.is_empty();
         let keeps = self.legs.iter().find(tells).map(|leg| leg.may_keep.as_slice()).unwrap_or_default();
         write_list(
@@ -200,7 +199,7 @@ fn write_list(text: &mut String, lines: &[String]) {
     }
 }
 
-/// A table in Markdown; the first row is the head.
+/// The first row is the head.
 fn markdown_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let mut text = String::new();

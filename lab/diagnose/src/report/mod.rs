@@ -1,6 +1,4 @@
-//! Reports of an experiment: JSON for programs, one page with plots for people.
-//!
-//! Arguments and variables that look like secrets are left out, so that a report can be shared.
+//! Reports of an experiment, as JSON and as a page with plots, without secrets so that they can be shared.
 
 mod between;
 mod crash;
@@ -41,28 +39,27 @@ pub struct ExperimentSetup {
     pub warden: String,
     /// Start time, RFC 3339.
     pub began: String,
-    /// Name in the configuration, or the name given on the command line.
+    /// Name in the configuration, or on the command line.
     pub model: String,
-    /// Path of the llama-server.
+    /// Path of llama-server.
     pub binary: String,
-    /// The server's answer to `--version`, or the id of its build.
+    /// llama-server's answer to `--version`, or the id of its build.
     pub server: String,
-    /// Arguments of the server.
+    /// llama-server's arguments.
     pub args: Vec<String>,
-    /// Variables set for the server, in addition to our own environment.
+    /// Variables set for llama-server, in addition to our environment.
     pub env: Vec<(String, String)>,
-    /// Inherited variables of our own environment that concern llama.cpp, a GPU or the C library.
+    /// Variables inherited from our environment that concern llama.cpp, a GPU or the C library.
     #[serde(default)]
     pub inherited: Vec<(String, String)>,
-    /// Tool under which the server ran, as typed: memory includes that of the tool.
+    /// Tool that ran the server, as typed; measured memory includes the tool's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub under: Option<String>,
-    /// The machine and its software, a line each.
+    /// Machine and software, a line each.
     #[serde(default)]
     pub system: Vec<(String, String)>,
 }
 
-/// Prefixes of variables that affect a llama-server.
 const INHERITED_PREFIXES: [&str; 16] = [
     "LLAMA_",
     "GGML_",
@@ -81,7 +78,7 @@ const INHERITED_PREFIXES: [&str; 16] = [
     "LD_PRELOAD",
     "LD_LIBRARY_PATH",
 ];
-/// Prefix of our own variables, which mean nothing to a plain llama-server.
+/// A plain llama-server ignores variables with this prefix.
 const OWN_PREFIX: &str = "LLAMA_WARDEN_";
 
 impl ExperimentSetup {
@@ -99,7 +96,7 @@ impl ExperimentSetup {
         self
     }
 
-    /// Adds a tool that the command ran under, without its secrets.
+    /// Adds a tool that ran the server, without its secrets.
     #[must_use]
     pub fn with_tool(mut self, words: &[String]) -> Self {
         let words = secrets::redact_tool(words);
@@ -108,7 +105,7 @@ impl ExperimentSetup {
         self
     }
 
-    /// Adds those of the variables that the command inherits, without secrets.
+    /// Adds those of our variables that the command inherits and that concern it, without secrets.
     #[must_use]
     pub fn with_inherited(mut self, variables: &[(String, String)], command: &ServerCommand) -> Self {
         let counts = |name: &str| {
@@ -134,7 +131,7 @@ impl ExperimentSetup {
     }
 }
 
-/// A leg's verdicts and measurements.
+/// Findings and readings of a leg.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LegReport {
     /// Verdicts and figures.
@@ -142,28 +139,28 @@ pub struct LegReport {
     pub finding: LegFinding,
     /// Seconds from the spawn until the server was ready.
     pub ready_after_seconds: f64,
-    /// Declared caches of the server, in sentences.
+    /// Caches that the server's settings allow, in sentences.
     pub may_keep: Vec<String>,
-    /// Reason why VRAM could not be read; `None` if it was read, or if reading no VRAM is normal here.
+    /// Reason why VRAM could not be read; `None` if it was, or if there is none to read.
     pub vram_unknown: Option<String>,
-    /// Requests that the server refused, if any.
+    /// Refused requests, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<RefusedRequests>,
     /// All readings.
     pub readings: Vec<LegReading>,
 }
 
-/// The budget of one memory that a server like the tested one would have.
+/// Configured budget for one kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeriesBudget {
-    /// The memory.
+    /// Kind of memory.
     pub series: MemoryKind,
     /// Budget in bytes.
     #[serde(flatten)]
     pub budget: MemoryBudget,
 }
 
-/// A whole report.
+/// Whole report of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DiagnoseReport {
     /// Setup of the experiment.
@@ -175,29 +172,29 @@ pub struct DiagnoseReport {
     pub crashed: bool,
     /// True if the user interrupted the experiment before all legs were run.
     pub interrupted: bool,
-    /// The legs.
+    /// Report on each leg.
     pub legs: Vec<LegReport>,
     /// Workloads that were not run, with reasons.
     pub skipped: Vec<SkippedWorkload>,
-    /// The GPUs.
+    /// GPUs of the machine.
     pub devices: Vec<DeviceView>,
     /// Configured budgets of the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub budgets: Vec<SeriesBudget>,
-    /// Switches that stop the growth, if requested.
+    /// Search for switches that stop the growth, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cure: Option<CureReport>,
-    /// Switches that stop each crash, if requested.
+    /// Search for switches that stop each crash, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub survival: Vec<SurvivalReport>,
-    /// The revision that introduced the symptom, if requested. The rest of the report then describes the
-    /// affected revision and an unaffected one.
+    /// Search for the revision that introduced the symptom, if requested. The rest of the report then
+    /// describes an affected revision and an unaffected one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub between: Option<BetweenReport>,
     /// Memory of the largest prompts, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headroom: Option<HeadroomReport>,
-    /// Memory by call site, leg by leg, if requested: for programs.
+    /// Memory by call site for each leg, for programs, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trace: Vec<serde_json::Value>,
     /// Reason why legs are missing in the trace.
@@ -209,7 +206,7 @@ pub struct DiagnoseReport {
 }
 
 impl DiagnoseReport {
-    /// The report of a finished experiment.
+    /// Creates the report of a finished experiment.
     pub fn new(about: ExperimentSetup, outcome: &ExperimentOutcome) -> Self {
         let leg = |leg: &crate::LegResult| LegReport {
             finding: leg.finding.clone(),
@@ -238,7 +235,7 @@ impl DiagnoseReport {
         }
     }
 
-    /// Notes on the table, a line each.
+    /// Returns notes on the table, a line each.
     pub fn notes(&self) -> Vec<String> {
         let findings: Vec<&LegFinding> = self.legs.iter().map(|leg| &leg.finding).collect();
         let refused =
@@ -249,12 +246,12 @@ impl DiagnoseReport {
         all.map(|note| secrets::redact_text(&note)).collect()
     }
 
-    /// Returns the reason why VRAM of a leg could not be read, if there is one.
+    /// Returns the reason why VRAM of a leg could not be read, if any.
     fn vram_unknown(&self) -> Option<&str> {
         self.legs.iter().find_map(|leg| leg.vram_unknown.as_deref())
     }
 
-    /// A self-contained page: no script, no font, no network.
+    /// Returns a page without scripts, external fonts or network requests.
     pub fn html(&self) -> String {
         html::report_page(&self.without_quotations())
     }

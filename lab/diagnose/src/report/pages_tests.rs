@@ -23,12 +23,10 @@ fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
     said.into_iter().map(|one| one.to_string() + "\n").collect()
 }
 
-/// Rows without the padding of columns.
 fn cells(rows: &[Vec<String>]) -> String {
     lines(rows.iter().map(|row| row.join(" | ")))
 }
 
-/// The output for an experiment on a terminal.
 fn told(outcome: &ExperimentOutcome) -> String {
     let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let report = DiagnoseReport::new(ExperimentSetup::default(), outcome);
@@ -85,11 +83,11 @@ fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
     insta::assert_snapshot!(report.to_markdown(ScriptSubject::Leg(report.legs.last().unwrap())));
 }
 
-/// A page as text: a line for each piece of text, and a placeholder for each plot.
+/// Returns a page as text, with a placeholder for each plot.
 fn words(page: &str) -> String {
     let (head, rest) = page.split_once("<style>").unwrap();
     let mut text = head.to_owned() + rest.split_once("</style>").unwrap().1;
-    // The innermost first, because a plot contains another `svg`.
+    // Start with the innermost `svg`, because a plot contains another one.
     while let Some(end) = text.find("</svg>") {
         let from = text[..end].rfind("<svg").unwrap();
         let curve = if text[from..].starts_with("<svg class=\"plot\"") { "<p>(a curve)</p>" } else { "" };

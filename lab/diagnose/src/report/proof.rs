@@ -1,4 +1,4 @@
-//! Reports a proof in words and as a table: the differences, and why a build may or may not replace another.
+//! Reports in words, and in a table, why a build may or may not replace another.
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::between::RevisionOutcome;
@@ -13,9 +13,9 @@ use super::between::{distance_text, symptom_text};
 /// Result of a proof.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProofReport {
-    /// The program in use, in a line.
+    /// Description of the build in use, in a line.
     pub old: String,
-    /// The program that is to replace the program in use.
+    /// Description of the new build, in a line.
     pub new: String,
     /// Verdict on the replacement: `same`, `worse` or `unknown`.
     pub verdict: ProofRuling,
@@ -23,7 +23,7 @@ pub struct ProofReport {
     pub reasons: Vec<String>,
     /// Other differences, a sentence each.
     pub notes: Vec<String>,
-    /// All figures.
+    /// Measurements and comparisons.
     pub proof: BuildProof,
 }
 
@@ -31,7 +31,7 @@ const TABLE_HEAD: [&str; 5] = ["WHAT", "OLD", "NEW", "CHANGE", "SAYS"];
 const MAX_LISTED: usize = 12;
 
 impl ProofReport {
-    /// The report of a proof of these programs.
+    /// Creates the report of a proof of these builds.
     pub fn new(old: String, new: String, proof: BuildProof) -> Self {
         let verdict = proof.verdict();
         let reasons = rejection_reasons(&proof);
@@ -39,7 +39,7 @@ impl ProofReport {
         Self { old, new, verdict, reasons, notes, proof }
     }
 
-    /// The verdict in a sentence.
+    /// Returns the verdict in a sentence.
     pub fn sentence(&self) -> String {
         match self.verdict {
             ProofRuling::Better | ProofRuling::Same => {
@@ -55,7 +55,7 @@ impl ProofReport {
         }
     }
 
-    /// All comparisons, in a line.
+    /// Returns all comparisons in a line.
     pub fn summary(&self) -> String {
         let proof = &self.proof;
         let mut parts = Vec::new();
@@ -70,7 +70,7 @@ impl ProofReport {
         parts.join("; ")
     }
 
-    /// A row for each aspect; the first is the head.
+    /// Returns a row for each aspect; the first row is the head.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let proof = &self.proof;
         let row = |what: &str, old: String, new: String, change: String, ruling: ProofRuling| {
@@ -170,7 +170,7 @@ fn difference_notes(proof: &BuildProof) -> Vec<String> {
     all
 }
 
-/// `9 of 11 equal, 97 % of the tokens, at most 0.02 nats apart`
+/// Formats `9 of 11 equal, 97 % of the tokens, at most 0.02 nats apart`.
 fn answers_text(answers: &AnswerComparison) -> String {
     let mut text = format!("{} of {} equal", answers.equal, answers.asked);
     if answers.equal < answers.asked
@@ -239,7 +239,7 @@ pub(super) fn metric_value(metric: BuildMetric, value: f64) -> String {
     }
 }
 
-/// A change in percent: `+4.0 % (+1.0 to +7.1)`; of tokens per second where those are shown.
+/// Formats a change: `+4.0 % (+1.0 to +7.1)`. For speeds, the change is of tokens per second.
 pub(super) fn change_text(ratio: &MetricRatio) -> String {
     let Some(interval) = ratio.ratio else {
         let none = |value: f64| value <= 0.0;

@@ -1,5 +1,5 @@
-//! Writes a script that reproduces the growth without llama-warden, and its requests: POSIX sh, curl, a
-//! plain llama-server, and Linux's /proc; nvidia-smi where there is one.
+//! Writes a script that reproduces the growth without llama-warden. It needs POSIX sh, curl, a plain
+//! llama-server, Linux's /proc, and for VRAM nvidia-smi.
 
 use std::path::Path;
 
@@ -18,17 +18,15 @@ use crate::replay::RequestRecording;
 use crate::shell::quote_word;
 use crate::workload::{ServerLimits, TextGenerator, WorkloadScript};
 
-/// Limit of the steps that the script repeats.
 const MAX_STEPS: usize = 16;
-/// Limit of the steps that lead to a crash; after them the script starts over.
+/// Most steps that lead to a crash; after them the script starts over.
 const MAX_CRASH_STEPS: usize = 128;
-/// Limits of requests and bytes from a recording, because the folder is to be sent.
+/// Most requests and bytes from a recording, because the folder is to be sent.
 const MAX_REPLAYED: usize = 256;
 const MAX_REPLAYED_BYTES: usize = 16 << 20;
-/// Placeholder in a request for its number, which makes each text unique.
+/// Placeholder for the request's number, which makes each text unique.
 const NUMBER_MARK: &str = "@N@";
-/// Placeholder in a conversation for the number of the round: within one round, requests share their
-/// beginning.
+/// Placeholder for the number of the round; requests of a conversation share their beginning within a round.
 const ROUND_MARK: &str = "@ROUND@";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -48,12 +46,11 @@ pub(crate) struct ScriptRequests {
 pub(crate) struct ScriptEnvironment<'a> {
     /// Variables that the server must not inherit.
     pub(crate) removed: &'a [String],
-    /// Base of relative paths.
     pub(crate) directory: &'a Path,
 }
 
-/// The requests of a workload, with made-up answers where requests depend on answers. For a `crash`: all
-/// requests that led to it, in their order.
+/// Returns the requests of a workload. Where requests depend on answers, those answers are generated. For a
+/// `crash`, all requests that led to it are returned in their order.
 pub(crate) fn workload_requests(
     workload: Workload,
     folder: &ReportFolder<'_>,
@@ -73,12 +70,12 @@ pub(crate) fn workload_requests(
     let mut left = MAX_REPLAYED_BYTES;
     for step in 0..=led.unwrap_or(MAX_STEPS) {
         let asks = script.next();
-        // A conversation includes earlier answers; here they are words of ours, of the same length.
+        // A conversation includes earlier answers; use generated ones of the same length.
         let text = TextGenerator::new(tokens_per_word)
             .text(u64::MAX - u64::try_from(step).unwrap_or(0), numbers.answer);
         script.take_answers(&vec![Some(LabAnswer { text, ..LabAnswer::default() }); asks.len()]);
         all.concurrent = all.concurrent.max(asks.len());
-        // The first request is a warm-up and left out; a conversation needs its beginning.
+        // The first request is a warm-up, but a conversation needs its beginning.
         if step == 0 && led.is_none() && workload != Workload::Conversation {
             continue;
         }
@@ -101,7 +98,7 @@ pub(crate) fn workload_requests(
     all
 }
 
-/// The beginning of a recording, redacted in any case.
+/// Returns the beginning of a recording, redacted in any case.
 fn recorded_requests(recording: &RequestRecording) -> ScriptRequests {
     let redactor = Redactor::new();
     let mut left = MAX_REPLAYED_BYTES;
@@ -129,8 +126,8 @@ impl From<&[PublishedRequest]> for ScriptRequests {
     }
 }
 
-/// Inserts the placeholder of the request's number before the request's last text. In a conversation, inserts
-/// the placeholder of the round before the first text instead.
+/// Inserts the request's placeholder before its last text; in a conversation, the round's before the first
+/// text.
 fn insert_marks(body: &mut Value, is_conversation: bool) {
     if let Some(Value::String(text)) = body.get_mut("prompt") {
         text.insert_str(0, &format!("{NUMBER_MARK} "));
@@ -152,7 +149,6 @@ fn insert_marks(body: &mut Value, is_conversation: bool) {
     }
 }
 
-/// The script. `finding`: the result to reproduce.
 pub(crate) fn growth_script(
     about: &ExperimentSetup,
     finding: &LegFinding,
@@ -181,7 +177,7 @@ pub(crate) fn growth_script(
     let under = about.under.iter().map(|tool| {
         format!("# The server ran under `{}`, which this script leaves out.\n", tool.replace('\n', " "))
     });
-    // The last occurrence of a flag counts.
+    // llama-server uses the last occurrence of a flag.
     let more = if finding.control { " --cache-ram 0" } else { "" };
     let text = SCRIPT_TEMPLATE
         .replace("@WHAT@", what)
@@ -191,7 +187,6 @@ pub(crate) fn growth_script(
     fill_template(&text, about, more, requests, setting).replacen(RESULT_MARK, &shown, 1)
 }
 
-/// The script that shows the answers to some requests, and their speed.
 pub(crate) fn request_script(
     about: &ExperimentSetup,
     between: Option<&BetweenReport>,
@@ -209,11 +204,10 @@ pub(crate) fn request_script(
     fill_template(&text, about, "", requests, setting).replacen(RESULT_MARK, &told.collect::<String>(), 1)
 }
 
-/// Placeholder of the results, filled in last and only once: a log or the subject of a commit is foreign
-/// text and may contain placeholders.
+/// Placeholder of the results. It is filled in last, because a log or a commit's subject is foreign text and
+/// may contain placeholders.
 const RESULT_MARK: &str = "@SHOWN@";
 
-/// First line of the script's part about memory.
 const MEMORY_SECTION: &str = "# Anonymous memory of the process";
 
 fn fill_template(

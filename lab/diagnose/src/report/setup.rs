@@ -1,5 +1,5 @@
-//! The part of the script that starts the server: the same arguments and variables, without secrets, and
-//! with shell variables for files that lie elsewhere on another machine.
+//! Writes the part of the script that starts the server: same arguments and variables, without secrets. Shell
+//! variables name files that lie elsewhere on another machine.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,14 @@ use super::ExperimentSetup;
 use crate::shell::quote_word;
 use warden_policies::secrets::is_hidden;
 
-/// A file whose path differs on the machine of the script's user.
 struct ScriptFile {
-    /// The script's variable with the user's path.
+    /// Shell variable with the path on the other machine.
     name: &'static str,
-    /// llama-server's flags for the file; the first is used where none was given.
+    /// llama-server's flags for the file; the script adds the first if the command has none.
     flags: [&'static str; 2],
-    /// llama-server's variable for the file.
+    /// llama-server's environment variable for the file.
     variable: &'static str,
-    /// llama-server's flags and variable for the address that the file is loaded from.
+    /// llama-server's flags and environment variable for the address that the file is loaded from.
     address: ([&'static str; 2], &'static str),
 }
 
@@ -33,7 +32,7 @@ const SCRIPT_FILES: [ScriptFile; 2] = [
         address: (["-mmu", "--mmproj-url"], "LLAMA_ARG_MMPROJ_URL"),
     },
 ];
-/// Flags with secrets, or with files of secrets. The script omits them, so its server requires no key.
+/// Flags with secrets, or with files of secrets. The script's server needs no key.
 const SECRET_FLAGS: [&str; 2] = ["--api-key", "--api-key-file"];
 
 enum FileOption {
@@ -43,7 +42,7 @@ enum FileOption {
 }
 
 impl ScriptFile {
-    /// The option that llama-server uses: a flag takes precedence over a variable.
+    /// Returns the option that llama-server uses: a flag takes precedence over a variable.
     fn find_option(&self, about: &ExperimentSetup, directory: &Path) -> Option<FileOption> {
         let flag = |flags: &[&str]| {
             let at = about.args.iter().rposition(|word| flags.contains(&word.as_str()))?;
@@ -63,14 +62,12 @@ impl ScriptFile {
         is_hidden(address).then_some(FileOption::Secret)
     }
 
-    /// The script's variable with the final path.
     fn variable_reference(&self) -> String {
         format!("\"${}\"", self.name.to_lowercase())
     }
 }
 
-/// Returns flags and values, except secrets, which are hidden in the report. Paths of files are absolute,
-/// or replaced by variables.
+/// Secrets are left out. Paths of files become absolute, or shell variables.
 pub(super) fn arguments(about: &ExperimentSetup, directory: &Path) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut before = "";
@@ -99,7 +96,7 @@ fn absolute_path(word: &str, before: &str, directory: &Path) -> String {
     if is_file { path.to_string_lossy().into_owned() } else { word.to_owned() }
 }
 
-/// Shell variables for the files that lie elsewhere on another machine.
+/// Returns the shell variables for files that lie elsewhere on another machine.
 pub(super) fn file_variables(about: &ExperimentSetup, directory: &Path) -> String {
     let line = |file: &ScriptFile| {
         let (name, theirs) = (file.name.to_lowercase(), file.name);
@@ -116,7 +113,7 @@ pub(super) fn file_variables(about: &ExperimentSetup, directory: &Path) -> Strin
     SCRIPT_FILES.iter().filter_map(line).collect()
 }
 
-/// Variables that were set for the server or inherited, except secrets.
+/// Returns the variables that the server got from its command or our environment, except secrets.
 pub(super) fn export_lines(about: &ExperimentSetup, directory: &Path) -> String {
     let given = |name: &str| {
         let is_it = |file: &&ScriptFile| {

@@ -1,4 +1,4 @@
-//! The result in a sentence or two, for the top of a page. Claims no more than was measured.
+//! Summarizes the result in a sentence or two for the top of a page, without claiming more than was measured.
 
 use warden_experiment::between::RevisionAim;
 use warden_experiment::{LegEnd, LegFinding, SeriesFinding};
@@ -12,20 +12,20 @@ use super::{BetweenReport, DiagnoseReport, HeadroomReport};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OverallResult {
-    /// A server ended by itself; a memory may leak as well.
+    /// A server ended by itself; memory may leak as well.
     Crashes,
     Leaks,
     Suspected,
-    /// No examined memory leaks; some legs may have been too short.
+    /// No examined memory leaks, but some legs may have been too short.
     Clean,
     /// [`Self::Clean`], but only host memory could be read.
     CleanHost,
     /// All legs were too short for a verdict.
     TooFew,
     NotRun,
-    /// There was no leg, and a revision is slower than another.
+    /// No leg ran; a revision is slower than another.
     Slower,
-    /// There was no leg, and a revision answers differently from another.
+    /// No leg ran; a revision answers differently from another.
     Otherwise,
 }
 
@@ -47,7 +47,7 @@ impl OverallResult {
         }
     }
 
-    /// Colour of the result; the meaning is in the sentence.
+    /// Returns the colour; the sentence gives the meaning.
     pub(super) const fn tone(self) -> BadgeTone {
         match self {
             Self::Crashes | Self::Leaks => BadgeTone::Bad,
@@ -76,7 +76,6 @@ fn has_verdict(found: &SeriesFinding) -> bool {
     found.verdict.is_known() && !found.is_too_short()
 }
 
-/// The findings, a sentence a line.
 pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     let mut lines = Vec::new();
     let tool = report.about.under.iter().map(|tool| {
@@ -125,7 +124,7 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     lines
 }
 
-/// Describes the extent of the search, if there is no finding.
+/// Returns how far the search reached, if it found nothing.
 fn extent_text(report: &DiagnoseReport) -> Option<String> {
     let names =
         |all: &[&LegFinding]| all.iter().map(|finding| leg_name(finding)).collect::<Vec<_>>().join(", ");

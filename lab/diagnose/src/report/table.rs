@@ -1,4 +1,4 @@
-//! The table for terminal and page, and its notes. Findings in, text out.
+//! Formats the table for terminal and page, and its notes.
 
 use warden_experiment::{GrowthEnd, LegEnd, LegFinding, SeriesFinding};
 use warden_policies::MemoryKind;
@@ -24,7 +24,7 @@ pub(super) const TABLE_HEAD: [&str; 9] = [
     "BLAME",
 ];
 
-/// The cells; the first row is the head.
+/// Returns the cells; the first row is the head.
 pub fn table_rows(legs: &[&LegFinding], skipped: &[SkippedWorkload]) -> Vec<Vec<String>> {
     let mut rows = vec![TABLE_HEAD.map(str::to_owned).to_vec()];
     for leg in legs {
@@ -57,12 +57,12 @@ pub fn table_rows(legs: &[&LegFinding], skipped: &[SkippedWorkload]) -> Vec<Vec<
     rows
 }
 
-/// Names the workload, with a remark if the leg ran without the prompt cache.
+/// Returns the workload's name, with a remark if the leg ran without the prompt cache.
 pub(super) fn leg_name(leg: &LegFinding) -> String {
     if leg.control { format!("{} (no cache)", leg.workload) } else { leg.workload.to_string() }
 }
 
-/// Growth for a request: `+4.42 MiB`; `0` within its uncertainty of zero.
+/// Formats growth per request: `+4.42 MiB`, or `0` if the interval contains zero.
 fn per_request(slope: &IntervalEstimate) -> String {
     if is_zero_slope(slope) {
         return "0".to_owned();
@@ -74,7 +74,7 @@ fn is_zero_slope(slope: &IntervalEstimate) -> bool {
     slope.low <= 0.0 && slope.high >= 0.0
 }
 
-/// Growth for a token, if a request grows and the growth has not stopped.
+/// Formats growth per token, if the growth per request is not zero and has not stopped.
 fn per_token(found: &SeriesFinding, bytes: Option<f64>) -> String {
     match bytes {
         None => "-".to_owned(),
@@ -85,7 +85,7 @@ fn per_token(found: &SeriesFinding, bytes: Option<f64>) -> String {
     }
 }
 
-/// The verdict, or `?` after too few readings.
+/// Returns the verdict, or `?` after too few readings.
 pub(super) fn verdict_cell(found: &SeriesFinding) -> &'static str {
     if found.is_too_short() && !found.verdict.grows() { "?" } else { found.verdict.as_str() }
 }
@@ -115,7 +115,7 @@ fn blame_cell(found: &SeriesFinding) -> String {
 
 fn end_note(ended: &LegEnd) -> String {
     match ended {
-        // A crash has a section of its own.
+        // The report has a section for crashes.
         LegEnd::Complete | LegEnd::Early | LegEnd::Crashed { .. } => String::new(),
         LegEnd::OutOfTime => "ended: the time for a leg was over".to_owned(),
         LegEnd::OutOfMemory { why } => format!("ended: {why}"),
@@ -125,7 +125,7 @@ fn end_note(ended: &LegEnd) -> String {
     }
 }
 
-/// Notes on the legs, a line each.
+/// Returns notes on the legs, a line each.
 pub fn leg_notes(legs: &[&LegFinding]) -> Vec<String> {
     let mut lines = Vec::new();
     for leg in legs {
@@ -159,7 +159,7 @@ pub fn leg_notes(legs: &[&LegFinding]) -> Vec<String> {
     lines
 }
 
-/// Describes refused requests of a leg.
+/// Returns a note on refused requests of a leg.
 pub fn refusal_note(leg: &LegFinding, refused: &RefusedRequests) -> String {
     let RefusedRequests { requests, why } = refused;
     format!(

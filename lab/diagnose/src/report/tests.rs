@@ -82,7 +82,7 @@ fn a_report_survives_json_and_keeps_secrets_to_itself() {
     let report = report();
     let text = serde_json::to_string(&report).unwrap();
     let read: DiagnoseReport = serde_json::from_str(&text).unwrap();
-    // The last digit of a fraction may differ.
+    // JSON may change the last digit of a fraction.
     assert_eq!((read.legs.len(), &read.about, &read.skipped), (2, &report.about, &report.skipped));
     assert_eq!(read.legs[1].readings, report.legs[1].readings);
     assert!(report.leaks && text.contains("\"workload\":\"same-image\""));
@@ -108,10 +108,9 @@ fn a_page_needs_nothing_else_and_escapes_what_it_is_told() {
     assert!(tags.iter().any(|tag| tag == "table") && tags.iter().any(|tag| tag == "dd"), "{tags:?}");
 }
 
-/// The names of all elements, in order. Fails if an element is closed without being open, or never closed.
+/// Returns the names of all elements in order. Fails at an unopened or unclosed element.
 fn elements(page: &str) -> Vec<String> {
     let (mut all, mut open) = (Vec::new(), Vec::new());
-    // A stylesheet contains no markup.
     let (head, rest) = page.split_once("<style>").unwrap();
     let markup = format!(
         "{head}<style>{}",
@@ -184,7 +183,7 @@ fn a_plot_has_the_law_with_its_band_what_is_declared_budgets_and_what_happened()
         assert!(leaking.contains(there), "{there} in {leaking}");
     }
     assert!(!page.contains("hush"));
-    // The page explains the verdicts of the table, and no others.
+    // The page explains only verdicts of the table.
     assert!(
         page.contains(
             warden_pages::words::explain_verdict(GrowthVerdict::Leaking).split(',').next().unwrap()
@@ -201,7 +200,6 @@ fn slow_growth_is_told_with_what_it_would_take_to_judge_it() {
     assert_eq!(slow.finding.series_of(MemoryKind::Host).unwrap().verdict, GrowthVerdict::Suspected);
 }
 
-/// A leg with too few readings.
 pub(super) fn short(workload: Workload) -> LegResult {
     let mut all = leg(workload, 0);
     all.readings.truncate(3);
@@ -213,7 +211,6 @@ pub(super) fn short(workload: Workload) -> LegResult {
     all
 }
 
-/// A leg whose VRAM could not be read.
 pub(super) fn blind(workload: Workload) -> LegResult {
     LegResult { vram_unknown: Some("no driver".to_owned()), ..leg(workload, 0) }
 }

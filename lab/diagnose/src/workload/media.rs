@@ -1,5 +1,5 @@
-//! Generated pictures: colour gradients with shapes, so that a vision encoder has work to do. A generated
-//! sound: a rising tone.
+//! Generates pictures and sounds. Pictures show gradients with shapes, so that a vision encoder has work to
+//! do.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,14 +7,13 @@ use warden_policies::world::SplitMix;
 
 use crate::error::DiagnoseError;
 
-/// Samples per second, as expected by speech encoders.
 const SAMPLE_RATE: u32 = 16_000;
 
 pub(crate) fn picture_url(width: u32, height: u32) -> Result<String, DiagnoseError> {
     Ok(format!("data:image/png;base64,{}", STANDARD.encode(make_png(width, height)?)))
 }
 
-/// A PNG of this size, identical at every call.
+/// Returns a PNG of this size, the same at every call.
 pub(crate) fn make_png(width: u32, height: u32) -> Result<Vec<u8>, DiagnoseError> {
     let mut file = Vec::new();
     let failed =
@@ -57,7 +56,7 @@ fn to_byte(value: u32) -> u8 {
     u8::try_from(value.min(255)).unwrap_or(u8::MAX)
 }
 
-/// A WAV file of this length: one channel, 16 bits (RIFF, PCM format 1).
+/// Returns a rising tone as a WAV file: one channel, 16 bits (RIFF, PCM format 1).
 pub(crate) fn make_wav(seconds: u32) -> Vec<u8> {
     let samples = SAMPLE_RATE * seconds.max(1);
     let data = samples * 2;
@@ -66,7 +65,7 @@ pub(crate) fn make_wav(seconds: u32) -> Vec<u8> {
     file.extend((36 + data).to_le_bytes());
     file.extend(b"WAVEfmt ");
     file.extend(16_u32.to_le_bytes());
-    // PCM, one channel, rate, bytes a second, bytes a sample, bits a sample.
+    // PCM, one channel, rate, bytes per second, bytes per sample, bits per sample.
     file.extend(1_u16.to_le_bytes());
     file.extend(1_u16.to_le_bytes());
     file.extend(SAMPLE_RATE.to_le_bytes());

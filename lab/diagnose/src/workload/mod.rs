@@ -1,8 +1,7 @@
 //! Turns a workload into requests, step by step.
 //!
-//! The first step is the largest of its kind, so that its buffers exist before the first reading. Where the
-//! order of sizes matters, it is drawn at random, the same for every run, so that growth with size differs
-//! from growth with time.
+//! The first step is the largest of its kind, so that its buffers exist before the first reading. Later sizes
+//! are in random order, the same for every run, so that growth with size differs from growth with time.
 
 pub(crate) mod media;
 mod text;
@@ -24,13 +23,12 @@ use crate::replay::RequestRecording;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerLimits {
     pub(crate) slots: u32,
-    /// Tokens of context in a slot; `None` if unknown.
     pub(crate) n_ctx: Option<u64>,
     pub(crate) tokens_per_word: f64,
 }
 
 impl ServerLimits {
-    /// At most `tokens` for a prompt, so that it fits with its answer.
+    /// Limits a prompt to the tokens that fit together with the answer.
     pub(crate) fn limit_prompt(self, tokens: u64, answer: u64) -> u64 {
         let room = self.n_ctx.map(|context| context.saturating_sub(answer + TEMPLATE_TOKENS));
         room.map_or(tokens, |room| tokens.min(room.max(1)))
@@ -51,7 +49,7 @@ pub(crate) struct WorkloadScript {
     recording: Option<Arc<RequestRecording>>,
 }
 
-/// Tokens that a template adds to a prompt, estimated generously.
+/// Tokens that a chat template adds to a prompt, estimated generously.
 const TEMPLATE_TOKENS: u64 = 96;
 
 impl WorkloadScript {
@@ -67,7 +65,6 @@ impl WorkloadScript {
             _ => &[],
         };
         let mut sizes = sizes.to_vec();
-        // The largest first.
         sizes.sort_by_key(|(width, height)| std::cmp::Reverse(u64::from(*width) * u64::from(*height)));
         let pictures = sizes.iter().map(|(width, height)| media::picture_url(*width, *height));
         let slots = facts.slots.clamp(1, numbers.conversations.max(1));
@@ -92,7 +89,7 @@ impl WorkloadScript {
         })
     }
 
-    /// The requests of the next step, to be sent concurrently.
+    /// Returns the requests of the next step, to be sent concurrently.
     pub(crate) fn next(&mut self) -> Vec<LabRequest> {
         let step = self.step;
         self.step += 1;
@@ -136,14 +133,13 @@ impl WorkloadScript {
         vec![one]
     }
 
-    /// Takes the answers of the last step, in the order of the requests.
     pub(crate) fn take_answers(&mut self, answers: &[Option<LabAnswer>]) {
         for (conversation, answer) in self.conversations.iter_mut().zip(answers) {
             conversation.add_answer(answer.as_ref());
         }
     }
 
-    /// A question with the text number `which`.
+    /// Returns a chat request with text number `which`.
     fn chat_request(&self, which: u64, tokens: u64, answer: u64) -> LabRequest {
         let text = self.words.text(which, self.facts.limit_prompt(tokens, answer));
         LabRequest::post(CHAT_PATH, chat_body(&json!([{ "role": "user", "content": text }]), answer))
@@ -155,7 +151,7 @@ impl WorkloadScript {
             0 => 0,
             _ => usize::try_from(self.order.below(u64::try_from(which.len()).unwrap_or(1))).unwrap_or(0),
         };
-        // A new text before the image: otherwise the image would come from the cache.
+        // A new text before the image prevents an answer from the prompt cache.
         let text = self.words.text(step + 1, self.numbers.short_prompt / 4);
         let url = self.pictures.get(picture).cloned().unwrap_or_default();
         let content = json!([
@@ -192,7 +188,7 @@ impl WorkloadScript {
 
 const CHAT_PATH: &str = "/v1/chat/completions";
 
-/// A streamed chat whose answer has exactly `answer` tokens.
+/// Returns the body of a streamed chat whose answer has exactly `answer` tokens.
 fn chat_body(messages: &Value, answer: u64) -> Value {
     json!({
         "messages": messages,
@@ -205,7 +201,7 @@ fn chat_body(messages: &Value, answer: u64) -> Value {
     })
 }
 
-/// Returns the largest size for the first step, and a random size for every later step.
+/// Returns the largest size for the first step, then random sizes.
 fn largest_first(sizes: &[u64], step: u64, order: &mut SplitMix) -> Option<u64> {
     if step == 0 {
         return sizes.iter().copied().max();
@@ -214,13 +210,13 @@ fn largest_first(sizes: &[u64], step: u64, order: &mut SplitMix) -> Option<u64> 
     sizes.get(usize::try_from(which).ok()?).copied()
 }
 
-/// A conversation that grows turn by turn, and starts over when it is long enough.
+/// Conversation that grows turn by turn, and starts over when it is long enough.
 #[derive(Debug)]
 struct GrowingConversation {
     slot: u64,
     messages: Vec<Value>,
     turns: u64,
-    /// Number of turns so far, which makes their texts distinct.
+    /// Turns so far, restarts included; the number makes texts distinct.
     turn_count: u64,
     tokens: u64,
 }
@@ -230,7 +226,7 @@ impl GrowingConversation {
         Self { slot, messages: Vec::new(), turns: 0, turn_count: 0, tokens: 0 }
     }
 
-    /// The messages of the next turn. `room`: tokens that fit.
+    /// Returns the messages of the next turn. `room` is the number of tokens that fit.
     fn next_turn(&mut self, words: TextGenerator, numbers: &Diagnose, room: Option<u64>) -> Value {
         let next = self.tokens + numbers.turn + numbers.answer;
         if self.turns >= numbers.turns || room.is_some_and(|room| next > room) {
@@ -246,7 +242,7 @@ impl GrowingConversation {
         Value::Array(self.messages.clone())
     }
 
-    /// Adds the answer; without one the conversation starts over.
+    /// Without an answer the conversation starts over.
     fn add_answer(&mut self, answer: Option<&LabAnswer>) {
         let Some(answer) = answer else {
             self.turns = u64::MAX;

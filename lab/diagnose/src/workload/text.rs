@@ -1,8 +1,8 @@
-//! Generated texts of a given number of tokens. Their meaning does not matter, but they must be distinct.
+//! Generates texts of a given number of tokens; only their difference matters, not their meaning.
 
 use warden_policies::world::SplitMix;
 
-/// Common words, most of them one token of any vocabulary.
+/// Common words, most of them a single token in any vocabulary.
 const WORDS: [&str; 64] = [
     "the", "water", "house", "small", "over", "river", "light", "green", "walk", "morning", "table", "under",
     "stone", "music", "open", "letter", "night", "garden", "slow", "window", "paper", "north", "story",
@@ -12,9 +12,8 @@ const WORDS: [&str; 64] = [
     "picture", "warm", "bridge", "late", "school", "wide", "apple", "sound",
 ];
 
-/// Words of the text that [`TextGenerator::sample`] makes.
 pub(crate) const SAMPLE_WORDS: u32 = 256;
-/// Tokens per word of English, for a server that does not count tokens: four for three words.
+/// Four tokens for three English words, for a server that does not count tokens.
 const DEFAULT_TOKENS_PER_WORD: f64 = 1.33;
 
 #[derive(Clone, Copy, Debug)]
@@ -23,19 +22,17 @@ pub(crate) struct TextGenerator {
 }
 
 impl TextGenerator {
-    /// For a server with this number of tokens per word.
     pub(crate) fn new(tokens_per_word: f64) -> Self {
         let usable = tokens_per_word.is_finite() && tokens_per_word >= 0.1;
         Self { per_token: if usable { 1.0 / tokens_per_word } else { 1.0 / DEFAULT_TOKENS_PER_WORD } }
     }
 
-    /// A text whose tokens the server counts.
+    /// Returns the text that measures tokens per word.
     pub(crate) fn sample() -> String {
         make_text(u64::MAX, u64::from(SAMPLE_WORDS))
     }
 
-    /// The text number `which`, of about `tokens` tokens; texts of different numbers differ from the first
-    /// word on.
+    /// Returns text number `which`, of about `tokens` tokens. Texts differ from the first word on.
     pub(crate) fn text(self, which: u64, tokens: u64) -> String {
         make_text(which, warden_policies::units::scale_bytes(tokens, self.per_token).max(1))
     }

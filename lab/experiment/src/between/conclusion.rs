@@ -12,7 +12,7 @@ use super::pace::RevisionPace;
 use super::replies::{EndsDifference, RevisionAnswers};
 use warden_policies::growth::GrowthVerdict;
 
-/// Difference in behaviour between the oldest and the newest revision (the two ends).
+/// Difference in behaviour between the two ends: the oldest and the newest revision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RevisionSymptom {
@@ -27,26 +27,23 @@ pub enum RevisionSymptom {
     Crash {
         /// Workload under which the server dies.
         workload: Workload,
-        /// Measured without the prompt cache.
         control: bool,
     },
     /// The same work takes longer.
     Slowdown {
-        /// Metric that takes longer.
+        /// Metric that got worse.
         metric: BuildMetric,
     },
-    /// The ends answer differently. By convention the newer end has this symptom, because neither answer is
-    /// known to be right.
+    /// The ends answer differently. The newer end counts as ill, because neither answer is known to be right.
     Answers {
-        /// Requests that show the difference.
+        /// Names of the requests that show the difference.
         requests: Vec<String>,
     },
 }
 
 impl RevisionSymptom {
-    /// Finds the symptom that only one end has; also returns true if that is the newer end. Crashes precede
-    /// growth, because a process that dies does not leak for long. A crash that did not recur does not
-    /// count.
+    /// Also returns true if the newer end has the symptom. Crashes precede growth, because a process that
+    /// dies does not leak for long. A crash that did not recur does not count.
     pub(super) fn find_between(
         newer: &[LegFinding],
         older: &[LegFinding],
@@ -98,8 +95,7 @@ impl RevisionSymptom {
         }
     }
 
-    /// Returns the workload that shows the symptom, and true if it runs without the prompt cache; `None` if
-    /// the symptom needs no workload.
+    /// Returns the workload that shows the symptom, and true if it runs without the prompt cache.
     pub const fn work(&self) -> Option<(Workload, bool)> {
         match self {
             Self::Growth { track, control } => Some((track.workload, *control)),
@@ -108,7 +104,6 @@ impl RevisionSymptom {
         }
     }
 
-    /// Returns those of an end's findings that concern the symptom.
     pub(super) fn findings(&self, all: &[LegFinding]) -> Vec<LegFinding> {
         let work = self.work();
         let is_own = |finding: &&LegFinding| work == Some((finding.workload, finding.control));
@@ -116,7 +111,7 @@ impl RevisionSymptom {
     }
 }
 
-/// Judgement of a revision.
+/// Judgement of a revision: whether it has the symptom.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RevisionStanding {
@@ -131,23 +126,23 @@ pub enum RevisionStanding {
     },
 }
 
-/// Outcome of a search.
+/// Outcome of a search for the revision that changed the behaviour.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RevisionOutcome {
-    /// This revision changed the behaviour: it differs from its predecessor, and both were judged twice.
+    /// This revision differs from its predecessor; both were judged twice.
     Found {
         /// Index in the line of revisions.
         revision: usize,
     },
-    /// A range of revisions contains the change; those in between cannot be judged.
+    /// The change lies in this range, whose inner revisions cannot be judged.
     Among {
         /// First candidate.
         first: usize,
         /// Last candidate.
         last: usize,
     },
-    /// The second judgement of a neighbouring revision differed from the first.
+    /// The second judgement of a revision next to the change differed from the first.
     Unsteady {
         /// Index of that revision.
         revision: usize,
@@ -166,7 +161,7 @@ pub enum RevisionOutcome {
         /// True if shown to be alike; false if noise may hide a difference.
         sure: bool,
     },
-    /// The crash did not recur.
+    /// The crash did not recur, so there is nothing to search for.
     NotAgain,
     /// An end cannot be built, run or judged.
     EndFailed {
@@ -175,7 +170,7 @@ pub enum RevisionOutcome {
         /// Reason.
         why: String,
     },
-    /// The end with the symptom can no longer be run.
+    /// The end with the symptom stopped running during the search.
     IllFailed {
         /// Reason.
         why: String,
@@ -222,7 +217,7 @@ impl JudgedRevision {
     }
 }
 
-/// Result of a search.
+/// Conclusion of a search, complete or interrupted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RevisionConclusion {
     /// Outcome of the search.
@@ -234,7 +229,7 @@ pub struct RevisionConclusion {
     pub symptom: Option<RevisionSymptom>,
     /// True if the newer end has the symptom, so a revision introduced it; false if a revision removed it.
     pub ill_is_newer: Option<bool>,
-    /// Healthy revision and ill revision (with the symptom) between which the change lies.
+    /// Closest healthy and ill revision, in this order; the change lies between them.
     pub bounds: Option<(usize, usize)>,
     /// Judged revisions in order; the end with the symptom is last.
     pub judged: Vec<JudgedRevision>,
@@ -252,7 +247,7 @@ pub struct RevisionConclusion {
     pub legs: usize,
 }
 
-/// Returns the growth per request of a kind of memory, even if it is too small for a leak.
+/// Returns the growth per request even if it is too small for a leak.
 fn growth_of(found: &[LegFinding], track: WorkloadMemory, control: bool) -> f64 {
     let own = found.iter().find(|one| one.workload == track.workload && one.control == control);
     let rate = own.and_then(|one| one.series_of(track.series)).and_then(|series| series.per_request);

@@ -13,13 +13,13 @@
 //!                                     └─ not ───────────────────────────> unsteady
 //! ```
 //!
-//! For all symptoms the order of revisions is the same. A judge compares revisions with the ends: `work`
-//! for growth and crashes, `pace` for speed, `replies` for answers. The search finds the first revision
-//! that has a part of the symptom, even if later revisions add more.
+//! The order of revisions is the same for all symptoms; only the judge differs: `work` for growth and
+//! crashes, `pace` for speed, `replies` for answers. The search finds the first revision that has a part of
+//! the symptom, even if later revisions add more.
 //!
-//! The search runs nothing: the caller calls [`RevisionSearch::next`], runs the process, and passes the
-//! result to [`RevisionSearch::observe`]. Equal results lead to equal steps, so a search can be resumed
-//! from its results.
+//! The search runs nothing: the caller runs the process that [`RevisionSearch::next`] names, and passes the
+//! result to [`RevisionSearch::observe`]. Equal results lead to equal steps, so a search can be resumed from
+//! its results.
 
 use std::collections::BTreeMap;
 
@@ -85,21 +85,20 @@ pub enum RevisionStep {
 pub struct ProcessOrder {
     /// Index in the line of revisions.
     pub revision: usize,
-    /// The revision is an end not judged yet: do all work that may show a symptom, and repeat a crash.
+    /// The revision is an end that is not judged yet: run all workloads, and repeat a crash.
     pub is_end: bool,
-    /// Do all the work, even if the result is clear earlier.
+    /// Run all requests, even if the result is clear earlier.
     pub whole: bool,
     /// Run without the prompt cache.
     pub control: bool,
     /// The only workload to run; `None`: all workloads.
     pub workload: Option<Workload>,
-    /// Behaviour to measure: growth and crashes under workloads, or speed or answers in a visit.
+    /// Behaviour to measure.
     #[serde(default, skip_serializing_if = "RevisionAim::is_growth")]
     pub aim: RevisionAim,
 }
 
 impl ProcessOrder {
-    /// Creates an order for a whole visit, or for all workloads up to a clear result.
     const fn new(aim: RevisionAim, revision: usize, is_end: bool) -> Self {
         Self { revision, is_end, whole: false, control: false, workload: None, aim }
     }
@@ -113,34 +112,30 @@ pub enum ProcessResult {
     Findings(Vec<LegFinding>),
     /// Timings and answers.
     Visit(BuildVisit),
-    /// No process ran: the revision cannot be built or does not start; holds the reason.
+    /// The revision cannot be built or does not start, for this reason.
     Cannot(String),
 }
 
-/// Judge of one kind of symptom: selects the processes that show the difference between the ends, and compares
-/// a revision with the ends. The search decides which revision comes next.
+/// Judge of one kind of symptom: selects processes that show the difference between the ends, and compares a
+/// revision with the ends.
 trait SymptomJudge: std::fmt::Debug + Send {
-    /// Returns the next process to run: of an end until the difference is known, then for the revision being
-    /// judged. `None` if no revision is being judged.
+    /// Returns the next process to run: of an end until the difference is known, then for the open revision.
+    /// `None` if no revision is open.
     fn next(&self) -> Option<ProcessOrder>;
 
-    /// Adds the result of a process.
     fn add_result(&mut self, ask: ProcessOrder, seen: ProcessResult) -> JudgeReply;
 
     /// Begins to judge a revision, or judges it at once if its processes were already run as those of an end.
     /// With `again`, only new processes count.
     fn begin(&mut self, revision: usize, again: bool) -> JudgeReply;
 
-    /// Returns true if every round of processes that was begun is complete.
     fn is_whole(&self) -> bool {
         true
     }
 
-    /// Adds the findings on the ends to a conclusion.
     fn describe_ends(&self, conclusion: &mut RevisionConclusion);
 }
 
-/// Consequence of a process's result.
 #[derive(Debug)]
 enum JudgeReply {
     /// More processes are needed.
@@ -153,7 +148,7 @@ enum JudgeReply {
     Over(RevisionOutcome),
 }
 
-/// State machine of the search.
+/// Bisection of a line of revisions.
 #[derive(Debug)]
 pub struct RevisionSearch {
     aim: RevisionAim,
@@ -268,7 +263,6 @@ impl RevisionSearch {
         Some(healthy.abs_diff(ill))
     }
 
-    /// Begins to judge the next revision, or ends the search.
     fn advance(&mut self) {
         let Some((healthy, ill)) = self.places.bounds() else {
             let healthy_end = self.places.healthy();
@@ -313,7 +307,7 @@ impl RevisionSearch {
     }
 }
 
-/// Most revisions between two judged ones that cannot be judged before a search ends, because each costs a
+/// Revisions between two judged ones that may fail to build or run before the search ends: each costs a
 /// build.
 const UNKNOWN_MOST: usize = 16;
 
@@ -321,51 +315,44 @@ const UNKNOWN_MOST: usize = 16;
 struct KnownRevisions {
     /// Index of the newer end; the older end has index 0.
     last: usize,
-    /// Index of the end with the symptom.
     ill: usize,
     known: BTreeMap<usize, RevisionStanding>,
 }
 
 impl KnownRevisions {
-    /// Creates revisions without any judgement.
     const fn new(last: usize) -> Self {
         Self { last, ill: 0, known: BTreeMap::new() }
     }
 
-    /// Returns the end without the symptom.
     const fn healthy(&self) -> usize {
         self.last - self.ill
     }
 
-    /// Records which end has the symptom.
     fn set_ill_end(&mut self, is_newer: bool) {
         self.ill = if is_newer { self.last } else { 0 };
         self.set(self.ill, RevisionStanding::Ill);
     }
 
-    /// Records the judgement of a revision.
     fn set(&mut self, revision: usize, standing: RevisionStanding) {
         self.known.insert(revision, standing);
     }
 
-    /// Returns the judgement of a revision, if known.
     fn standing(&self, revision: usize) -> Option<&RevisionStanding> {
         self.known.get(&revision)
     }
 
-    /// Returns the healthy and the ill revision between which the change lies, as close as known.
+    /// Returns the closest healthy and ill revision; the change lies between them.
     fn bounds(&self) -> Option<(usize, usize)> {
         let away = |at: &usize| at.abs_diff(self.healthy());
         let all = |wanted: RevisionStanding| {
             self.known.iter().filter(move |(_, standing)| **standing == wanted).map(|(at, _)| *at)
         };
         let healthy = all(RevisionStanding::Healthy).max_by_key(away)?;
-        // Ignore an ill revision before a healthy one: it had another cause, which a later revision removed.
+        // Ignore an ill revision before a healthy one: a later revision removed its cause.
         let ill = all(RevisionStanding::Ill).filter(|at| away(at) > away(&healthy)).min_by_key(away)?;
         Some((healthy, ill))
     }
 
-    /// Returns the next revision; `None` if the ends are unknown or no revision between them can be judged.
     fn next(&self) -> Option<usize> {
         let (healthy, ill) = self.bounds()?;
         let (low, high) = (healthy.min(ill), healthy.max(ill));
@@ -374,11 +361,11 @@ impl KnownRevisions {
     }
 }
 
-/// Chooses the next revision between two known ones. A single revision that cannot be judged is avoided. If
-/// there are several, search first outside the block that they form, then inside.
+/// Chooses the next revision between two known ones. Several revisions that cannot be judged form a block:
+/// search first outside it, then inside.
 fn next_between(low: usize, high: usize, unknown: &[usize]) -> Option<usize> {
     let middle = low.midpoint(high);
-    // Returns the middle of the widest gap that contains a revision.
+    // The middle of the widest gap that contains a revision.
     let within = |gaps: &[(usize, usize)]| {
         let open = gaps.iter().filter(|(from, to)| to - from > 1);
         open.max_by_key(|(from, to)| to - from).map(|(from, to)| from.midpoint(*to))

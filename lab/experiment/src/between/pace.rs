@@ -8,10 +8,9 @@
 //! ```
 //!
 //! The processes of a round run one after the other, so slow drift affects all of them. The scatter between
-//! processes comes from all rounds so far, or from the rounds of this revision if they scatter more. For
-//! the ends, the declared error rate `proof.false_worse` is divided among the metrics and the looks (tests
-//! after a round). For revisions it is divided among all revisions that a search may have to judge, and the
-//! looks at each. There is a single limit; with two limits, chance would decide between them. A revision
+//! processes comes from all rounds so far, or from this revision's rounds if they scatter more. For the ends,
+//! the error rate `proof.false_worse` is divided among the metrics and the looks (tests after a round). For
+//! revisions, it is divided among all revisions that may have to be judged and the looks at each. A revision
 //! that is too close to the limit after the last round cannot be judged.
 
 use serde::{Deserialize, Serialize};
@@ -26,21 +25,19 @@ use super::{
 };
 use warden_policies::growth::{IntervalEstimate, stats};
 
-/// Metrics that are tested for a slowdown.
 const PACE_METRICS: [BuildMetric; 3] = [BuildMetric::Prefill, BuildMetric::Decode, BuildMetric::FirstToken];
 /// Number of tests of the ends: each metric, in both directions.
 const END_TESTS: f64 = 6.0;
-/// Least rounds before a revision is judged: a reported revision must have shown the slowdown twice.
+/// Rounds before a revision is judged: a reported revision must have shown the slowdown twice.
 const ROUNDS_LEAST: usize = 2;
 /// Multiple of the rounds of a proof: a search needs builds, which cost more than extra processes.
 const ROUNDS_FACTOR: usize = 2;
-/// Share of the difference between the ends above which a revision is ill. Below one half, so that if two
-/// revisions each cause half of the difference, the first is found.
+/// Share of the ends' difference above which a revision is ill. Below one half, so that the first of two
+/// revisions that each cause half of the slowdown is found.
 const ILL_SHARE: f64 = 0.4;
-/// Deviations from the median above which a round counts as disturbed, by something that lasted longer than
-/// a request.
+/// Deviations from the median above which a round is disturbed by something that outlasts a request.
 const DISTURBED_DEVIATIONS: f64 = 5.0;
-/// Rounds for each disturbed round that may be left out.
+/// One round in this many may be left out as disturbed.
 const ROUNDS_PER_DROPPED: usize = 4;
 
 /// Speed of a revision compared with the ends.
@@ -56,17 +53,16 @@ pub struct RevisionPace {
     pub share: Option<IntervalEstimate>,
 }
 
-/// Share at which a round scatters least; used to find disturbed rounds and to measure the scatter of the
-/// others.
+/// Share at which a round scatters least, so the best one to recognise disturbed rounds.
 const MIDDLE_SHARE: f64 = 0.5;
 
-/// Seconds of a process of the faster end, of the revision, and of the slower end.
+/// Seconds of the faster end, of the revision, and of the slower end.
 type PaceRound = [f64; 3];
 const GOOD: usize = 0;
 const OWN: usize = 1;
 const BAD: usize = 2;
 
-/// Facts about the ends, once their difference is known.
+/// The two ends of which one is slower.
 #[derive(Debug)]
 struct EndsDiffer {
     metric: BuildMetric,
@@ -76,16 +72,15 @@ struct EndsDiffer {
     /// Seconds of the faster end, and (`bad_seconds`) of the slower end, in undisturbed rounds.
     good_seconds: Vec<f64>,
     bad_seconds: Vec<f64>,
-    /// Logarithmic distances between the ends in all rounds so far.
+    /// Logarithm of the slower end's seconds divided by the faster end's, for each round so far.
     spans: Vec<f64>,
 }
 
-/// Revision being judged.
 #[derive(Debug)]
 struct TimedRevision {
     revision: usize,
     rounds: Vec<PaceRound>,
-    /// Seconds measured so far in the round that is not complete.
+    /// Seconds measured so far in the incomplete round.
     taken: [Option<f64>; 3],
     processes: usize,
 }
@@ -104,7 +99,6 @@ impl TimedRevision {
     }
 }
 
-/// Scatter between processes of the same build, pooled from many small groups.
 #[derive(Clone, Copy, Debug, Default)]
 struct ProcessScatter {
     squares: f64,
@@ -112,7 +106,7 @@ struct ProcessScatter {
 }
 
 impl ProcessScatter {
-    /// Adds values whose variance is `times` the variance of one process.
+    /// Adds values with `times` the variance of a single process.
     fn with_values(mut self, values: &[f64], times: f64) -> Self {
         let (_, variance, freedom) = mean_and_variance(values);
         self.squares += variance * freedom / times;
@@ -125,25 +119,21 @@ impl ProcessScatter {
     }
 }
 
-/// Result of the test of a revision's rounds.
 #[derive(Debug)]
 struct PaceTest {
-    /// Mean logarithmic distance of the revision beyond the limit.
+    /// Mean logarithm of the revision's seconds divided by those at the limit.
     mean: f64,
     error: f64,
-    /// Logarithmic distances between the ends in these rounds.
     spans: Vec<f64>,
-    /// Scatter from these and all earlier rounds.
     scatter: ProcessScatter,
 }
 
-/// Judge for slowdowns.
 #[derive(Debug)]
 pub(super) struct PaceJudge {
     proof: ProofPolicy,
     failures_most: u32,
     last: usize,
-    /// Most judgements that a search may need, including revisions that cannot be judged and repetitions.
+    /// Judgements that a search may need, including repetitions and revisions that cannot be judged.
     steps: f64,
     older: Vec<BuildVisit>,
     newer: Vec<BuildVisit>,
@@ -231,7 +221,6 @@ impl SymptomJudge for PaceJudge {
 }
 
 impl EndsDiffer {
-    /// Judges an end by the processes that showed the difference.
     fn judge_end(&self, is_bad: bool) -> JudgedRevision {
         let (revision, standing, part, seconds) = if is_bad {
             (self.bad, RevisionStanding::Ill, 1.0, &self.bad_seconds)
@@ -249,8 +238,7 @@ impl EndsDiffer {
 impl PaceJudge {
     pub(super) fn new(rules: JudgingPolicies<'_>, last: usize) -> Self {
         let halvings = usize::try_from(usize::BITS - last.leading_zeros()).unwrap_or(0);
-        // The search judges at most all revisions between the ends, and both neighbours of the change a
-        // second time.
+        // At most all revisions between the ends are judged, and both neighbours of the change a second time.
         let steps = (halvings + UNKNOWN_MOST).min(last.saturating_sub(1)) + 2;
         Self {
             proof: rules.proof.clone(),
@@ -266,7 +254,6 @@ impl PaceJudge {
         }
     }
 
-    /// Tests if one end is slower, after each round of both ends.
     fn look_at_ends(&mut self) -> JudgeReply {
         let rounds = self.older.len();
         if rounds != self.newer.len() || rounds < self.proof.rounds_least {
@@ -298,7 +285,6 @@ impl PaceJudge {
         })
     }
 
-    /// Compares `other` with `one` in each metric.
     fn ratios(&self, one: &[BuildVisit], other: &[BuildVisit]) -> Vec<MetricRatio> {
         let (rounds_most, false_worse) = (self.rounds_most(), self.proof.false_worse / END_TESTS);
         let policy = ProofPolicy { false_worse, rounds_most, ..self.proof.clone() };
@@ -307,9 +293,9 @@ impl PaceJudge {
         let compare = |metric: BuildMetric| {
             let rounds = proof::pairs(metric, one, other);
             let mut calm = proof::ratio(&policy, metric, &self.undisturbed_rounds(&rounds))?;
-            // If there are few rounds, processes that are fast or slow by chance look disturbed, and the
-            // others scatter too little. Therefore all rounds together must show the slowdown as well, in a
-            // test with the error rate of a single look.
+            // With few rounds, processes that are fast or slow by chance look disturbed, and the others
+            // scatter too little. Therefore all rounds together must show the slowdown too, at the error rate
+            // of a single look.
             let all = proof::ratio(&single, metric, &rounds);
             if calm.ruling == ProofRuling::Worse && all.is_none_or(|all| all.ruling != ProofRuling::Worse) {
                 calm.ruling = ProofRuling::Unknown;
@@ -323,7 +309,7 @@ impl PaceJudge {
         let all = log_ratios(rounds);
         let middle = stats::median(&mut all.clone()).unwrap_or(0.0);
         let mut distances: Vec<f64> = all.iter().map(|log| (log - middle).abs()).collect();
-        // Standard deviation of the normal distribution with the same median distance.
+        // Estimates the standard deviation of a normal distribution from its median deviation.
         let deviation = 1.4826 * stats::median(&mut distances).unwrap_or(0.0);
         undisturbed(rounds, &all, deviation.max(self.proof.least_noise))
     }
@@ -340,7 +326,6 @@ impl PaceJudge {
         JudgeReply::Differ { symptom: RevisionSymptom::Slowdown { metric }, is_newer }
     }
 
-    /// Tests if the revision is above or below the limit, after each round.
     fn judge_open(&mut self) -> JudgeReply {
         let Some(open) = self.open.as_ref().filter(|open| open.rounds.len() >= ROUNDS_LEAST) else {
             return JudgeReply::More;
@@ -363,7 +348,6 @@ impl PaceJudge {
         self.proof.rounds_most.saturating_mul(ROUNDS_FACTOR).max(ROUNDS_LEAST)
     }
 
-    /// Returns the error rate for one look at one revision.
     fn error_rate(&self) -> f64 {
         self.proof.false_worse / stats::length_as_f64(self.rounds_most() - ROUNDS_LEAST + 1) / self.steps
     }
@@ -405,24 +389,23 @@ impl PaceJudge {
     }
 }
 
-/// Returns the logarithmic distance of a round's revision from the point at `share` of the way from the
-/// faster to the slower end.
+/// Returns the logarithm of the revision's seconds divided by those at `share` of the way from the faster to
+/// the slower end.
 fn distance_from_share(round: &PaceRound, share: f64) -> f64 {
     let [good, own, bad] = round.map(f64::ln);
     own - (1.0 - share) * good - share * bad
 }
 
-/// Returns the variance of [`distance_from_share`] divided by the variance of one process.
+/// Variance of [`distance_from_share`] in variances of one process.
 fn distance_variance(share: f64) -> f64 {
     1.0 + (1.0 - share).powi(2) + share.powi(2)
 }
 
-/// Returns the logarithm of the second value divided by the first, for each pair.
 fn log_ratios(rounds: &[(f64, f64)]) -> Vec<f64> {
     rounds.iter().map(|(one, other)| (other / one).ln()).collect()
 }
 
-/// Returns the rounds whose values are near the median. If there are few rounds, all are kept.
+/// Returns the rounds with values near the median, or all if there are few.
 fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> {
     let middle = stats::median(&mut values.to_vec()).unwrap_or(0.0);
     let distance = |at: &usize| (values[*at] - middle).abs();
@@ -433,7 +416,7 @@ fn undisturbed<T: Copy>(rounds: &[T], values: &[f64], deviation: f64) -> Vec<T> 
     (0..values.len()).filter(|at| !far.contains(at)).map(|at| rounds[at]).collect()
 }
 
-/// Returns the mean, the variance and the variance's degrees of freedom.
+/// Returns the mean, the variance and its degrees of freedom.
 fn mean_and_variance(values: &[f64]) -> (f64, f64, f64) {
     let all = stats::length_as_f64(values.len()).max(1.0);
     let mean = values.iter().sum::<f64>() / all;

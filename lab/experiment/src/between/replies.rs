@@ -1,4 +1,4 @@
-//! Judges changed answers: finds the first revision whose answers differ from those of the older end.
+//! Judges changed answers: finds the first revision that answers unlike the older end.
 //!
 //! ```text
 //!  ends, alternating, asked twice; five times if one answers differently the second time
@@ -8,10 +8,10 @@
 //!             └─ varies, or was not asked all ────────────────────────────> cannot be judged
 //! ```
 //!
-//! Differences count as in a proof: above `proof.distance`, or above twice the distance of an end's answers
-//! from each other if that is more; with `proof.answers = "equal"` every difference counts. A refusal by
-//! one end counts if the other end answers. If a revision gives a third answer, several revisions changed
-//! answers: the search finds the first, and reports that there are others.
+//! Two answers differ if their distance is above `proof.distance`, or above twice the distance between
+//! answers of the same end. With `proof.answers = "equal"` every difference counts. A refusal differs from an
+//! answer. If a revision gives a third answer, several revisions changed answers: the search reports the
+//! first, and that there are others.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,12 +23,12 @@ use super::conclusion::{
 };
 use super::{JudgeReply, JudgingPolicies, ProcessOrder, ProcessResult, RevisionAim, SymptomJudge};
 
-/// Least number of times that each end is asked: a second answer shows if an end repeats itself.
+/// Each end answers at least twice, because only a second answer shows if the end repeats itself.
 const ROUNDS_LEAST: usize = 2;
-/// Number of times that each end is asked if one answered differently the second time. With this number, two
-/// equally likely answers look like a difference once in five hundred times.
+/// Answers per question of each end if one end does not repeat itself. Then two equally likely answers look
+/// like a difference once in five hundred times.
 const ROUNDS_IF_UNSTEADY: usize = 5;
-/// Number of times that a revision is asked if an end answered differently the second time.
+/// Answers per question of a revision if an end does not repeat itself.
 const REVISION_ROUNDS_IF_UNSTEADY: usize = 3;
 
 /// Answers of a revision to the questions that distinguish the ends.
@@ -40,9 +40,9 @@ pub struct RevisionAnswers {
     pub as_newer: usize,
     /// Questions whose answer differs from those of both ends.
     pub otherwise: Vec<String>,
-    /// Questions answered sometimes like the older end and sometimes differently.
+    /// Questions answered sometimes like the older end and sometimes not.
     pub unsteady: Vec<String>,
-    /// Questions that were not asked, or not as often as required.
+    /// Questions that were asked too seldom or not at all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
@@ -71,7 +71,6 @@ pub struct EndsDifference {
     pub newer: String,
 }
 
-/// A question that distinguishes the ends.
 #[derive(Clone, Debug)]
 struct DistinguishingQuestion {
     request: String,
@@ -79,7 +78,6 @@ struct DistinguishingQuestion {
     limit: f64,
 }
 
-/// Revision being judged.
 #[derive(Debug)]
 struct AskedRevision {
     revision: usize,
@@ -87,7 +85,6 @@ struct AskedRevision {
     least: usize,
 }
 
-/// Judge for changed answers.
 #[derive(Debug)]
 pub(super) struct RepliesJudge {
     proof: ProofPolicy,
@@ -95,7 +92,6 @@ pub(super) struct RepliesJudge {
     older: Vec<Vec<BuildReply>>,
     newer: Vec<Vec<BuildReply>>,
     telling: Vec<DistinguishingQuestion>,
-    /// Both ends repeat their answers exactly.
     is_quiet: bool,
     open: Option<AskedRevision>,
 }
@@ -162,7 +158,6 @@ impl SymptomJudge for RepliesJudge {
 impl RepliesJudge {
     pub(super) fn new(rules: JudgingPolicies<'_>, last: usize) -> Self {
         let mut proof = rules.proof.clone();
-        // A search for changed answers needs a strictness that counts some differences.
         if proof.answers == Strictness::Any {
             proof.answers = Strictness::Near;
         }
@@ -170,7 +165,6 @@ impl RepliesJudge {
         Self { proof, last, older, newer, telling, is_quiet: true, open: None }
     }
 
-    /// Finds the questions that distinguish the ends, once both ends were asked equally often.
     fn look_at_ends(&mut self) -> JudgeReply {
         let asked = self.older.len();
         if asked != self.newer.len() || asked < ROUNDS_LEAST {
@@ -192,14 +186,13 @@ impl RepliesJudge {
         JudgeReply::Differ { symptom: RevisionSymptom::Answers { requests }, is_newer: true }
     }
 
-    /// Returns the requests sent to both ends.
     fn requests(&self) -> impl Iterator<Item = &str> {
         let newer = self.newer.first().map_or(&[][..], Vec::as_slice);
         let both = self.older.first().into_iter().flatten().map(|reply| reply.request.as_str());
         both.filter(|request| newer.iter().any(|reply| reply.request == *request))
     }
 
-    /// Returns the outcome if an end refuses all requests, so that nothing can be compared.
+    /// Returns the outcome if an end refuses all requests and nothing can be compared.
     fn silent_end(&self) -> Option<RevisionOutcome> {
         let (older, newer) = (self.older.iter().flatten(), self.newer.iter().flatten());
         let refused = |reply: &BuildReply| reply.refused.clone();
@@ -215,14 +208,13 @@ impl RepliesJudge {
         all.all(|refused| refused.is_some()).then_some(RevisionOutcome::EndFailed { newer: false, why })
     }
 
-    /// Returns the difference between the ends' first answers, even if too small to count.
+    /// Returns the difference between the ends' first answers, however small.
     fn small_difference(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
         let differs = proof::answers_differ(Strictness::Equal, 0.0, older, newer);
         differs.then(|| self.ends_difference(request)).flatten()
     }
 
-    /// Returns true if each end repeats its answer to the last byte.
     fn is_quiet_at(&self, request: &str) -> bool {
         [&self.older, &self.newer].into_iter().all(|end| {
             pairs(&replies_to(end, request)).all(|(one, other)| {
@@ -251,7 +243,6 @@ impl RepliesJudge {
         proof::answers_differ(self.proof.answers, question.limit, one, other)
     }
 
-    /// Returns the first answer of each end.
     fn first_of_both(&self, request: &str) -> Option<(&BuildReply, &BuildReply)> {
         let first = |end| replies_to(end, request).first().copied();
         Some((first(&self.older)?, first(&self.newer)?))
@@ -275,7 +266,6 @@ impl RepliesJudge {
         })
     }
 
-    /// Classifies a revision's answers so far.
     fn count_answers(&self, open: &AskedRevision) -> RevisionAnswers {
         let mut said = RevisionAnswers::default();
         for question in &self.telling {
@@ -285,7 +275,7 @@ impl RepliesJudge {
             };
             let older = own.iter().filter(|one| is_as(&self.older, one)).count();
             if own.len() < open.asked.len() {
-                // An answer that is missing might have been the one that differs.
+                // The missing answer might be one that differs.
                 said.missing.push(question.request.clone());
             } else if older == own.len() {
                 said.as_older += 1;
@@ -300,7 +290,6 @@ impl RepliesJudge {
         said
     }
 
-    /// Judges the revision by all its answers.
     fn judge_open(&mut self) -> JudgeReply {
         let Some(open) = self.open.as_ref().filter(|open| open.asked.len() >= open.least) else {
             return JudgeReply::More;
@@ -334,7 +323,6 @@ impl RepliesJudge {
     }
 }
 
-/// Returns all answers to one request.
 fn replies_to<'a>(asked: &'a [Vec<BuildReply>], request: &str) -> Vec<&'a BuildReply> {
     asked.iter().filter_map(|replies| replies.iter().find(|reply| reply.request == request)).collect()
 }

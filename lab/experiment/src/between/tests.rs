@@ -14,14 +14,12 @@ use warden_policies::world::SplitMix;
 
 const KIB: f64 = 1024.0;
 
-/// The product's settings.
 fn rules() -> JudgingPolicies<'static> {
     let all = warden_policies::defaults();
     JudgingPolicies { cure: &all.diagnose.cure, crash: &all.diagnose.crash, proof: &all.proof }
 }
 
-/// Runs a search to its end. Equal questions get equal answers, and a search resumed from its results ends
-/// with the same conclusion.
+/// Equal questions get equal answers, and a search resumed from its results ends with the same conclusion.
 fn run(
     aim: RevisionAim,
     last: usize,
@@ -49,12 +47,11 @@ fn run(
     found
 }
 
-/// A planted change in a simulated line.
 struct Place {
     random: SplitMix,
     last: usize,
     at: usize,
-    /// An eighth of the revisions do not build.
+    /// An eighth of the revisions; they do not build.
     broken: Vec<usize>,
 }
 
@@ -64,13 +61,12 @@ impl Place {
         let last = 1 + usize::try_from(random.below(400)).unwrap();
         let at = 1 + usize::try_from(random.below(last as u64)).unwrap();
         let mut broken: Vec<usize> = (1..last).filter(|_| random.below(8) == 0).collect();
-        // Except the two that matter; otherwise only a range could be found.
+        // Were the changed revision or its predecessor broken, the search could only find a range.
         broken.retain(|one| *one != at && *one + 1 != at);
         Self { random, last, at, broken }
     }
 }
 
-/// Planted change.
 #[derive(Clone, Copy, Debug)]
 enum Planted {
     /// Bytes per request from this revision on.
@@ -228,7 +224,7 @@ fn what_cannot_be_told_around_it_leaves_a_range() {
     let mut history = History::new(7, Planted::Leak(400.0 * KIB));
     (history.last, history.at, history.broken) = (40, 20, (15..=22).collect());
     assert_eq!(history.search().outcome, RevisionOutcome::Among { first: 15, last: 23 });
-    // A buildable revision among broken ones.
+    // One revision in the broken range builds.
     history.broken.retain(|one| *one != 18);
     assert_eq!(history.search().outcome, RevisionOutcome::Among { first: 19, last: 23 });
     (history.last, history.at, history.broken) = (800, 390, (250..=560).collect());

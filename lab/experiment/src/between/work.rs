@@ -1,7 +1,6 @@
-//! Judges growth and crashes under workloads. The processes of a revision alternate with those of the ill end
-//! and are tested like those of a switch: [`sequential`] for growth, [`crash`] for crashes. A revision is
-//! healthy if it grows no more than a cure may leave; otherwise it is ill, so the search finds the first
-//! revision with a part of the symptom.
+//! Judges growth and crashes under workloads. Processes of a revision alternate with those of the ill end,
+//! and are tested like those with and without a switch: [`sequential`] for growth, [`crash`] for crashes. A
+//! revision is healthy if no more growth remains than a cure may leave.
 
 use super::super::LegFinding;
 use super::super::crash::{self, CrashPolicy, CrashRun};
@@ -21,7 +20,6 @@ struct RevisionProcesses {
 }
 
 impl RevisionProcesses {
-    /// Adds the result of a process; the error is the reason why it shows nothing.
     fn add(&mut self, symptom: &RevisionSymptom, seen: ProcessResult) -> Result<(), String> {
         let found = findings(seen)?;
         let died = found.iter().find_map(|finding| finding.ended.failure()).cloned();
@@ -46,7 +44,6 @@ impl RevisionProcesses {
     }
 }
 
-/// Judge for growth and crashes.
 #[derive(Debug)]
 pub(super) struct WorkJudge {
     cure: CurePolicy,
@@ -56,15 +53,12 @@ pub(super) struct WorkJudge {
     newer: Option<Vec<LegFinding>>,
     older: Vec<LegFinding>,
     symptom: Option<RevisionSymptom>,
-    /// Index of the end with the symptom.
     ill: usize,
-    /// Processes of the end with the symptom.
     baseline: RevisionProcesses,
-    /// Consecutive processes of the end with the symptom that gave no result.
+    /// Consecutive processes of the ill end without a result.
     failed: u32,
-    /// Number of processes of other revisions since the last process of the end with the symptom.
+    /// Processes of other revisions since the last process of the ill end.
     since: u32,
-    /// Revision being judged.
     open: Option<(usize, RevisionProcesses)>,
 }
 
@@ -108,8 +102,7 @@ impl SymptomJudge for WorkJudge {
     fn begin(&mut self, revision: usize, again: bool) -> JudgeReply {
         self.open = Some((revision, RevisionProcesses::default()));
         match self.symptom.clone() {
-            // Reuse the healthy end's findings only for growth: they come from a run that ends early, so they
-            // cannot show that a crash is absent.
+            // Reuse the healthy end's findings only for growth: its run may have ended before the crash.
             Some(symptom @ RevisionSymptom::Growth { .. })
                 if revision.abs_diff(self.ill) == self.last && !again =>
             {
@@ -155,7 +148,6 @@ impl WorkJudge {
         self.newer.as_deref().unwrap_or_default()
     }
 
-    /// Finds the symptom once both ends are known.
     fn find_symptom(&mut self) -> JudgeReply {
         let (symptom, is_newer) =
             match RevisionSymptom::find_between(self.newer(), &self.older, self.cure.stops_share) {
@@ -167,7 +159,7 @@ impl WorkJudge {
         if matches!(symptom, RevisionSymptom::Growth { .. }) {
             self.baseline.legs.push(TrialLeg::from_findings(&found));
         } else {
-            // Leave out the crash that started the search: only repetitions count.
+            // The crash that started the search does not count, only its repetitions.
             let crash = found.into_iter().find_map(|one| one.crash);
             self.baseline.runs = crash.map(|crash| crash.runs).unwrap_or_default();
         }
@@ -178,7 +170,7 @@ impl WorkJudge {
     fn wants_baseline(&self) -> bool {
         let is_growth = matches!(self.symptom, Some(RevisionSymptom::Growth { .. }));
         if is_growth && self.baseline.legs.len() < self.cure.baseline_least {
-            // Nothing can be judged until the scatter between processes is known.
+            // The scatter between the ill end's processes is still unknown.
             return true;
         }
         let waits = self.open.as_ref().is_some_and(|(_, own)| !own.is_empty());
@@ -193,7 +185,6 @@ impl WorkJudge {
         }
     }
 
-    /// Judges the revision by all its processes.
     fn judge_open(&mut self) -> JudgeReply {
         let Some((_, own)) = self.open.as_ref().filter(|(_, own)| !own.is_empty()) else {
             return JudgeReply::More;
@@ -222,8 +213,7 @@ impl WorkJudge {
         })
     }
 
-    /// Compares the revision's growth with that of the ill end; `None` in a search for a crash, or without a
-    /// finished process.
+    /// Compares the revision's growth with that of the ill end; `None` in a search for a crash.
     fn judgement(&self, own: &RevisionProcesses) -> Option<SwitchJudgement> {
         let Some(RevisionSymptom::Growth { track, .. }) = self.symptom else { return None };
         let without = self.baseline.rates(track);
@@ -243,7 +233,6 @@ impl WorkJudge {
     }
 }
 
-/// Returns the findings of a process, or the reason why there are none.
 fn findings(seen: ProcessResult) -> Result<Vec<LegFinding>, String> {
     match seen {
         ProcessResult::Findings(found) => Ok(found),

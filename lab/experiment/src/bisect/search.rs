@@ -1,5 +1,4 @@
-//! Chooses the next switches after a finished trial, and plausible sets of switches from the results of single
-//! switches. Only finished trials count.
+//! Chooses the next trial, from the results of finished trials only.
 
 use super::{CureOutcome, CurePhase, CurePlanner};
 use crate::sequential::SwitchEffect;
@@ -7,7 +6,6 @@ use crate::trial::{SwitchTrial, WorkloadMemory};
 use warden_policies::growth::IntervalEstimate;
 
 impl CurePlanner {
-    /// Starts the next trial, or ends the bisection.
     pub(super) fn advance(&mut self) {
         match std::mem::replace(&mut self.phase, CurePhase::Baseline) {
             CurePhase::Baseline => {
@@ -61,7 +59,7 @@ impl CurePlanner {
         if self.targets.is_empty() {
             return CurePhase::Over(CureOutcome::NotCured);
         }
-        // Leaks that no switch stops are no targets any more, so a single switch may suffice.
+        // Without the leaks that no switch stops, a single switch may suffice.
         if let Some(best) = self.best_alone() {
             return self.finish_with(self.trials[best].arm.switches.clone());
         }
@@ -118,7 +116,6 @@ impl CurePlanner {
         self.finish_with(good)
     }
 
-    /// Returns the trial of the cheapest single switch that stops all targets.
     fn best_alone(&self) -> Option<usize> {
         let does = |trial: &&(usize, &SwitchTrial)| {
             trial.1.arm.switches.len() == 1 && trial.1.closed && trial.1.stops_all(&self.targets)
@@ -126,12 +123,12 @@ impl CurePlanner {
         let price = |trial: &SwitchTrial| trial.cost(&self.baseline.legs).lost_share();
         let all: Vec<(usize, &SwitchTrial)> = self.trials.iter().enumerate().collect();
         let cheapest = all.iter().filter(does).min_by(|a, b| price(a.1).total_cmp(&price(b.1)));
-        // Among switches with nearly equal cost, take the first in order, because timings are noisy.
+        // Of switches with nearly equal cost, take the first in order, because timings are noisy.
         let least = price(cheapest?.1) + self.policy.dear;
         all.iter().filter(does).find(|trial| price(trial.1) <= least).map(|trial| trial.0)
     }
 
-    /// Falls back, if no set stops every leak, to the switches that each stop one.
+    /// Called if no set stops every leak.
     fn fall_back_to_single(&mut self) -> CurePhase {
         let mut chosen: Vec<usize> = Vec::new();
         for track in self.leaking.clone() {
@@ -144,7 +141,7 @@ impl CurePlanner {
                 chosen.push(one);
             }
         }
-        // Keep one switch, because the combination was not tried and only tried sets are reported.
+        // Keep one switch, because the combination of several was not tried.
         chosen.truncate(1);
         self.finish_with(chosen)
     }
@@ -161,12 +158,12 @@ impl CurePlanner {
         self.single_trial(switch).is_none_or(|trial| trial.crashed.is_none())
     }
 
-    /// Returns the share of a leak that remains with a switch, according to its own trial.
+    /// Returns the share of a leak that remains in the trial of this switch alone.
     fn remaining_share(&self, switch: usize, track: WorkloadMemory) -> Option<IntervalEstimate> {
         self.single_trial(switch)?.judgement(track)?.share
     }
 
-    /// Returns the largest share of a leak that a switch may stop, according to its own trial.
+    /// Returns the largest share of a leak that this switch may stop.
     fn largest_effect(&self, switch: usize, track: WorkloadMemory) -> f64 {
         self.remaining_share(switch, track).map_or(1.0, |share| (1.0 - share.low).clamp(0.0, 1.0))
     }
@@ -177,7 +174,6 @@ impl CurePlanner {
         shares.map(|share| share.map_or(0.0, |share| (1.0 - share.value).clamp(0.0, 1.0))).sum()
     }
 
-    /// Returns as many switches as can be combined, the most effective ones first.
     fn compatible_switches(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
         order.sort_by(|a, b| self.expected_effect(*b).total_cmp(&self.expected_effect(*a)));
@@ -200,7 +196,6 @@ impl CurePlanner {
         })
     }
 
-    /// Returns the sets of this size that may work, the likeliest last.
     fn plausible_sets(&self, size: usize) -> Vec<Vec<usize>> {
         let usable: Vec<usize> = (0..self.switches).filter(|one| self.usable(*one)).collect();
         let mut found = Vec::new();
@@ -238,7 +233,7 @@ impl CurePlanner {
     }
 
     /// Returns the groups of switches to remove from a set that works, the first to try last: first all
-    /// switches that have no effect in their own trial, then each single switch.
+    /// switches without an effect of their own, then each single switch.
     fn removal_queue(&self, good: &[usize]) -> Vec<Vec<usize>> {
         let useless = |one: &usize| {
             let does = |track: WorkloadMemory| Some(self.single_trial(*one)?.judgement(track)?.does);

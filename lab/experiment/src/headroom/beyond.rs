@@ -1,15 +1,15 @@
-//! Continues a curve beyond the measured lengths: as a line, or as a pool that keeps every outgrown buffer.
+//! Continues a curve beyond the measured lengths: as a line, or as a pool of outgrown buffers.
 
 use super::{headroom_config, slopes};
 use warden_policies::units::as_f64;
 
-/// Least number of lengths above one micro-batch: two free parameters always fit fewer lengths.
+/// Two free parameters always fit fewer lengths.
 const MIN_HOARD_POINTS: usize = 5;
-/// Least ratio of a line's error to a pool's error at which the pool is assumed; smaller ratios are chance.
+/// The pool is assumed only if the line's error is this many times larger; smaller ratios are chance.
 const HOARD_ERROR_RATIO: f64 = 4.0;
 
-/// Returns the sum of the tokens in all buffers of a pool after a prompt. Each micro-batch requests a
-/// buffer for all tokens so far; a buffer that is large enough is reused, an outgrown buffer is kept.
+/// Returns the tokens in all buffers of a pool after a prompt. Each micro-batch requests a buffer for all
+/// tokens so far; the pool reuses a buffer that is large enough and keeps outgrown ones.
 pub(super) fn hoarded_tokens(tokens: u64, ubatch: u64) -> f64 {
     let look_ahead = headroom_config().look_ahead;
     let (mut held, mut largest, mut seen) = (0.0, 0.0, 0);
@@ -24,7 +24,6 @@ pub(super) fn hoarded_tokens(tokens: u64, ubatch: u64) -> f64 {
 }
 
 /// Returns the slope beyond the last point: bytes per token, and bytes per token of [`hoarded_tokens`].
-/// `None` without a point.
 pub(super) fn continuation(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f64)> {
     let last = *points.last()?;
     let above: Vec<(u64, f64)> = points.iter().copied().filter(|(tokens, _)| *tokens > ubatch).collect();
@@ -50,8 +49,8 @@ pub(super) fn continuation(points: &[(u64, f64)], ubatch: u64) -> Option<(f64, f
     Some((slope, 0.0))
 }
 
-/// Fits a pool that keeps outgrown buffers plus a cost per token, by non-negative least squares; `None` if
-/// the cost per token fits nearly as well without the pool.
+/// Fits a pool plus a cost per token by non-negative least squares; `None` if the cost alone fits nearly as
+/// well.
 fn fit_hoarding_pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
     let sum = |of: fn(&(f64, f64, f64)) -> f64| rows.iter().map(of).sum::<f64>();
     let (hh, tt, ht) = (sum(|r| r.0 * r.0), sum(|r| r.1 * r.1), sum(|r| r.0 * r.1));
@@ -62,7 +61,7 @@ fn fit_hoarding_pool(rows: &[(f64, f64, f64)]) -> Option<(f64, f64)> {
     let line = error((ty / tt, 0.0));
     let mut best = (0.0, (hy / hh).max(0.0));
     let both = hh * tt - ht * ht;
-    // If both columns are nearly proportional, a single column suffices.
+    // With nearly proportional columns, one column suffices.
     if both > 1e-9 * hh * tt {
         let found = ((ty * hh - hy * ht) / both, (hy * tt - ty * ht) / both);
         if found.0 >= 0.0 && found.1 >= 0.0 && error(found) < error(best) {

@@ -1,13 +1,11 @@
 //! Compares the answers of two builds, and measures their distance.
 //!
-//! Answers are compared token by token up to the first difference. Up to that point both builds have read the
-//! same text, so their predictions of the next token can be compared, including those of the first differing
-//! token. Later tokens follow different texts.
+//! Answers are compared token by token up to the first difference. Up to and including that token, both
+//! builds predicted after the same text; later tokens follow different texts.
 //!
-//! The distance of two answers is the largest probability-weighted difference of log probabilities over
-//! those tokens. Builds that only add numbers in another order are hundredths of a nat apart; a build that
-//! computes something else is whole nats away. The distance of two embeddings is their angle in radians,
-//! which has a similar scale.
+//! The distance of two answers is the largest probability-weighted difference of log probabilities over those
+//! tokens. Builds that only add numbers in another order are hundredths of a nat apart; a wrong computation
+//! is whole nats away. The distance of two embeddings is their angle in radians, which has a similar scale.
 
 use serde::{Deserialize, Serialize};
 
@@ -65,18 +63,16 @@ pub struct AnswerComparison {
     pub equal: usize,
     /// Share of tokens that are equal; `None` without tokens.
     pub agreement: Option<f64>,
-    /// Largest distance between the builds' answers, including equal answers.
+    /// Largest distance between the builds' answers.
     pub distance: Option<f64>,
-    /// Largest distance between two answers of the old build to one request; `None` if it was not asked
-    /// twice.
+    /// Largest distance between two answers of the old build to one request; `None` if it answered only once.
     pub noise: Option<f64>,
     /// Number of requests that the old build answered differently the second time.
     pub unsteady: usize,
-    /// Differences in requests that the old build answered equally both times.
+    /// Differences in requests that the old build answered alike both times.
     pub differences: Vec<AnswerDifference>,
 }
 
-/// Compares the answers to all requests that both builds got.
 pub(super) fn judge(
     policy: &ProofPolicy,
     old: &[BuildReply],
@@ -99,7 +95,6 @@ pub(super) fn judge(
     let (mut shared, mut tokens) = (0, 0);
     for reply in old {
         let Some(other) = of(new, &reply.request) else { continue };
-        // If both builds refuse a request, there is no difference.
         if reply.refused.is_some() && other.refused.is_some() {
             continue;
         }
@@ -137,8 +132,7 @@ impl AnswerComparison {
         }
         let limit = policy.distance.max(2.0 * self.noise.unwrap_or(0.0));
         let is_far = |distance: Option<f64>| distance.is_some_and(|distance| distance > limit);
-        // At any strictness, a build is worse if it refuses a request that the old build answered; it is not
-        // worse if it answers more requests.
+        // At any strictness, refusing a request that the old build answered is worse; answering more is not.
         let refuses = self.differences.iter().any(|one| one.refused.is_some() && one.of > 0);
         let is_worse = refuses
             || match policy.answers {
@@ -154,7 +148,7 @@ impl AnswerComparison {
 }
 
 /// Returns true if the answers differ by more than `limit` nats, or as `strictness` demands. Unlike in a
-/// proof, an answer in place of a refusal counts as a difference, too.
+/// proof, an answer in place of a refusal counts as a difference.
 pub(crate) fn answers_differ(
     strictness: Strictness,
     limit: f64,
@@ -204,8 +198,7 @@ pub(crate) fn compare(old: &BuildReply, new: &BuildReply) -> ComparedReplies {
         .filter_map(|(one, other)| prediction_distance(&one.top, &other.top))
         .fold(None, |most: Option<f64>, distance| Some(most.unwrap_or(0.0).max(distance)));
     let is_none = old.text == new.text;
-    // If all tokens of the shorter answer are equal but the texts differ, one answer was cut short or lost.
-    // The distance does not show this, so it is dropped.
+    // The distance does not show that an answer was cut short, so drop it.
     let is_cut = !is_none && shared == old.tokens.len().min(new.tokens.len()) && shared > 0;
     let distance = distance.filter(|_| !is_cut);
     let told = AnswerDifference { request, shared, of: old.tokens.len(), distance, refused: None };
@@ -220,8 +213,8 @@ fn angle(one: &[f64], other: &[f64]) -> Option<f64> {
     is_told.then(|| (dot(one, other) / lengths).clamp(-1.0, 1.0).acos())
 }
 
-/// Returns the distance of two predictions over the tokens listed in the first, weighted by its
-/// probabilities. A token missing from the second list counts as less likely than all listed tokens.
+/// Returns the distance of two predictions over the tokens of the first, weighted by its probabilities. A
+/// token missing from the second is taken to be less likely than all its tokens.
 fn prediction_distance(one: &[(String, f64)], other: &[(String, f64)]) -> Option<f64> {
     let named = || other.iter().filter(|(_, new)| new.is_finite());
     let least = named().map(|(_, new)| *new).fold(f64::INFINITY, f64::min);

@@ -57,7 +57,6 @@ pub struct BuildVisit {
 }
 
 impl BuildVisit {
-    /// Returns a metric, if it could be measured.
     pub(super) fn value_of(&self, metric: BuildMetric) -> Option<f64> {
         let own = self.measured.iter().find(|(own, _)| *own == metric);
         own.map(|(_, value)| *value).filter(|value| value.is_finite() && *value > 0.0)
@@ -100,7 +99,7 @@ pub enum BuildSide {
     New,
 }
 
-/// A failure that ends a proof, such as a build that does not start.
+/// Failure that ends a proof, such as a build that does not start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildFailure {
     /// Build that failed.
@@ -144,7 +143,7 @@ impl ProofRounds {
         if self.fault.is_some() || (old == new && self.is_decided()) {
             return BuildProofStep::Done;
         }
-        // The build that runs first alternates, so that a machine that slows down affects both builds alike.
+        // The first build alternates, so that a machine that slows down affects both alike.
         let round = old.min(new);
         let first = if round.is_multiple_of(2) { BuildSide::Old } else { BuildSide::New };
         let side = match (old > new, new > old) {
@@ -215,8 +214,7 @@ pub struct InterfaceComparison {
 }
 
 impl InterfaceComparison {
-    /// Compares flags and routes, each given as (old, new), in any order. `used`: flags of the present
-    /// command.
+    /// Compares flags and routes, each given as (old, new). `used` are flags of the present command.
     pub fn compare(flags: (&[String], &[String]), routes: (&[String], &[String]), used: &[String]) -> Self {
         let without = |these: &[String], those: &[String]| -> Vec<String> {
             let mut rest: Vec<String> = these.iter().filter(|one| !those.contains(one)).cloned().collect();
@@ -234,8 +232,7 @@ impl InterfaceComparison {
         }
     }
 
-    /// Returns `Worse` if a route or a used flag is missing in the new build; other missing flags are only
-    /// reported.
+    /// Returns `Worse` if the new build lacks a route or a used flag.
     pub fn ruling(&self) -> ProofRuling {
         if self.flags_missed.is_empty() && self.routes_gone.is_empty() {
             ProofRuling::Same
@@ -255,8 +252,7 @@ pub struct BuildGrowth {
 }
 
 impl BuildGrowth {
-    /// Returns true if a symptom was seen but not attributed to a build. False if neither build showed a
-    /// symptom, even if there were too few readings for a ruling.
+    /// Returns true if a symptom was seen but not attributed to a build.
     fn is_in_doubt(&self) -> bool {
         self.ruling == ProofRuling::Unknown
             && !matches!(self.conclusion.outcome, RevisionOutcome::NeitherIll { .. })
@@ -266,12 +262,11 @@ impl BuildGrowth {
     pub fn from_conclusion(conclusion: RevisionConclusion) -> Self {
         let old_alone = conclusion.ill_is_newer == Some(false);
         let ruling = match &conclusion.outcome {
-            // Only the old build has the symptom, seen once or judged twice: the new build is not worse.
+            // Only the old build has the symptom: the new build is not worse.
             RevisionOutcome::Found { .. } | RevisionOutcome::Interrupted if old_alone => ProofRuling::Better,
             RevisionOutcome::Found { .. } | RevisionOutcome::EndFailed { newer: true, .. } => {
                 ProofRuling::Worse
             }
-            // Both builds have the symptom, or neither: no change.
             RevisionOutcome::BothIll | RevisionOutcome::NeitherIll { short: false, .. } => ProofRuling::Same,
             _ => ProofRuling::Unknown,
         };
@@ -279,8 +274,7 @@ impl BuildGrowth {
     }
 }
 
-/// Number of rounds with questions: the first compares the builds, the second shows how much the old build's
-/// answers vary.
+/// The first round compares the builds; the second shows how much the old build's answers vary.
 const ROUNDS_WITH_ANSWERS: usize = 2;
 
 /// Result of a proof.
@@ -320,10 +314,9 @@ impl BuildProof {
         }
     }
 
-    /// Returns the ruling on the replacement, but never [`ProofRuling::Better`]: if the new build is better
-    /// in one aspect and equal in all others, the ruling is `Same`.
+    /// Returns the ruling on the replacement; `Same` even if the new build is better in all aspects.
     pub fn verdict(&self) -> ProofRuling {
-        // Until the old build was asked twice, a difference may be chance.
+        // A difference may be chance until the old build answered twice.
         let is_early = self.interrupted && self.rounds < ROUNDS_WITH_ANSWERS;
         let answers = if is_early { ProofRuling::Unknown } else { self.answers.ruling };
         let all = [answers, self.faces.ruling()];
@@ -339,8 +332,7 @@ impl BuildProof {
         {
             ProofRuling::Unknown
         } else {
-            // A metric whose ruling is unknown because of noise does not reject the build, because it was not
-            // shown to be worse. The report lists that metric.
+            // Noise in a metric does not reject the build, because nothing was shown to be worse.
             ProofRuling::Same
         }
     }

@@ -1,4 +1,4 @@
-//! Tests if the new build takes more time or memory than the old one, with as few processes as possible.
+//! Tests if the new build needs more time or memory than the old one, with as few processes as possible.
 //!
 //! ```text
 //!  round by round: ln(new / old) ──> mean, scatter ──> Student's test at two limits
@@ -8,14 +8,14 @@
 //! ```
 //!
 //! The processes of a round run one after the other, so slow drift hardly affects their ratio. The ratios are
-//! judged after each round. Error rates are divided among all possible looks (Bonferroni), so stopping at
-//! the first proof keeps the declared rates:
+//! judged after each round. Error rates are divided among all possible looks (Bonferroni), so stopping at the
+//! first proof keeps the declared rates:
 //!
-//! - `false_worse`: a build that takes at most `limit` more is reported to take more;
-//! - [`MISSED_WORSE_CHANCE`]: a build that takes more than that is reported not to.
+//! - `false_worse`: a build that needs at most `limit` more is reported to need more;
+//! - [`MISSED_WORSE_CHANCE`]: a build that needs more than that is reported not to.
 //!
-//! Memory that a build holds only in some rounds (it took another GPU) has no ratio. Such memory counts if,
-//! in three of four rounds, one build holds more than the other by the limit.
+//! Memory that a build holds only in some rounds, because it took another GPU, has no ratio. Such memory
+//! counts if one build holds more than the other by the limit in three of four rounds.
 
 use std::time::Duration;
 
@@ -27,15 +27,13 @@ use warden_policies::growth::{IntervalEstimate, stats};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::as_f64;
 
-/// Probability that a build just above the limit passes as equal: one in twenty.
+/// Probability that a build just above the limit passes as equal.
 const MISSED_WORSE_CHANCE: f64 = 0.05;
-/// Allowed increase of the time to the first token, because network and scheduler take some milliseconds.
+/// Allowed increase of the time to the first token: network and scheduler take some milliseconds.
 const FIRST_TOKEN_SLACK: Duration = Duration::from_millis(5);
-/// Allowed increase of the start time: small models start within a fraction of a second, so a share says
-/// little.
+/// Allowed increase of the start time: small models start in a fraction of a second, so a share says little.
 const START_SLACK: Duration = Duration::from_secs(2);
-/// Allowed increase of the start time, as a share: loading reads from disk or page cache and varies by a
-/// third.
+/// Allowed increase of the start time as a share: loading from disk or page cache varies by a third.
 const SLOWER_START_SHARE: f64 = 0.5;
 
 /// Comparison of a metric of both builds.
@@ -54,7 +52,6 @@ pub struct MetricRatio {
     pub ruling: ProofRuling,
 }
 
-/// Compares all metrics that both builds have, and memory that at least one build holds.
 pub(super) fn compare_all(policy: &ProofPolicy, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<MetricRatio> {
     let mut metrics: Vec<BuildMetric> = Vec::new();
     for (metric, _) in old.iter().chain(new).flat_map(|visit| &visit.measured) {
@@ -81,13 +78,11 @@ fn compare_metric(
     compare_pairs(policy, metric, &pairs)
 }
 
-/// Returns the values of both processes for each round in which both were measured.
 pub(crate) fn pairs(metric: BuildMetric, old: &[BuildVisit], new: &[BuildVisit]) -> Vec<(f64, f64)> {
     let both = old.iter().zip(new);
     both.filter_map(|(old, new)| Some((old.value_of(metric)?, new.value_of(metric)?))).collect()
 }
 
-/// Compares one metric over these rounds; `None` without rounds.
 pub(crate) fn compare_pairs(
     policy: &ProofPolicy,
     metric: BuildMetric,
@@ -109,8 +104,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     stats::median(&mut values).unwrap_or(0.0)
 }
 
-/// Compares memory that a build does not hold in all rounds. A round counts only if memory was read in both
-/// processes, because a refused prompt says nothing about memory.
+/// Compares memory that a build does not hold in all rounds. A round counts only if both processes read some
+/// memory, because a refused prompt says nothing about memory.
 fn compare_partial_memory(
     policy: &ProofPolicy,
     metric: BuildMetric,
@@ -149,7 +144,7 @@ fn compare_partial_memory(
     })
 }
 
-/// Returns the bytes of this memory; 0 if only other memory was read, `None` if no memory was read.
+/// Returns the bytes of this memory; 0 if only other memory was read, `None` if none was.
 fn held_bytes(visit: &BuildVisit, kind: MemoryKind, is_read: fn(BuildMetric) -> bool) -> Option<f64> {
     let mut read = visit.measured.iter().filter(|(metric, _)| is_read(*metric)).peekable();
     read.peek()?;

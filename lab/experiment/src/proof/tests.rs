@@ -10,15 +10,15 @@ fn policy() -> ProofPolicy {
     warden_policies::defaults().proof.clone()
 }
 
-/// Approximately normal, from twelve uniform numbers.
+/// Returns an approximately normal number, the sum of twelve uniform ones.
 fn normal(random: &mut SplitMix) -> f64 {
     (0..12).map(|_| random.unit()).sum::<f64>() - 6.0
 }
 
-/// Runs complete rounds of builds with these decoding times and this scatter of processes.
+/// Runs complete rounds of builds with these decoding times.
 fn rounds(policy: &ProofPolicy, old: f64, new: f64, scatter: f64, random: &mut SplitMix) -> ProofRounds {
     let mut rounds = ProofRounds::new(policy);
-    // The machine slows down all the time, which must not count against either build.
+    // A machine that slows down must not count against either build.
     let mut drift = 1.0;
     while let BuildProofStep::Visit { side, .. } = rounds.next() {
         let base = if side == BuildSide::Old { old } else { new };
@@ -70,7 +70,7 @@ fn equal_builds_are_said_to_be_worse_as_seldom_as_declared_and_much_slower_ones_
     let slower = shares(&policy, 1.15, 0.02);
     assert!(slower(ProofRuling::Worse) >= 1950, "{} of 2000 found", slower(ProofRuling::Worse));
     assert!(slower(ProofRuling::Same) + slower(ProofRuling::Better) <= 2);
-    // "Not worse" is certain before "better" is, and suffices.
+    // Fewer rounds prove "not worse" than "better", so both pass.
     let faster = shares(&policy, 0.85, 0.02);
     let passes = faster(ProofRuling::Better) + faster(ProofRuling::Same);
     assert!(passes >= 1950 && faster(ProofRuling::Better) > 100, "{passes} of 2000 pass");
@@ -104,9 +104,9 @@ fn a_gpu_that_only_one_build_takes_counts_and_a_prompt_that_one_refuses_does_not
     let of = |ruling| (vec![(AtReady(Host), ProofRuling::Same), (AtReady(second_gpu), ruling)], least);
     assert_eq!(rulings(&[host], &second(gib)), of(ProofRuling::Worse));
     assert_eq!(rulings(&second(gib), &[host]), of(ProofRuling::Better));
-    // Less than the slack is what a driver keeps for any program that queries a GPU.
+    // A driver keeps less than the slack for any program that queries a GPU.
     assert_eq!(rulings(&[host], &second(gib / 64.0)), of(ProofRuling::Same));
-    // A context that the old build had there once has no effect.
+    // Memory that the old build held in a single round has no effect.
     let mut rounds = ProofRounds::new(&policy());
     while let BuildProofStep::Visit { side, .. } = rounds.next() {
         let once = side == BuildSide::Old && rounds.count() == 1;
@@ -296,7 +296,7 @@ fn a_new_build_that_fails_is_worse_and_an_old_one_that_fails_proves_nothing() {
         BuildProof::from_rounds(&ProofRounds::new(&policy()), InterfaceComparison::default(), None).verdict(),
         ProofRuling::Unknown
     );
-    // Interrupted after the first round: unknown yet if the old build repeats itself.
+    // Interrupted after one round, so it is unknown if the old build repeats itself.
     let mut rounds = ProofRounds::new(&policy());
     let text = |text: &str| BuildVisit {
         replies: vec![BuildReply { request: "q".to_owned(), text: text.to_owned(), ..BuildReply::default() }],

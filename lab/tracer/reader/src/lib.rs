@@ -1,4 +1,4 @@
-//! Reads the files published by the tracer (`lab/tracer`), and names the places that allocate.
+//! Reads the files that the tracer (`lab/tracer`) publishes, and names the places that allocate.
 //!
 //! ```text
 //!   library ──> a file ──> LD_PRELOAD ──> DIR/PID.trace ──> TraceSnapshot ────┐
@@ -6,8 +6,7 @@
 //!                                                                             ┘    an earlier snapshot
 //! ```
 //!
-//! The crate embeds the library, so that nothing but the program needs to be installed. No process is
-//! started here, and nothing is decided.
+//! The crate embeds the library, so that only the program needs to be installed. It starts no process.
 //!
 //! | file | content |
 //! |---|---|
@@ -35,7 +34,7 @@ pub use preload::{PreloadObstacle, preload_obstacle};
 pub use snapshot::{CallSite, TraceError, TraceLosses, TraceSnapshot};
 pub use symbols::{CallFrame, SymbolTables};
 
-/// Environment variable with the folder for published files.
+/// Environment variable with the folder in which traced processes publish.
 pub const TRACE_VARIABLE: &str = "LLAMA_WARDEN_TRACE";
 
 /// The embedded library; empty in a program built without it.
@@ -49,7 +48,7 @@ pub fn has_library() -> bool {
 /// Writes the library into a folder for preloading, and returns its path.
 ///
 /// # Errors
-/// Fails if this program was built without it, or if the folder is not writable.
+/// The program was built without the library, or the folder is not writable.
 pub fn write_library(folder: &Path) -> io::Result<PathBuf> {
     if !has_library() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this program was built without the tracer"));

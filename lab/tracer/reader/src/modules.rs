@@ -12,17 +12,16 @@ struct CodeRegion {
     path: PathBuf,
 }
 
-/// Files with code of a process.
+/// Files whose code a process has mapped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessModules {
-    /// Sorted by address.
     regions: Vec<CodeRegion>,
-    /// Root of the process's files, if it runs in another mount namespace.
+    /// Root folder of the process, if it runs in another mount namespace.
     root: Option<PathBuf>,
 }
 
 impl ProcessModules {
-    /// Reads the mappings of a running process; unreadable ones are missing.
+    /// Reads the mappings of a running process; empty if they are not readable.
     pub fn read(pid: u32) -> Self {
         let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
         let regions = maps.into_iter().flatten().filter_map(|map| match map.pathname {
@@ -37,14 +36,14 @@ impl ProcessModules {
         modules
     }
 
-    /// The file of an address, with the offset in the file.
+    /// Returns the file of an address, with the offset in the file.
     pub fn find(&self, address: u64) -> Option<(&Path, u64)> {
         let next = self.regions.partition_point(|region| region.start <= address);
         let region = self.regions.get(next.checked_sub(1)?)?;
         (address < region.end).then(|| (region.path.as_path(), address - region.start + region.offset))
     }
 
-    /// Returns the path under which we can read a file that the process knows as `path`.
+    /// Returns the path under which llama-warden can read a file of the process.
     pub(crate) fn readable_path(&self, path: &Path) -> PathBuf {
         let inside = self.root.as_deref().map(|root| root.join(path.strip_prefix("/").unwrap_or(path)));
         inside.filter(|inside| inside.exists()).unwrap_or_else(|| path.to_owned())

@@ -1,5 +1,4 @@
-//! Groups call sites by the function that requested the memory, skipping containers and libraries on the
-//! way, and computes the growth since an earlier snapshot.
+//! Groups call sites by the function that requested the memory, skipping containers and allocation libraries.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +17,12 @@ pub enum TracedMemory {
     Host,
     /// GPU memory.
     Device,
-    /// Handles, which cost memory that no call requests explicitly.
+    /// Handles, which cost memory that no call requests.
     Handles,
 }
 
 impl TracedMemory {
-    /// Memory used by allocations of this kind.
+    /// Returns the memory that allocations of this kind use.
     pub const fn from_kind(kind: AllocationKind) -> Self {
         match kind {
             AllocationKind::Heap | AllocationKind::Mapped | AllocationKind::Pinned => Self::Host,
@@ -33,16 +32,16 @@ impl TracedMemory {
     }
 }
 
-/// A place that allocates.
+/// Place that allocates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AllocationPlace {
     /// Kind of memory that is allocated.
     pub memory: TracedMemory,
     /// Allocating function, such as `malloc`.
     pub function: String,
-    /// Enclosing CUDA call, if any, such as `cudaGraphInstantiate`.
+    /// Enclosing CUDA call such as `cudaGraphInstantiate`, if any.
     pub within: Option<String>,
-    /// Calling function by name or address.
+    /// Name or address of the calling function.
     pub called_in: String,
     /// Program or library of the calling function, without its folder.
     pub module: String,
@@ -54,7 +53,7 @@ pub struct AllocationPlace {
     pub live_count: f64,
     /// Growth in bytes since the earlier snapshot.
     pub more_bytes: i64,
-    /// Growth in allocations.
+    /// Growth in allocations since the earlier snapshot.
     pub more_count: f64,
     /// Bytes allocated since the earlier snapshot, live or freed.
     pub churned_bytes: u64,
@@ -128,7 +127,7 @@ pub fn group_by_place(
 
 const TRACER_MODULE: &str = "libwarden_tracer";
 
-/// Names of common allocation wrappers, which do not identify the caller.
+/// Allocation wrappers, which do not identify the caller.
 const WRAPPER_NAMES: [&str; 13] = [
     "operator new",
     "std::",
@@ -145,18 +144,18 @@ const WRAPPER_NAMES: [&str; 13] = [
     "_Unwind_",
 ];
 
-/// Returns true if a frame identifies the requester: it has a name, and is no container or allocator.
+/// Returns true if the frame has a name, and is no container or allocator.
 fn identifies_requester(frame: &CallFrame) -> bool {
     let Some(function) = &frame.function else { return false };
     let library =
         ["libc.so", "libstdc++", "libgcc_s", "ld-linux"].iter().any(|start| frame.module.starts_with(start));
-    // The CUDA runtime, if it is linked into the program.
+    // The CUDA runtime may be linked into the program.
     let runtime = ["cuda", "cublas", "cu"].iter().any(|start| {
         function
             .strip_prefix(start)
             .is_some_and(|rest| rest.starts_with(|letter: char| letter.is_ascii_uppercase()))
     });
-    // Rust's `<T as alloc::vec::Something>::function`.
+    // A Rust name may be `<T as alloc::vec::Something>::function`.
     let bare = function
         .strip_prefix('<')
         .map_or(function.as_str(), |rest| rest.split_once(" as ").map_or(rest, |(_, of)| of));

@@ -1,4 +1,4 @@
-//! Detects by its file that a program cannot be traced.
+//! Tells from a program's file that it cannot be traced.
 
 use std::fmt;
 use std::fs::File;
@@ -10,9 +10,9 @@ use object::{Endianness, ReadCache, elf};
 /// Reason why the dynamic loader cannot preload the library into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreloadObstacle {
-    /// Linked statically, so there is no dynamic loader.
+    /// The program is linked statically and has no dynamic loader.
     Static,
-    /// Linked to musl, whose loader cannot load a glibc library and ends the program.
+    /// The program is linked to musl, whose loader fails on a glibc library and ends the program.
     Musl,
 }
 
@@ -25,8 +25,7 @@ impl fmt::Display for PreloadObstacle {
     }
 }
 
-/// The obstacle, if any; `None` also for files without this information: scripts, and programs for other
-/// processors.
+/// Returns the obstacle, if any; `None` also for scripts, and programs for other processors.
 pub fn preload_obstacle(program: &Path) -> Option<PreloadObstacle> {
     let cache = ReadCache::new(File::open(program).ok()?);
     let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;

@@ -1,4 +1,4 @@
-//! Parses the published file as it is at one moment. The file is untrusted: values out of range are dropped.
+//! Parses a published file. The file is untrusted: values out of range are dropped.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -23,12 +23,12 @@ pub enum TraceError {
     Foreign { path: PathBuf },
 }
 
-/// Events missing from the counts.
+/// Events that the counts miss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceLosses {
-    /// Allocations that were counted but whose free will not be seen.
+    /// Counted allocations whose free will not be seen.
     pub unfollowed: u64,
-    /// Samples without room for their call site.
+    /// Samples dropped because no record was free for their call site.
     pub siteless: u64,
     /// Stack walks that were truncated, or skipped because the program registers unwind tables at run time.
     pub short_walks: u64,
@@ -36,16 +36,16 @@ pub struct TraceLosses {
     pub walks: u64,
 }
 
-/// A call site: an allocating function with the return addresses of its callers.
+/// Allocating function with the return addresses of its callers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallSite {
-    /// Number in the file, constant over all snapshots of a process.
+    /// Number in the file, the same in all snapshots of a process.
     pub number: u32,
     /// Allocating function, such as `malloc`.
     pub function: &'static str,
     /// Kind of allocation.
     pub kind: AllocationKind,
-    /// Site number of the enclosing counted call, if any.
+    /// Number of the site of the enclosing CUDA call, if any.
     pub within: Option<u32>,
     /// Return addresses, innermost first, beginning with the tracer's own.
     pub addresses: Vec<u64>,
@@ -57,7 +57,7 @@ pub struct CallSite {
     pub total_bytes: u64,
     /// Estimated number of allocations ever made.
     pub total_count: f64,
-    /// Maximum of live bytes.
+    /// Most live bytes at any time.
     pub peak_bytes: u64,
 }
 
@@ -72,9 +72,9 @@ pub struct TraceSnapshot {
     pub interval: u64,
     /// Path of the program.
     pub exe: PathBuf,
-    /// The program replaces the C library's allocator, so heap blocks are not counted.
+    /// True if the program replaces the C library's allocator, so heap blocks are not counted.
     pub own_heap: bool,
-    /// Missing events.
+    /// Events that the counts miss.
     pub losses: TraceLosses,
     /// Call sites.
     pub sites: Vec<CallSite>,
@@ -84,10 +84,10 @@ impl TraceSnapshot {
     /// Reads a trace.
     ///
     /// # Errors
-    /// Fails if the file cannot be read or is no trace.
+    /// The file cannot be read, or is no trace.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         let unreadable = |source| TraceError::Unreadable { path: path.to_owned(), source };
-        // Regular files only: opening a pipe would block.
+        // Opening a pipe would block.
         if !fs::metadata(path).map_err(unreadable)?.is_file() {
             return Err(TraceError::Foreign { path: path.to_owned() });
         }
@@ -95,11 +95,11 @@ impl TraceSnapshot {
         Self::parse(&bytes).ok_or_else(|| TraceError::Foreign { path: path.to_owned() })
     }
 
-    /// Snapshots of all running processes that publish in a folder, the one with most allocations first: a
-    /// wrapper and its shell publish, too.
+    /// Reads the traces of all running processes in a folder, the one with most allocations first: a wrapper
+    /// and its shell publish, too.
     ///
     /// # Errors
-    /// Fails if the folder cannot be read.
+    /// The folder cannot be read.
     pub fn all_in(folder: &Path) -> Result<Vec<Self>, TraceError> {
         let unreadable = |source| TraceError::Unreadable { path: folder.to_owned(), source };
         let mut found = Vec::new();
@@ -120,12 +120,12 @@ impl TraceSnapshot {
         self.sites.iter().fold(0, |sum, site| sum.saturating_add(site.total_bytes))
     }
 
-    /// Live bytes of these kinds.
+    /// Returns the live bytes of these kinds.
     pub fn live_bytes(&self, kinds: &[AllocationKind]) -> i64 {
         self.of_kinds(kinds).fold(0, |sum, site| sum.saturating_add(site.live_bytes))
     }
 
-    /// Live allocations of these kinds.
+    /// Returns the number of live allocations of these kinds.
     pub fn live_count(&self, kinds: &[AllocationKind]) -> f64 {
         self.of_kinds(kinds).map(|site| site.live_count).sum()
     }
@@ -183,14 +183,13 @@ impl TraceSnapshot {
     }
 }
 
-/// Returns true if a process runs and still maps this file. If a shell execs a server that cannot be traced,
-/// the shell's file stays behind unmapped.
+/// A shell that execs an untraceable server leaves a file that the process no longer maps.
 fn has_mapped(pid: u32, file: &Path) -> bool {
     let maps = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.maps().ok());
     let path = fs::canonicalize(file).ok();
     let inode = fs::metadata(file).map(|facts| facts.ino()).ok();
     maps.into_iter().flatten().any(|map| match map.pathname {
-        // On some file systems, either path or inode differs from that of the file.
+        // On some file systems, the mapping shows another path or inode than the file.
         MMapPath::Path(mapped) => path.as_ref() == Some(&mapped) || Some(map.inode) == inode,
         _ => false,
     })
@@ -216,7 +215,7 @@ mod tests {
         put(at + record::FRAME, &[1_u64.to_ne_bytes(), 2_u64.to_ne_bytes()].concat());
         put(at + record::LIVE_BYTES, &(-5_i64).to_ne_bytes());
         put(at + record::LIVE_COUNT, &384_i64.to_ne_bytes());
-        // A record that is being written, and one of an unknown function.
+        // A record that is being written, and one with an unknown function.
         put(HEADER_BYTES + RECORD_BYTES, &BUSY_HASH.to_ne_bytes());
         put(HEADER_BYTES + 2 * RECORD_BYTES, &77_u64.to_ne_bytes());
         put(HEADER_BYTES + 2 * RECORD_BYTES + record::FUNCTION, &1000_u32.to_ne_bytes());

@@ -1,5 +1,5 @@
-//! Resolves addresses to function names by the symbol tables of programs and libraries. A stripped library
-//! has only the names that it exports; an address without a name is shown by its offset in the file.
+//! Resolves addresses to function names by symbol tables. A stripped library only names its exported
+//! functions; an address without a name is shown as an offset in the file.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::modules::ProcessModules;
 
-/// A step of a call chain.
+/// Step of a call chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CallFrame {
     /// Demangled function name without arguments; `None` if unknown.
     pub function: Option<String>,
     /// Program or library, without its folder.
     pub module: String,
-    /// Offset in that file.
+    /// Offset in the file of this module.
     pub offset: u64,
 }
 
@@ -30,19 +30,19 @@ impl std::fmt::Display for CallFrame {
     }
 }
 
-/// A function of a file: begin, size, and name in the symbol table.
+/// Address, size and symbol name of a function.
 type SymbolEntry = (u64, u64, Box<str>);
 
 #[derive(Debug, Default)]
 struct SymbolTable {
-    /// Loaded segments: file offset, length, address.
+    /// File offset, length and address of each loaded segment.
     segments: Vec<(u64, u64, u64)>,
     functions: Vec<SymbolEntry>,
 }
 
 impl SymbolTable {
     fn read(path: &Path) -> Option<Self> {
-        // CUDA's libraries have hundreds of megabytes, of which only the symbol tables are read.
+        // CUDA's libraries have hundreds of megabytes; the cache reads only the parts in use.
         let cache = object::ReadCache::new(std::fs::File::open(path).ok()?);
         let file = object::File::parse(&cache).ok()?;
         let segments = file.segments().map(|segment| {
@@ -77,9 +77,9 @@ pub struct SymbolTables {
 }
 
 impl SymbolTables {
-    /// The frame of a call, by its return address.
+    /// Returns the frame of a call from its return address.
     pub fn frame(&mut self, modules: &ProcessModules, address: u64) -> CallFrame {
-        // The call is before its return address, which may already belong to the next function.
+        // The call lies before its return address, which may already belong to the next function.
         let Some((path, offset)) = modules.find(address.saturating_sub(1)) else {
             return CallFrame { function: None, module: "unknown".to_owned(), offset: address };
         };
@@ -108,7 +108,7 @@ fn without_arguments(name: &str) -> String {
     let mut depth = 0_usize;
     let mut short = String::with_capacity(name.len());
     let mut rest = name;
-    // An operator's own angle brackets are no template arguments.
+    // Angle brackets of an operator's name are no template arguments.
     if let Some(at) = name.find("operator") {
         let after = at + "operator".len();
         let sign = name[after..].bytes().take_while(|byte| b"<>=-".contains(byte)).count();

@@ -1,27 +1,23 @@
-//! Simulated histories of speed: processes of one build scatter, the machine drifts, and other programs
-//! disturb some processes.
+//! Searches for slowdowns in simulated histories with scatter, drift and disturbed processes.
 
 use super::*;
 
-/// Noise of a machine.
 #[derive(Clone, Copy, Debug)]
 struct Noise {
-    /// Scatter between processes of one build.
     scatter: f64,
-    /// Drift from one process to the next.
     drift: f64,
-    /// One process of this many is disturbed, by a tenth to a third.
+    /// One in this many processes is disturbed, by a tenth to a third.
     disturbed: u64,
 }
 
-/// A dedicated GPU, as measured.
+/// As measured on a dedicated GPU.
 const QUIET: Noise = Noise { scatter: 0.01, drift: 0.002, disturbed: 0 };
-/// A desktop with other programs.
+/// As on a desktop with other programs.
 const BUSY: Noise = Noise { scatter: 0.02, drift: 0.004, disturbed: 50 };
 
 struct Speeds {
     place: Place,
-    /// Factors on the time of the previous revision, from these revisions on.
+    /// Revisions that change the time, each with the factor relative to its predecessor.
     steps: Vec<(usize, f64)>,
     noise: Noise,
     machine: f64,
@@ -59,8 +55,8 @@ impl Speeds {
     }
 }
 
-/// Returns how often of a hundred searches the right revision is found, and the mean number of processes.
-/// All other searches must find none.
+/// Returns the number of searches, of a hundred, that find the right revision, and the mean number of
+/// processes. All other searches must find none.
 fn named(first: u64, factor: f64, noise: Noise) -> (usize, usize) {
     let (mut right, mut legs) = (0, 0);
     for seed in first..first + 100 {
@@ -179,7 +175,7 @@ fn an_end_that_is_gone_ends_the_search_and_once_is_no_matter() {
 
 #[test]
 fn a_revision_with_a_part_of_it_is_not_on_one_side_now_and_on_the_other_then() {
-    // Judges often, as if independent: which verdicts occur, and how often a wrong one.
+    // Counts the verdicts of many independent judgements.
     let mut told = Vec::new();
     for (noise, part) in [0.2, 0.3, 0.4, 0.45, 0.6].into_iter().flat_map(|part| [(QUIET, part), (BUSY, part)])
     {

@@ -1,17 +1,16 @@
-//! Simulated histories of answers: builds with different last digits, random answers, and none, one or two
-//! revisions that change answers.
+//! Searches for changed answers in simulated histories, where builds differ in last digits, answer at random,
+//! or change answers in up to two revisions.
 
 use super::*;
 use warden_policies::defaults::Strictness;
 
 use crate::proof::ReplyToken;
 
-/// Number of questions.
 const ALL: usize = 10;
 
 struct Talk {
     place: Place,
-    /// From this revision on, these questions are answered differently by this many nats.
+    /// Each entry: the revision that changes answers, the changed questions, and the change in nats.
     changes: Vec<(usize, &'static [usize], f64)>,
     /// Jitter of one build's log probabilities between processes.
     jitter: f64,
@@ -80,7 +79,7 @@ fn in_a_hundred_histories_the_revision_that_changed_answers_is_found_in_each() {
         let requests = vec!["text 1".to_owned(), "text 4".to_owned()];
         assert_eq!(told.symptom, Some(RevisionSymptom::Answers { requests }));
         assert!(told.judged.iter().filter_map(|one| one.answers.as_ref()).all(|said| !said.is_third()));
-        // A build that repeats itself is asked once.
+        // A build that repeats itself answers each question once.
         assert!(told.legs < 60, "seed {seed}: {} processes", told.legs);
     }
 }
@@ -128,7 +127,7 @@ fn of_two_revisions_that_change_answers_the_first_is_found_and_that_there_are_mo
             continue;
         }
         talk.place.broken.retain(|at| *at != last && *at + 1 != last);
-        // Changes of the same question, and of another one.
+        // The second change affects the same question as the first, or another one.
         let (same, other): (&[usize], &[usize]) = (&[1, 4], &[8]);
         let second = first + 1 + usize::try_from(talk.place.random.below((last - first) as u64)).unwrap();
         talk.changes.push((second, if seed % 2 == 0 { same } else { other }, 2.0));
@@ -156,7 +155,7 @@ fn a_question_that_is_refused_by_one_end_alone_is_a_difference_whichever_it_is()
 fn whoever_wants_equal_answers_hears_of_each_other_word() {
     let mut talk = Talk::new(11);
     (talk.place.last, talk.place.at, talk.place.broken) = (100, 61, Vec::new());
-    // Equal predictions with another token.
+    // Without changes, predictions are equal but tokens may differ.
     talk.changes = Vec::new();
     let search = |strictness, talk: &mut Talk| {
         let proof = ProofPolicy { answers: strictness, ..warden_policies::defaults().proof.clone() };
@@ -186,7 +185,7 @@ fn a_revision_that_answers_now_so_and_now_so_cannot_be_told() {
     talk.changes = vec![(40, &[1], 1.5)];
     let mut times = 0;
     let told = run(RevisionAim::Answers, 64, &mut |ask| {
-        // The first judged revision, and its neighbours.
+        // Only the revision judged first and its neighbours answer at random.
         let revision = if (31..=33).contains(&ask.revision) {
             times += 1;
             if times % 2 == 0 { 64 } else { 0 }
@@ -195,7 +194,7 @@ fn a_revision_that_answers_now_so_and_now_so_cannot_be_told() {
         };
         talk.process(ProcessOrder { revision, ..ask })
     });
-    // Asked once, such a revision may pass for either; its neighbours are asked more often.
+    // After a single answer such a revision may pass for either end; its neighbours answer more often.
     assert!(
         matches!(told.outcome, RevisionOutcome::Found { revision: 40 } | RevisionOutcome::Unsteady { .. }),
         "{:?}",
@@ -222,7 +221,7 @@ fn differences_that_are_too_near_to_count_are_told_and_ends_that_say_nothing_are
     };
     let mut talk = Talk::new(14);
     (talk.place.last, talk.place.broken) = (9, Vec::new());
-    // Chooses between two almost equally likely words.
+    // The build chooses between two almost equally likely words.
     let said = |word: &str, first: f64, second: f64| {
         let token = ReplyToken {
             text: word.to_owned(),
@@ -259,7 +258,7 @@ fn differences_that_are_too_near_to_count_are_told_and_ends_that_say_nothing_are
 fn a_revision_that_was_not_asked_a_question_that_tells_is_not_healthy_by_the_others() {
     let mut talk = Talk::new(15);
     (talk.place.last, talk.place.broken) = (8, Vec::new());
-    // Two revisions change an answer each; the middle one was not asked the question changed by the first.
+    // Two revisions change one answer each; the middle revision did not answer the first changed question.
     talk.changes = vec![(3, &[1], 1.5), (6, &[4], 1.5)];
     let told = run(RevisionAim::Answers, 8, &mut |ask| {
         let ProcessResult::Visit(mut visit) = talk.process(ask) else { panic!() };
