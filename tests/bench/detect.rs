@@ -1,7 +1,7 @@
-//! How soon the growth detector finds leaks, how often it takes something else for one, and what a reading costs.
+//! Measures how soon the growth detector finds leaks, its false alarms, and the cost of a reading.
 //!
-//! `cargo bench -p warden-tests --bench detect [-- RUNS [FIRST_SEED]]`: made-up worlds of 10,000 requests (leaks: 12,000)
-//! in the movement of a real heap, 40 runs of each kind unless told otherwise.
+//! `cargo bench -p warden-tests --bench detect [-- RUNS [FIRST_SEED]]`: simulated worlds of 10,000 requests
+//! (leaks: 12,000) with the variation of a real heap, 40 runs of each kind by default.
 
 use tokio::time::Instant;
 use warden_policies::growth::{GrowthMonitor, GrowthVerdict};
@@ -16,7 +16,7 @@ mod catalogue;
 
 const MIB: f64 = 1_048_576.0;
 
-/// The request of the first verdict of a leak.
+/// Returns the request at which a leak is first reported.
 fn found(world: &SimulatedWorld, declared: u64, requests: u64) -> Option<u64> {
     let mut monitor = GrowthMonitor::new(&defaults().growth);
     monitor.set_allowance(MemoryKind::Host, declared);

@@ -1,8 +1,9 @@
-//! What llama-warden itself costs: memory idle and with a thousand open streams, and the time from its start to the
-//! first answer that came through it.
+//! Measures llama-warden's own cost: memory when idle and with a thousand open streams, and the time from its
+//! start to the first answer.
 //!
-//! `cargo bench -p warden-tests --bench footprint`: memory is PSS from `/proc/PID/smaps_rollup`; the streams come from
-//! fake-llama; the start is with a real llama-server and a sample model, beside that server started directly.
+//! `cargo bench -p warden-tests --bench footprint`: memory is PSS from `/proc/PID/smaps_rollup`; fake-llama
+//! sends the streams. The start uses a real llama-server and a sample model, compared with a direct start of
+//! that server.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -38,7 +39,7 @@ async fn memory() -> Result<[f64; 3], Trouble> {
     let idle = pss_mib(pid)?;
     let mut streams = Vec::new();
     for number in 0..STREAMS {
-        // The head comes when the request has its slot.
+        // The head arrives when the request has its slot.
         let body = chat(&number.to_string(), "m", "hello", 10_000, true);
         streams.push(warden.http.stream(CHAT, &body).await?);
     }
@@ -51,7 +52,7 @@ async fn memory() -> Result<[f64; 3], Trouble> {
     Ok([idle, busy, pss_mib(pid)?])
 }
 
-/// The time from `launch` to the first answer of a completion at the address that it gives.
+/// Returns the time from `start` to the first answer of a completion.
 async fn first_answer(http: &Http, start: Instant) -> Result<Duration, Trouble> {
     let body =
         json!({"model": "sample", "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]});

@@ -1,11 +1,12 @@
-//! How long a waiting request is held up while its model is replaced, in both ways, and what of a sequential replacement is
-//! llama-server's own.
+//! Measures how long a replacement delays waiting requests, in both ways, and llama-server's own part in a
+//! sequential one.
 //!
-//! `cargo bench -p warden-tests --bench gap`: four clients send small requests without pause to a real llama-server with
-//! a sample model; each replacement's figure is the longest time of any request that overlapped it. "quiet" is the same
-//! over as many spells without a replacement. Then models of two sizes, without load: what the ledger says of each sequential
-//! replacement, beside starts of the same llama-server by hand, in turn. `WARDEN_GAP_MIB=2048` is the larger one's size, and
-//! `WARDEN_GAP_FLAGS` are further flags (`-ngl 99` on a machine with a GPU).
+//! `cargo bench -p warden-tests --bench gap`: four clients send small requests without a pause to a real
+//! llama-server with a sample model. The figure of a replacement is the longest time of any request that
+//! overlapped it; "quiet" is the same over as many periods without a replacement. Then models of two sizes,
+//! without load: the ledger's figures of each sequential replacement, alternating with direct starts of the
+//! same llama-server. `WARDEN_GAP_MIB=2048` sets the larger size, `WARDEN_GAP_FLAGS` further flags (`-ngl 99`
+//! with a GPU).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use warden_rig::{Home, Http, Trouble};
 const REPLACEMENTS: usize = 20;
 const CLIENTS: usize = 4;
 
-/// Clients that send until told to stop; every request's start and time comes through the channel.
+/// Runs clients until stopped; sends the start and the time of every request through the channel.
 fn clients(
     http: &Http,
     stop: &CancellationToken,
@@ -96,13 +97,12 @@ async fn measure(replace: &str) -> Result<(Vec<Duration>, Vec<Duration>), Troubl
     Ok((quiet, replaced))
 }
 
-/// Sequential replacements of one model, and starts by hand between them.
+/// Number of sequential replacements, and of direct starts between them.
 const PARTS: usize = 9;
-/// How often it is asked whether a llama-server that was started by hand is ready.
 const ASKED: Duration = Duration::from_millis(1);
 const MINUTES: Duration = Duration::from_secs(300);
 
-/// A model of about so many MiB: each layer of this width has some 86 of them.
+/// Writes a model of about this size: each layer of this width has some 86 MiB.
 fn large_model(directory: &Path, mib: u32) -> Result<PathBuf, Trouble> {
     let path = directory.join("large.gguf");
     let sizes = ModelSizes { layers: (mib / 86).max(1), ..ModelSizes::LLAMA_GPU };
@@ -110,7 +110,7 @@ fn large_model(directory: &Path, mib: u32) -> Result<PathBuf, Trouble> {
     Ok(path)
 }
 
-/// From the making of a llama-server by hand to its first good answer.
+/// Returns the time from the spawn of a llama-server to its first good answer.
 async fn own_start(server: &Path, model: &Path, flags: &[String]) -> Result<Duration, Trouble> {
     let home = Home::new()?;
     let socket = home.path().join("direct.sock");
@@ -132,8 +132,8 @@ async fn own_start(server: &Path, model: &Path, flags: &[String]) -> Result<Dura
     Ok(begun.elapsed())
 }
 
-/// Medians, in milliseconds: the start by hand, then what the ledger says: the gap, the old one's end, the new one's start, ours;
-/// and the most that was ours.
+/// Returns medians in milliseconds: the direct start; from the ledger the gap, the old process's end, the new
+/// one's start and llama-warden's part; and the largest such part.
 async fn parts(model: &Path, flags: &[String]) -> Result<[f64; 6], Trouble> {
     let server = llama_server().await?;
     let lines = format!(
@@ -204,7 +204,7 @@ async fn main() -> Result<(), Trouble> {
     );
     println!("|---|---|---|---|---|");
     for replace in ["sequential", "overlap"] {
-        // A failed request ends the benchmark with an error, so a row means none failed.
+        // A failed request ends the benchmark, so every row means that none failed.
         let (mut quiet, mut replaced) = measure(replace).await?;
         println!(
             "| {replace} | {:.1} | {:.1} | {:.1} | 0 |",

@@ -1,6 +1,8 @@
-//! What llama-warden adds to a request, against the same llama-server reached directly over TCP.
+//! Measures the time that llama-warden adds to a request, compared with a direct TCP connection to the same
+//! llama-server.
 //!
-//! `cargo bench -p warden-tests --bench overhead`: interleaved rounds, medians over rounds of each round's p50 and p99.
+//! `cargo bench -p warden-tests --bench overhead`: alternating rounds; medians over rounds of each round's
+//! p50 and p99.
 
 use std::ffi::OsString;
 
@@ -33,7 +35,7 @@ async fn main() -> Result<(), Trouble> {
     let lines = model_lines(SamplePreset::Chat, &FLAGS).await?;
     let setup = Setup::new()?.model("sample", &lines).top("log.level = 'warn'");
 
-    // A port that was free a moment ago: llama-server tells a port of its own choice only in its log.
+    // llama-server reports a port of its own choice only in its log, so choose a port that was just free.
     let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let mut args: Vec<OsString> = vec!["-m".into(), model.into()];
     args.extend(FLAGS.iter().map(OsString::from));
@@ -60,7 +62,7 @@ async fn main() -> Result<(), Trouble> {
     ];
     for (name, make, clients, each) in cases {
         let mut figures: [Vec<f64>; 4] = Default::default();
-        // The first round warms caches and connections up and does not count.
+        // The first round warms caches and connections, and does not count.
         for round in 0..=ROUNDS {
             for (side, http) in [&direct, &warden.http].into_iter().enumerate() {
                 let mut times = closed_loop(http, clients, each, make).await?;

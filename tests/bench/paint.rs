@@ -1,8 +1,9 @@
-//! How soon a browser shows the page of an instance with 50 models, from loopback.
+//! Measures how soon a browser shows the page of an instance with 50 models, over loopback.
 //!
-//! `cargo bench -p warden-tests --bench paint`: Debian's chromium without a head loads the overview (`PerformancePaintTiming`), in a context
-//! of its own each time, and then again and again in one, in turn with a page of one word from a server beside it: what a browser takes for
-//! any page. Nothing is judged: the figures are those of the machine and of what else it does.
+//! `cargo bench -p warden-tests --bench paint`: headless chromium loads the overview
+//! (`PerformancePaintTiming`) in new contexts, then repeatedly in one context, alternating with a page of one
+//! word from another server, which shows the browser's own time. There is no verdict: the figures depend on
+//! the machine and its load.
 
 use serde_json::{Value, json};
 use warden_rig::browser::Browser;
@@ -26,7 +27,7 @@ async fn measured() -> Result<Option<Value>, Trouble> {
     browser.paint(&format!("http://127.0.0.1:{port}"), ROUNDS).await.map(Some)
 }
 
-/// The least, the median and the most of the figures of one kind.
+/// Returns the least, the median and the largest figure of a kind.
 fn figures(all: &[Value], page: &str, name: &str, kept: bool) -> Result<[f64; 3], Trouble> {
     let own = all.iter().filter(|one| one["page"] == page && one["what"] == name && one["kept"] == kept);
     let mut values: Vec<f64> = own.filter_map(|one| one["value"].as_f64()).collect();

@@ -1,10 +1,10 @@
-//! How long probes wait for their answers, idle and while all cores are busy with requests, beside `HAProxy`'s own `monitor-uri` on the
-//! same machine in the same minute.
+//! Measures the latency of probes, idle and with all cores busy, compared with `HAProxy`'s own `monitor-uri`
+//! on the same machine at the same time.
 //!
-//! `cargo bench -p warden-tests --bench probes`: 64 clients send small requests without a pause through `HAProxy` to llama-warden, with
-//! fake-llama behind it. Each question comes on a connection of its own, as a kubelet's does, from one thread. The last line is
-//! llama-warden's own count: what it takes from a question to its answer, without the waits for a core before and after. Nothing is
-//! asserted: on a busy machine the scheduler decides.
+//! `cargo bench -p warden-tests --bench probes`: 64 clients send small requests without a pause through
+//! `HAProxy` and llama-warden to fake-llama. Each probe has a new connection, as a kubelet's, from one
+//! thread. The last line is llama-warden's own count, from the probe to its answer without waits for a core.
+//! There is no verdict: on a busy machine the scheduler decides.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -23,10 +23,10 @@ use warden_rig::{Context as _, Home, Http, Trouble, http, ports, wait_until};
 
 const CLIENTS: usize = 64;
 const QUESTIONS: usize = 2000;
-/// A picker asks every 50 ms; with this pause all questions take some seconds.
+/// A picker probes every 50 ms; with this pause all probes take some seconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// From connecting to the end of the answer.
+/// Returns the time from the connect to the end of the answer.
 async fn ask(address: SocketAddr, path: &str) -> Result<Duration, Trouble> {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(address).await?;
@@ -43,7 +43,7 @@ async fn ask(address: SocketAddr, path: &str) -> Result<Duration, Trouble> {
 }
 
 #[expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
-/// The figures of each question, asked in turn so that all have the same minute.
+/// Prints the figures of each probe; probes alternate, so that all have the same conditions.
 async fn measure(what: &str, questions: &[(&str, SocketAddr, &str)]) -> Result<(), Trouble> {
     let mut times = vec![Vec::with_capacity(QUESTIONS); questions.len()];
     for _ in 0..QUESTIONS {

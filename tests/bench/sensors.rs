@@ -1,9 +1,9 @@
-//! What it costs to watch eight backends: the CPU time of the thread that reads, as a share of one core at the interval
-//! of the product. The aim is less than half a percent.
+//! Measures the cost of watching eight backends: CPU time of the reading thread, as a share of one core at
+//! the product's interval. The aim is less than half a percent.
 //!
-//! `cargo bench -p warden-tests --bench sensors`: the backends are children with as many threads as a llama-server has.
-//! With an NVIDIA driver its library is read; without one, a library of our own (`tests/fake-nvml`) that lists the
-//! children on two GPUs, so that everything but the driver's own work is measured. CPU time, not wall time.
+//! `cargo bench -p warden-tests --bench sensors`: the backends are children with as many threads as a
+//! llama-server. With an NVIDIA driver its library is read; otherwise `tests/fake-nvml` lists the children on
+//! two GPUs, so that everything but the driver's own work is measured.
 
 use std::io::Read as _;
 use std::os::unix::process::CommandExt as _;
@@ -17,12 +17,12 @@ use warden_sensors::{GpuSensors, cgroup_memory, host_confirmed, host_memory, hos
 
 const BACKENDS: usize = 8;
 
-/// A llama-server on a machine with 16 cores, while requests are running.
+/// Threads of a busy llama-server on a machine with 16 cores.
 const THREADS: usize = 40;
 
 const ROUNDS: u32 = 200;
 
-/// What a child does: it holds some memory and threads until its standard input ends, with us or before.
+/// Body of a child: holds memory and threads until its standard input ends.
 #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
 fn idle() -> Result<(), Trouble> {
     let memory = vec![1_u8; 64 << 20];
@@ -68,14 +68,13 @@ impl Drop for Backends {
     }
 }
 
-/// CPU time of this thread, in the kernel and outside of it.
 fn cpu_time() -> Result<Duration, Trouble> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
     let nanoseconds = text.split_ascii_whitespace().next().context("schedstat is empty")?;
     Ok(Duration::from_nanos(nanoseconds.parse().context("schedstat")?))
 }
 
-/// The driver's library, or ours, and its name.
+/// Opens the driver's library, or the simulated one; also returns its name.
 fn gpus(folder: &Path, pids: &[u32]) -> Result<(GpuSensors, &'static str), Trouble> {
     let real = GpuSensors::open();
     if !real.devices().is_empty() {
@@ -126,7 +125,7 @@ fn main() -> Result<(), Trouble> {
     let host = || pids.iter().try_for_each(|pid| host_memory(*pid).map(|_| ()).context("host memory"));
     let vram = || {
         let read = gpus.read();
-        // In a container the driver may tell nothing: that costs as much.
+        // In a container the driver may report nothing, at the same cost.
         for pid in &pids {
             drop(std::hint::black_box(read.group_vram(*pid)));
         }

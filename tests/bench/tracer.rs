@@ -1,9 +1,9 @@
-//! What it costs to be traced: decode speed of a real llama-server with the tracer and without.
+//! Measures the cost of tracing: decode speed of a real llama-server with and without the tracer.
 //!
-//! `cargo bench -p warden-tests --bench tracer [CASE]`: two servers, one under `LD_PRELOAD`, asked in turn on one thread; the
-//! figures are medians, and the ratios those of neighbouring answers. `chat` is the worst case (a token takes a fraction of
-//! a millisecond), `llama` a model whose tokens take some milliseconds, as real ones do on a CPU. Besides the speed it
-//! tells the processor time of a token, which says the same on a machine that has other things to do.
+//! `cargo bench -p warden-tests --bench tracer [CASE]`: two servers, one under `LD_PRELOAD`, answer
+//! alternately on one thread. Figures are medians; ratios are those of neighbouring answers. `chat` is the
+//! worst case (a token takes a fraction of a millisecond); tokens of `llama` take some milliseconds, as real
+//! ones do on a CPU. The processor time per token is less affected by a busy machine.
 
 use std::path::Path;
 
@@ -15,22 +15,19 @@ use warden_rig::real::{Undisturbed, llama_server, sample_model};
 use warden_rig::{Context as _, Home, Trouble};
 use warden_tracer_reader::{TRACE_VARIABLE, TraceSnapshot, write_library};
 
-/// The variable for the bytes between samples on average.
 const INTERVAL_VARIABLE: &str = "LLAMA_WARDEN_TRACE_INTERVAL";
-/// Answers of each server.
 const ROUNDS: u64 = 40;
 const FLAGS: [&str; 8] = ["-t", "1", "-np", "1", "-c", "4096", "--cache-ram", "0"];
 
-/// What a token took.
 #[derive(Clone, Copy)]
 struct Cost {
-    /// Tokens generated in a second.
     speed: f64,
-    /// Microseconds of a processor that the server used for each token, its prompt included.
+    /// Microseconds of processor time per token, including the prompt.
     processor: f64,
 }
 
-/// Nanoseconds that a process has run so far, as its threads tell: the kernel's usual count is in hundredths of a second.
+/// Returns the CPU time of a process in nanoseconds, as the sum over its threads: the kernel's usual count
+/// has hundredths.
 fn ran(pid: i32) -> Result<u64, Trouble> {
     let mut all = 0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -65,7 +62,7 @@ async fn compare(name: &str, model: &Path, interval: &str, tokens: u64) -> Resul
     }
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
-        // Whichever comes first, so that a machine that changes its speed does not favour one.
+        // Alternate the order, so that changes of the machine's speed favour no side.
         let (first, second) = if round % 2 == 0 { (&plain, &traced) } else { (&traced, &plain) };
         let costs = (ask(first, round, tokens).await?, ask(second, round, tokens).await?);
         let (one, other) = if round % 2 == 0 { costs } else { (costs.1, costs.0) };
@@ -99,7 +96,7 @@ async fn main() -> Result<(), Trouble> {
     let sizes = ModelSizes { layers: 8, width: 1024, feed: 2816, heads: 16, ..ModelSizes::LLAMA };
     SizedModel { arch: ModelArch::Llama, sizes, seed: 1 }.write(&larger)?;
     let chat = sample_model(SamplePreset::Chat)?;
-    // Cargo's own words begin with two dashes.
+    // Cargo's own arguments begin with two dashes.
     let only = std::env::args().skip(1).find(|word| !word.starts_with("--"));
     for interval in ["16384", "65536", "524288"] {
         let name = format!("chat-{interval}");

@@ -1,9 +1,10 @@
-//! How long the first token of the next turn takes after a planned replacement: undisturbed, warm and cold.
+//! Measures the time to the first token of a turn after a planned replacement: undisturbed, warm and cold.
 //!
-//! `cargo bench -p warden-tests --bench warm`: eight conversations of about 4,000 tokens on a real llama-server with a sample model, one
-//! turn each, one more undisturbed, and one more after a replacement; the same with `warm = "off"`. One conversation after the other, so
-//! each first token is a prompt's time and nothing else. The last column is the line of the ledger. `WARDEN_WARM_SIZE=gpu` takes models of
-//! some gigabytes, and `WARDEN_WARM_FLAGS` are further flags (`-ngl 99` on a machine with a GPU).
+//! `cargo bench -p warden-tests --bench warm`: eight conversations of about 4,000 tokens on a real
+//! llama-server with a sample model have a turn each, one more undisturbed, and one more after a replacement;
+//! then the same with `warm = "off"`. They run one after the other, so the first token shows only the
+//! prompt's time. The last column is the ledger's line. `WARDEN_WARM_SIZE=gpu` uses models of some gigabytes;
+//! `WARDEN_WARM_FLAGS` adds flags (`-ngl 99` with a GPU).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +20,7 @@ const CONVERSATIONS: usize = 8;
 /// Words of the first message, of some four tokens each.
 const WORDS: usize = 980;
 
-/// One turn of each conversation: the times to the first tokens, and how many tokens of prompt were evaluated.
+/// One turn of each conversation: times to the first tokens, and evaluated prompt tokens.
 #[derive(Debug, Default)]
 struct Turns {
     times: Vec<Duration>,
@@ -67,12 +68,11 @@ fn talks() -> Vec<Vec<Value>> {
     (0..CONVERSATIONS).map(|n| vec![json!({ "role": "user", "content": text(n) })]).collect()
 }
 
-/// What a server has loaded.
 #[derive(Clone, Copy, Debug)]
 struct Loaded {
     name: &'static str,
     arch: &'static str,
-    /// Beside its model one for images, of which these conversations have none.
+    /// Also loads a projector, although the conversations have no images.
     projector: bool,
 }
 
@@ -114,7 +114,7 @@ async fn started(loaded: Loaded, replace: &str, warm: &str) -> Result<Warden, Tr
     Ok(warden)
 }
 
-/// The turns before and after a replacement, and the line of the ledger.
+/// Returns the turns before and after a replacement, and the ledger's line.
 async fn measure(loaded: Loaded, replace: &str, warm: &str) -> Result<(Turns, Turns, String), Trouble> {
     let warden = started(loaded, replace, warm).await?;
     let mut talks = talks();

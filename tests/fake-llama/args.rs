@@ -1,25 +1,20 @@
-//! llama-server's flags, as far as the stand-in cares.
+//! llama-server's flags, as far as fake-llama needs them.
 //!
-//! Unknown flags are accepted and ignored together with their values, which no argument parser of the trade does;
-//! hence this small one by hand. `--no-such-flag` is refused, in llama-server's words.
+//! Unknown flags and their values are ignored, which the usual argument parsers cannot do. `--no-such-flag`
+//! is refused, with llama-server's message.
 
 use std::path::PathBuf;
 
-/// What the command line asks for.
 #[derive(Debug)]
 pub(crate) enum Parsed {
-    /// Serve with these settings.
     Serve(Args),
-    /// `--version`.
     Version,
-    /// `--help`.
     Help,
 }
 
-/// The settings the stand-in understands.
 #[derive(Debug, Clone)]
 pub(crate) struct Args {
-    /// `-m`: must exist, is never read.
+    /// `-m`: must exist, but is never read.
     pub(crate) model: Option<PathBuf>,
     /// `-a`, or the model's path.
     pub(crate) alias: String,
@@ -27,28 +22,26 @@ pub(crate) struct Args {
     pub(crate) hosts: Vec<String>,
     /// `--port`; 0 lets the system choose.
     pub(crate) port: u16,
-    /// `-np`: how many requests generate at once.
+    /// `-np`: number of concurrent generations.
     pub(crate) slots: u32,
     /// `-c`: context length in tokens, for all slots together.
     pub(crate) context: u64,
     /// `-ub`: tokens of a micro-batch.
     pub(crate) ubatch: u64,
-    /// `--metrics`.
     pub(crate) metrics: bool,
     /// `--cache-ram`: MiB of the prompt cache, 0 for none, negative for no limit.
     pub(crate) cache_ram: i64,
-    /// `--api-key`.
     pub(crate) api_key: Option<String>,
     /// `--slot-save-path`: a directory.
     pub(crate) slot_save_path: Option<PathBuf>,
-    /// `--embeddings`: accepted; embeddings are always served.
+    /// `--mmproj`: accepts images.
     pub(crate) mmproj: bool,
 }
 
-/// Reads the flags after the program's name.
+/// Parses the flags after the program's name.
 ///
 /// # Errors
-/// The line llama-server would print before it exits with 1.
+/// The line that llama-server prints before it exits with 1.
 pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
     let mut args = Args {
         model: None,
@@ -111,7 +104,7 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
     Ok(Parsed::Serve(args))
 }
 
-/// A word that does not look like a flag; `-1` is a value.
+/// Returns true for a word that is no flag; `-1` is a value.
 fn is_value(word: &str) -> bool {
     !word.starts_with('-') || word.parse::<f64>().is_ok()
 }

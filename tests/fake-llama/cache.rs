@@ -1,5 +1,5 @@
-//! The prompt cache: memory that grows with each request like a leak, up to what `--cache-ram` says, and is then given
-//! back at the one end as it is taken at the other. Its log lines are llama-server's.
+//! Prompt cache: memory that grows with each request like a leak up to `--cache-ram`; then each new entry
+//! replaces the oldest. The log lines are llama-server's.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -8,10 +8,9 @@ use crate::say;
 
 const MIB: u64 = 1 << 20;
 
-/// The cache of this process.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    /// Bytes; `None` without a limit.
+    /// Most bytes; `None` without a limit.
     limit: Option<u64>,
     entries: Mutex<VecDeque<Entry>>,
 }
@@ -23,13 +22,13 @@ struct Entry {
 }
 
 impl Cache {
-    /// With `--cache-ram`: MiB, 0 for none, negative for no limit.
+    /// Creates a cache by `--cache-ram`: MiB, 0 for none, negative for no limit.
     pub(crate) fn new(cache_ram: i64) -> Self {
         let limit = u64::try_from(cache_ram).ok().map(|mib| mib.saturating_mul(MIB));
         Self { limit, entries: Mutex::default() }
     }
 
-    /// What llama-server says about it when it has loaded.
+    /// Logs the limit as llama-server does after loading.
     pub(crate) fn announce(&self) {
         match self.limit {
             None => {
@@ -45,7 +44,7 @@ impl Cache {
         }
     }
 
-    /// Keeps a prompt of so many tokens in so many bytes, and makes room for it.
+    /// Keeps a prompt, and drops old ones to make room.
     pub(crate) fn keep(&self, bytes: u64, tokens: u64) {
         if bytes == 0 || self.limit == Some(0) {
             return;
@@ -73,14 +72,12 @@ impl Cache {
         ));
     }
 
-    /// Bytes kept.
     pub(crate) fn bytes(&self) -> u64 {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.iter().map(|entry| entry.held.len() as u64).sum()
     }
 }
 
-/// Bytes in MiB with three decimals.
 fn mib(bytes: u64) -> String {
     format!("{}.{:03}", bytes / MIB, bytes % MIB * 1000 / MIB)
 }

@@ -1,17 +1,16 @@
-//! What llama-server refuses in a body, in its words, as far as redacted requests could fall short of it.
+//! Errors of llama-server for invalid bodies, as far as redacted requests might cause them.
 
 use serde_json::Value;
 
 use crate::shape::Shape;
 
-/// Why a body is refused; `None` if it is not.
 pub(crate) fn wrong(shape: Shape, body: &Value) -> Option<String> {
     if shape == Shape::Infill {
         return infill(body);
     }
     let all = |value: &Value| value.as_array().cloned().unwrap_or_default();
     for tool in all(&body["tools"]) {
-        // Anthropic's are described beside their name.
+        // Anthropic's tools have their fields next to the name.
         let own = if shape == Shape::Chat { &tool["function"] } else { &tool };
         if !own["name"].is_string() {
             return Some(format!("Failed to parse tools: no name; tools = {tool}"));

@@ -1,4 +1,4 @@
-//! The stand-in's own routes: `/fake/state`, `/fake/script`, `/fake/echo`. They work in every phase.
+//! fake-llama's own routes: `/fake/state`, `/fake/script`, `/fake/echo`. They work in every phase.
 
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
@@ -8,7 +8,6 @@ use sha2::{Digest as _, Sha256};
 use crate::engine::Engine;
 use crate::reply::{Reply, error, json_reply, ok};
 
-/// Answers `/fake/<what>`.
 pub(crate) fn answer(engine: &Engine, what: &str, head: &Parts, body: &[u8]) -> Reply {
     match what {
         "state" => ok(&state(engine)),
@@ -35,7 +34,7 @@ fn state(engine: &Engine) -> Value {
     })
 }
 
-/// The request as it came in: for tests of what a proxy does to one. `?status=418` chooses the status.
+/// Returns the request as received, for tests of proxies. `?status=418` chooses the status.
 fn echo(head: &Parts, body: &[u8]) -> Reply {
     let headers: Vec<(String, String)> = head
         .headers

@@ -2,7 +2,8 @@
 
 use crate::script::What;
 
-/// The bytes for `what`; `mid_stream` when a chunked head is already out. `None`: not one of the dirty faults.
+/// Returns the bytes of a dirty fault, `None` for other faults. `mid_stream`: a chunked head was already
+/// sent.
 pub(crate) fn bytes(what: What, mid_stream: bool) -> Option<Vec<u8>> {
     let ok = "HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: application/json\r\n";
     let text = match what {

@@ -1,5 +1,5 @@
-//! The state all connections share: the script, the slots, the counters, and the few switches that only ever go
-//! one way (ready, stopping, refusing, wedged).
+//! State shared by all connections: script, slots, counters, and switches that are set once (ready, stopping,
+//! refusing, wedged).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::script::{Fault, OnTerm, Script};
 use crate::slots::Slots;
 use crate::vram::Vram;
 
-/// A switch that is turned once and can be waited for.
+/// Switch that is set once, and that tasks can wait for.
 #[derive(Debug)]
 pub(crate) struct Latch(watch::Sender<bool>);
 
@@ -29,17 +29,14 @@ impl Default for Latch {
 }
 
 impl Latch {
-    /// Turns it.
     pub(crate) fn set(&self) {
         self.0.send_replace(true);
     }
 
-    /// Whether it was turned.
     pub(crate) fn is_set(&self) -> bool {
         *self.0.borrow()
     }
 
-    /// Waits until it is turned.
     pub(crate) async fn wait(&self) {
         // The sender lives in `self`, so waiting cannot fail.
         let mut turned = self.0.subscribe();
@@ -47,39 +44,32 @@ impl Latch {
     }
 }
 
-/// Everything.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) args: Args,
     pub(crate) ledger: Ledger,
     pub(crate) leak: Leak,
     pub(crate) cache: Cache,
-    /// What the slots hold.
     pub(crate) held: Slots,
     pub(crate) report: Report,
-    /// What it is said to hold on a GPU.
     pub(crate) vram: Vram,
-    /// Connections and the few tasks beside them.
     pub(crate) tasks: TaskTracker,
-    /// The model is loaded.
     pub(crate) ready: Latch,
-    /// SIGTERM has come: nothing is generated or sent any more.
+    /// Set by SIGTERM: nothing more is generated or sent.
     pub(crate) stopping: Latch,
-    /// The listening sockets are to be closed.
+    /// The listening sockets must be closed.
     pub(crate) refusing: Latch,
-    /// Working requests get no byte any more.
+    /// Working requests get no more bytes.
     pub(crate) wedged: Latch,
-    /// The computing loop stands still.
+    /// The computing loop hangs.
     pub(crate) stalled: Latch,
-    /// Nothing can be computed any more.
+    /// Every computation fails.
     pub(crate) poisoned: Latch,
-    /// Nor does /health.
     pub(crate) wedged_health: Latch,
     pub(crate) prompt_tokens: AtomicU64,
-    /// Tokens of the largest prompt so far.
     pub(crate) largest_prompt: AtomicU64,
     pub(crate) predicted_tokens: AtomicU64,
-    /// What was set by a route of settings, and the last body of it.
+    /// Last body of each settings route.
     set: Mutex<BTreeMap<String, Value>>,
     script: Mutex<Arc<Script>>,
     arrivals: AtomicU64,
@@ -89,7 +79,6 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// A fresh one, still loading.
     pub(crate) fn new(args: Args, script: Script, ledger: Ledger) -> Self {
         let slots = args.slots as usize;
         let cache = Cache::new(args.cache_ram);
@@ -121,47 +110,41 @@ impl Engine {
         }
     }
 
-    /// Takes a setting.
     pub(crate) fn set(&self, path: &str, value: Value) {
         self.set.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned(), value);
     }
 
-    /// What was set by this route.
     pub(crate) fn is_set(&self, path: &str) -> Option<Value> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned()
     }
 
-    /// The script as it is now.
     pub(crate) fn script(&self) -> Arc<Script> {
         Arc::clone(&self.script.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces the script.
     pub(crate) fn set_script(&self, script: Script) {
         *self.script.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(script);
     }
 
-    /// The ordinal of a working request that arrives now, from 1.
+    /// Returns the ordinal of a new working request, from 1.
     pub(crate) fn arrive(&self) -> u64 {
         self.arrivals.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Working requests so far.
+    /// Number of working requests so far.
     pub(crate) fn arrivals(&self) -> u64 {
         self.arrivals.load(Ordering::Relaxed)
     }
 
-    /// Requests that wait for a slot.
     pub(crate) fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// The ordinals that hold the slots.
     pub(crate) fn slots(&self) -> Vec<Option<u64>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits, first come first served, for a slot. Nothing has been sent to the client until then.
+    /// Waits for a slot, first come first served. The client has no byte of an answer until then.
     pub(crate) async fn slot(self: &Arc<Self>, ordinal: u64, prompt: &[u32], asked: Option<usize>) -> Slot {
         let waiting = Waiting::new(self);
         let permit = Arc::clone(&self.permits).acquire_owned().await;
@@ -177,12 +160,12 @@ impl Engine {
         Slot { engine: Arc::clone(self), index, _permit: permit.ok() }
     }
 
-    /// Never returns: what a client sees of a process that does nothing any more.
+    /// Never returns: the client sees a hanging process.
     pub(crate) async fn hang(&self) {
         std::future::pending::<()>().await;
     }
 
-    /// The fault for this request, claimed if it is one that happens once.
+    /// Returns the fault for this request; marks a fault that happens once as done.
     pub(crate) fn fault_for(&self, ordinal: u64, body: &[u8]) -> Option<Fault> {
         let script = self.script();
         let hits = |fault: &&Fault| {
@@ -194,7 +177,6 @@ impl Engine {
         script.faults.iter().find(hits).cloned()
     }
 
-    /// Whether SIGTERM is to be ignored.
     pub(crate) fn ignores_term(&self) -> bool {
         self.script().on_term == OnTerm::Ignore
     }
@@ -219,11 +201,10 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// One busy slot; free again when dropped.
+/// Busy slot, freed on drop.
 #[derive(Debug)]
 pub(crate) struct Slot {
     engine: Arc<Engine>,
-    /// Which one.
     pub(crate) index: usize,
     _permit: Option<OwnedSemaphorePermit>,
 }

@@ -1,4 +1,4 @@
-//! Working requests: completions, chat, embeddings, transcriptions.
+//! Handles working requests: completions, chat, embeddings, transcriptions.
 //!
 //! ```text
 //! parse -> fault on arrival? -> wait for a slot (no byte sent) -> begun -> head -> tokens -> ended
@@ -33,10 +33,9 @@ use crate::slots::{self, Kept};
 use crate::wire::Wire;
 use warden_rig::words::{Key, count_parts, count_words};
 
-/// Numbers in an embedding.
 const DIMENSIONS: usize = 16;
 
-/// llama-server's answer to a body that is not JSON: a 500, although it is the client's fault.
+/// llama-server answers 500 to a body that is not JSON, although the client is at fault.
 pub(crate) fn bad_json(wrong: &serde_json::Error) -> Reply {
     error(500, "server_error", &format!("[json.exception.parse_error.101] parse error: {wrong}"))
 }
@@ -45,7 +44,6 @@ fn failed(failing: Failing) -> Reply {
     error(failing.status, "server_error", failing.message)
 }
 
-/// Answers a working request.
 pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &Parts, body: Bytes) -> Reply {
     let request = if shape == Shape::Transcription {
         Value::Null
@@ -122,7 +120,7 @@ fn plan(
     let named = begun.as_ref().and_then(|begun| begun.id.as_deref()).or(request["user"].as_str()).or(header);
     let mut id = named.unwrap_or("-").to_owned();
     if request["verbose"] == true {
-        // Who wants to know what is made of a request does not want it executed.
+        // A request that asks only for an analysis is not executed.
         id.push('?');
     }
     let parts = ["input_prefix", "input_suffix", "input_extra"].map(|field| request[field].clone());
@@ -202,10 +200,9 @@ async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes, tells: bool) 
     }
 }
 
-/// Where a stream is.
 enum At {
     Opening,
-    /// The prompt is done, and this much has been said behind a head that comes now.
+    /// The prompt is done, and this text follows a head that is only sent now.
     Late {
         text: String,
         over: bool,
@@ -214,14 +211,12 @@ enum At {
     Over,
 }
 
-/// What a stream says next, and how it goes on.
+/// Computation of the next text, with the state after it.
 type Next = Pin<Box<dyn Future<Output = Option<(String, Job, At)>> + Send>>;
 
-/// What a stream does.
+/// State of a stream between two polls.
 enum Now {
-    /// It has said everything so far.
     Due(Box<Job>, At),
-    /// It computes what it says next.
     Computing(Next),
 }
 
@@ -252,7 +247,7 @@ async fn streamed(
     }
     let ping = engine.script().ping_ms;
     let engine = Arc::clone(engine);
-    // Pulled by hyper: a client that leaves drops the body, and with it the job.
+    // hyper pulls the events, so a client that leaves drops the body, and with it the job.
     let events = stream::unfold(Now::Due(Box::new(job), begin), move |now| {
         let (wire, engine) = (wire.clone(), Arc::clone(&engine));
         async move {
@@ -282,7 +277,6 @@ async fn streamed(
     reply.map(|_| body)
 }
 
-/// The next words of a stream; `None` at its end.
 async fn say(
     mut job: Job,
     at: At,
@@ -299,7 +293,7 @@ async fn say(
         At::Late { text, over } => return Some((text, job, if over { At::Over } else { At::Tokens })),
         At::Tokens => {}
         At::Over => {
-            // The head promised keep-alive, yet the real one closes after a stream.
+            // llama-server closes the connection after a stream, although its head promised keep-alive.
             wire.close_after_answer();
             return None;
         }

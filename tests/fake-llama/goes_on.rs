@@ -1,24 +1,22 @@
-//! What another process needs to compute the rest of an answer: settings that are told, chats that are rendered, tokens that
-//! are spelled. Tokens have numbers of their own, so that a prompt with others than those of the answer is seen.
+//! Routes with which another process can compute the rest of an answer: settings, rendered chats, tokens.
+//! Every token has a number of its own, so that wrong tokens after a prompt are detected.
 
 use serde_json::{Value, json};
 use warden_rig::words::{Key, count_words};
 
-/// How a rendered chat begins.
 const BEGIN: &str = "<fake ";
 
-/// What a prompt asks for.
 pub(crate) struct Begun {
     pub(crate) key: Key,
-    /// The request's own name, where the prompt has it.
+    /// Name of the request, if the prompt has it.
     pub(crate) id: Option<String>,
-    /// Words of the prompt without the tokens behind it.
+    /// Words of the prompt, without the answer's tokens.
     pub(crate) words: u64,
-    /// Tokens of the answer that stand behind the prompt.
+    /// Tokens of the answer after the prompt.
     pub(crate) said: u64,
 }
 
-/// A chat as a prompt: its meaning, its length, its name, and its last words.
+/// Renders a chat as a prompt: meaning, length, name and last words.
 pub(crate) fn rendered(request: &Value) -> Value {
     let key = Key::of(request).long();
     let messages = &request["messages"];
@@ -30,12 +28,11 @@ pub(crate) fn rendered(request: &Value) -> Value {
     json!({ "prompt": format!("{BEGIN}{key} {} {} {id}>{last}", count_words(messages), last.len()) })
 }
 
-/// The number of a token.
 pub(crate) fn token_id(text: &str) -> u32 {
     text.bytes().fold(7, |sum: u32, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte))) & 0xff_ffff
 }
 
-/// The tokens of a text, or of each of several.
+/// Returns the tokens of a text, or of each of several.
 pub(crate) fn tokens(request: &Value) -> Value {
     let content = &request["content"];
     let tokens: Vec<Value> = match content.as_array().filter(|_| request["with_pieces"] == true) {
@@ -44,21 +41,20 @@ pub(crate) fn tokens(request: &Value) -> Value {
             .filter_map(Value::as_str)
             .map(|piece| json!({ "id": token_id(piece), "piece": piece }))
             .collect(),
-        // One token a word, as everywhere here; its number is of no interest.
+        // One token per word, as everywhere here; the numbers do not matter.
         None => (0..count_words(content)).map(Value::from).collect(),
     };
     json!({ "tokens": tokens })
 }
 
-/// With which settings a request is computed.
 pub(crate) fn settings() -> Value {
     json!({ "grammar": "", "mirostat": 0, "n_probs": 0, "stop": [], "preserved_tokens": [] })
 }
 
-/// What a request for a completion goes on with.
+/// Returns the request that a completion continues.
 ///
 /// # Errors
-/// Its prompt has tokens behind it that are not those of the answer.
+/// The tokens after the prompt are not those of the answer.
 pub(crate) fn begun(request: &Value) -> Result<Begun, String> {
     let (text, ids) = match &request["prompt"] {
         Value::Array(parts)
@@ -91,7 +87,6 @@ pub(crate) fn begun(request: &Value) -> Result<Begun, String> {
     Ok(begun)
 }
 
-/// A rendered chat.
 fn chat(text: &str) -> Option<Begun> {
     let (head, _) = text.strip_prefix(BEGIN)?.split_once('>')?;
     let mut words = head.splitn(4, ' ');

@@ -1,8 +1,8 @@
-//! `--help`, in the manner of two times. `FAKE_LLAMA_HELP=old` lists flags as llama-server did before about b10884, `new` as it does
-//! since then, and each refuses the flags of the other. Without the variable only what the stand-in itself needs is listed, which is too
-//! little for a llama-server.
+//! Text of `--help`. With `FAKE_LLAMA_HELP=old` it lists flags as llama-server before about b10884, with
+//! `new` as later ones; each refuses the other's flags. Without the variable it lists only the flags that
+//! fake-llama needs.
 
-/// Flags that both list. None of them does anything here that is not said in [`crate::args`].
+/// Flags in both lists; only those in [`crate::args`] have an effect.
 const BOTH: &str = "\
 -m,    --model FNAME                    model path to load
 -a,    --alias STRING                   set model name aliases, comma-separated
@@ -51,7 +51,6 @@ fn time() -> Option<String> {
     std::env::var("FAKE_LLAMA_HELP").ok()
 }
 
-/// The whole text.
 pub(crate) fn text() -> String {
     let usage = "----- common params -----\n\n-h,    --help, --usage                  print usage and exit\n";
     match time().as_deref() {
@@ -63,7 +62,7 @@ pub(crate) fn text() -> String {
     }
 }
 
-/// Whether a flag is of the other time.
+/// Returns true for a flag of the other list.
 pub(crate) fn refuses(flag: &str) -> bool {
     match time().as_deref() {
         Some("old") => OF_NEW.contains(&flag),

@@ -1,6 +1,6 @@
-//! One request that holds a slot: its tokens, its fault, its two lines in the ledger.
+//! Request that holds a slot: its tokens, its fault, its lines in the ledger.
 //!
-//! Dropping a job that has not ended is the client's leaving: the slot is free at once (for a stream), and the
+//! Dropping an unfinished job means that the client left: the slot is free at once (for a stream), and the
 //! ledger says `cancelled`.
 
 use std::sync::Arc;
@@ -19,20 +19,17 @@ use crate::wire::Wire;
 use crate::{dirty, signals};
 use warden_rig::words::Key;
 
-/// What comes next.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// One more token.
     Token(String),
-    /// It is done, and the slot is free.
+    /// The answer is complete, and the slot is free.
     End,
-    /// An error answer, in-band if the head is out.
+    /// Error answer; sent within the stream if the head was sent.
     Error(Failing),
-    /// The connection has been sabotaged: write anything, nothing of it will arrive.
+    /// The connection is broken on purpose; no byte will arrive.
     Sabotaged,
 }
 
-/// What an error answer says.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Failing {
     pub(crate) status: u16,
@@ -40,16 +37,13 @@ pub(crate) struct Failing {
 }
 
 impl Failing {
-    /// llama-server's words when decoding fails.
     pub(crate) const COMPUTE: Self = Self { status: 500, message: "Compute error." };
 
-    /// As the script says.
     pub(crate) fn scripted(status: Option<u16>) -> Self {
         Self { status: status.unwrap_or(500), message: "scripted error" }
     }
 }
 
-/// A request in its slot.
 #[derive(Debug)]
 pub(crate) struct Job {
     engine: Arc<Engine>,
@@ -63,18 +57,16 @@ pub(crate) struct Job {
     fault: Option<Fault>,
     streaming: bool,
     begun: Instant,
-    /// The token that was generated last, which is evaluated with the next one.
+    /// Last generated token, which is evaluated with the next one.
     last: Option<String>,
-    /// What the answer reports.
     pub(crate) facts: Facts,
 }
 
-/// What a job is made of.
 pub(crate) struct Plan {
     pub(crate) id: String,
     pub(crate) ordinal: u64,
     pub(crate) key: Key,
-    /// Tokens of the answer that its prompt has.
+    /// Tokens of the answer that the prompt already contains.
     pub(crate) said: u64,
     pub(crate) limit: u64,
     pub(crate) fault: Option<Fault>,
@@ -83,14 +75,12 @@ pub(crate) struct Plan {
     pub(crate) images: u64,
     pub(crate) audio: u64,
     pub(crate) begun: Begun,
-    /// Tokens of the prompt, where slots keep what they hold.
+    /// Tokens of the prompt, if slots keep their content.
     pub(crate) prompt: Vec<u32>,
-    /// The slot that was asked for.
     pub(crate) asked: Option<usize>,
 }
 
 impl Job {
-    /// Waits for a slot and begins.
     pub(crate) async fn begin(engine: Arc<Engine>, wire: Wire, plan: Plan) -> Self {
         let slot = engine.slot(plan.ordinal, &plan.prompt, plan.asked).await;
         let busy: Vec<bool> = engine.slots().iter().map(Option::is_some).collect();
@@ -136,12 +126,11 @@ impl Job {
         }
     }
 
-    /// Whether the head of a stream waits for the first token.
+    /// Returns true if the head of a stream waits for the first token.
     pub(crate) fn heads_late(&self) -> bool {
         self.engine.script().stream_head == StreamHead::FirstToken
     }
 
-    /// The pause between the slot and the first token.
     pub(crate) async fn prompt(&mut self) {
         let script = self.engine.script();
         let evaluated = self.facts.prompt_tokens.saturating_sub(self.facts.cached);
@@ -152,7 +141,7 @@ impl Job {
         self.facts.prompt_ms = self.elapsed_ms();
     }
 
-    /// The next step. After anything but a token there is no other.
+    /// Returns the next step. Only a token is followed by another step.
     pub(crate) async fn step(&mut self) -> Step {
         let script = self.engine.script();
         if let Some(sabotage) = self.fault_now().await {
@@ -182,10 +171,10 @@ impl Job {
         Step::Token(text)
     }
 
-    /// The scripted fault, if it is due after as many tokens as there are.
+    /// Runs the scripted fault if it is due after the present number of tokens.
     async fn fault_now(&mut self) -> Option<Step> {
         let fault = self.fault.take_if(|fault| fault.after_tokens == Some(self.facts.tokens))?;
-        // hyper flushes what it has when a body has nothing to say: all tokens so far are out before the fault.
+        // hyper flushes while the body waits, so all tokens so far are sent before the fault.
         tokio::task::yield_now().await;
         match fault.what {
             What::Error => Some(Step::Error(Failing::scripted(fault.status))),
@@ -197,7 +186,7 @@ impl Job {
         }
     }
 
-    /// Sleeps, and for ever if the process is told to stop or is wedged meanwhile.
+    /// Sleeps; for ever if the process stops or is wedged meanwhile.
     async fn pause(&self, length: Duration) {
         if length > Duration::ZERO {
             tokio::time::sleep(length).await;
@@ -224,7 +213,7 @@ impl Drop for Job {
         self.engine.ledger.ended(&self.id, self.ordinal, false, self.facts.tokens);
         let late = Duration::from_millis(self.engine.script().cancel_ms);
         if !self.streaming && late > Duration::ZERO && tokio::runtime::Handle::try_current().is_ok() {
-            // The real one notices that a non-streaming client has left only when it next looks.
+            // llama-server notices late that a non-streaming client has left.
             self.engine.tasks.spawn(async move {
                 tokio::time::sleep(late).await;
                 drop(slot);
@@ -233,7 +222,7 @@ impl Drop for Job {
     }
 }
 
-/// Does what a fault says to the process or the connection. True: nothing sensible can be sent any more.
+/// Applies a fault to the process or the connection; returns true if no valid answer can be sent any more.
 pub(crate) async fn sabotage(engine: &Engine, wire: &Wire, fault: &Fault, mid_stream: bool) -> bool {
     if let Some(line) = &fault.says {
         crate::say::err(line);

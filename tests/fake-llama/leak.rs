@@ -1,7 +1,7 @@
-//! Memory that is taken and never given back: private, anonymous and touched, so that it counts as `RssAnon`.
+//! Memory that is never given back: private, anonymous and touched, so that it counts as `RssAnon`.
 //!
-//! Small amounts are saved up until they make a whole block, because a few bytes would be found in memory that the
-//! process holds anyway. So the figure grows by what was owed, to within one block.
+//! Small amounts are added up to whole blocks, because the process's free heap memory could absorb a few
+//! bytes. So the figure is right to within one block.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use memmap2::MmapMut;
 
 use crate::script::Script;
 
-/// What is saved up, at most: small beside any leak that a test can tell from noise, and a multiple of every page size.
+/// Small compared with any leak that a test can detect, and a multiple of every page size.
 const BLOCK: usize = 64 << 10;
 
 /// Units of work that a script may make leak.
@@ -22,7 +22,6 @@ pub(crate) struct Units {
     pub(crate) output_tokens: u64,
 }
 
-/// Everything that has leaked so far.
 #[derive(Debug, Default)]
 pub(crate) struct Leak(Mutex<Held>);
 
@@ -34,7 +33,7 @@ struct Held {
     mapped: bool,
 }
 
-/// Memory of its own from the system where it can go back, so that it does at once; else of the heap.
+/// A mapping, which can be given back at once, or heap memory.
 #[derive(Debug)]
 enum Block {
     Heap(Vec<u8>),
@@ -61,7 +60,7 @@ impl Block {
 }
 
 impl Leak {
-    /// Takes for ever what the script says that this work costs.
+    /// Leaks the script's amount for this work.
     pub(crate) fn pay(&self, script: &Script, units: Units) {
         let parts = [
             (script.leak_kib_per_request, units.requests),
@@ -75,7 +74,7 @@ impl Leak {
         self.grow(kib.saturating_mul(1024));
     }
 
-    /// Takes as many bytes for ever. Every byte is written, or the kernel would not count the page.
+    /// Leaks bytes. Every byte is written, or the kernel would not count the page.
     pub(crate) fn grow(&self, bytes: u64) {
         if bytes == 0 {
             return;
@@ -89,12 +88,12 @@ impl Leak {
         }
     }
 
-    /// What leaks from now on is to go back when somebody asks for it.
+    /// Leaks into mappings from now on, so that memory can be given back on request.
     pub(crate) fn can_go_back(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).mapped = true;
     }
 
-    /// Gives back this share of what has leaked, in whole blocks. Returns how many bytes that were.
+    /// Gives back this share of the leaked memory, in whole blocks; returns the bytes.
     pub(crate) fn give_back(&self, share: f64) -> u64 {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         #[expect(
@@ -114,7 +113,7 @@ impl Leak {
         given
     }
 
-    /// Bytes leaked, those included that are still saved up.
+    /// Leaked bytes, including those not yet in a block.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).total
     }

@@ -1,5 +1,5 @@
-//! The execution ledger: who began what, and how it ended. JSON Lines, appended with `O_APPEND` by any number of
-//! processes, one write(2) per line.
+//! Ledger of executions in JSON Lines, appended with `O_APPEND` by any number of processes, one write(2) per
+//! line.
 //!
 //! ```text
 //! {"pid":41,"event":"begun","id":"r7","ordinal":3,"path":"/completion","sha256":"..","meaning":"..","stream":true,"at_ms":..}
@@ -7,10 +7,9 @@
 //! {"pid":41,"event":"finished","id":"r7","ordinal":3,"tokens":16,"at_ms":..}      or "cancelled"
 //! ```
 //!
-//! A request that begins and has no second line was cut by the end of its process. The kernel may also cut a line: a process
-//! that is killed in the middle of a write leaves off at the end of a page. So each write begins with a line break of its
-//! own, for whoever was killed before; blank lines mean nothing. And the process comes first, so that a reader can tell
-//! whose a torn line is.
+//! A request without an end line was cut by the end of its process. A kill may also cut a line at the end of
+//! a page, so each write begins with a line break, and blank lines mean nothing. The PID comes first, so that
+//! the owner of an incomplete line is known.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -20,20 +19,20 @@ use serde_json::{Value, json};
 
 use crate::{clock, say};
 
-/// What a request is, as it came in.
+/// Request at its beginning.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) path: String,
-    /// Of its body.
+    /// Hash of the body.
     pub(crate) sha256: String,
-    /// Of what it asks for, without the manner in which it asks.
+    /// Hash of the request without fields that only affect the form of the answer.
     pub(crate) meaning: String,
     pub(crate) stream: bool,
-    /// The head of a stream is sent before anything is computed.
+    /// True if the head of a stream is sent before anything is computed.
     pub(crate) head_first: bool,
 }
 
-/// An open ledger, or none.
+/// Open ledger, or none.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(Option<File>);
 
@@ -57,7 +56,7 @@ impl Ledger {
         }
         line["at_ms"] = json!(clock::unix_ms());
         let line = format!("\n{line}\n");
-        // Never `write_all`: its second write would begin behind somebody else's line.
+        // `write_all` might append the rest of this line to another process's line.
         match file.write(line.as_bytes()) {
             Ok(written) if written == line.len() => {}
             Ok(written) => {
@@ -67,7 +66,7 @@ impl Ledger {
         }
     }
 
-    /// A request has a slot and begins.
+    /// Records that a request has a slot and begins.
     pub(crate) fn begun(&self, id: &str, ordinal: u64, begun: &Begun) {
         let facts = json!({
             "id": id, "ordinal": ordinal, "path": begun.path, "sha256": begun.sha256, "meaning": begun.meaning,
@@ -76,12 +75,12 @@ impl Ledger {
         self.write("begun", &facts);
     }
 
-    /// The first byte of the answer has been handed to the system.
+    /// Records that the first byte of the answer was handed to the kernel.
     pub(crate) fn head(&self, id: &str, ordinal: u64) {
         self.write("head", &json!({"id": id, "ordinal": ordinal}));
     }
 
-    /// A request that had begun ends after `tokens` tokens, by itself (`finished`) or because its client left.
+    /// Records the end of a request: `finished`, or `cancelled` because its client left.
     pub(crate) fn ended(&self, id: &str, ordinal: u64, finished: bool, tokens: u64) {
         let event = if finished { "finished" } else { "cancelled" };
         self.write(event, &json!({"id": id, "ordinal": ordinal, "tokens": tokens}));

@@ -1,7 +1,7 @@
-//! Sockets and connections: where llama-server listens, and its manners on a connection.
+//! Listeners and connections, which behave as llama-server's.
 //!
-//! A socket file is neither removed on exit nor before a bind, so a stale one makes the start fail, as it
-//! does with the real one.
+//! A socket file is neither removed on exit nor before a bind, so a stale one makes the start fail, as with
+//! llama-server.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,13 +22,13 @@ use crate::engine::Engine;
 use crate::wire::{Tap, Wire};
 use crate::{routes, say};
 
-/// How long a connection may wait for its next request.
+/// Longest wait of a connection for its next request.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// The answer on a connection that says `Connection: close`.
+/// The answer with this number says `Connection: close`.
 const LAST_ANSWER: u32 = 100;
 
-/// llama-server's line for an address it cannot have.
+/// llama-server's line for an address that cannot be bound.
 pub(crate) fn cannot_bind(host: &str, port: u16) -> String {
     format!(
         "0.00.002.383 E srv         start: couldn't bind HTTP server socket, hostname: {host}, port: {port}"
@@ -38,7 +38,7 @@ pub(crate) fn cannot_bind(host: &str, port: u16) -> String {
 /// Binds every `--host` and serves them all.
 ///
 /// # Errors
-/// The line llama-server prints for an address it cannot have.
+/// The line that llama-server prints for an address that cannot be bound.
 pub(crate) async fn bind_all(engine: &Arc<Engine>) -> Result<(), String> {
     for host in &engine.args.hosts {
         let failed = |_: io::Error| cannot_bind(host, engine.args.port);
@@ -70,7 +70,8 @@ pub(crate) async fn bind_all(engine: &Arc<Engine>) -> Result<(), String> {
     Ok(())
 }
 
-/// `accept`'s result, or nothing when listening has to end; dropping the listener then refuses new connections.
+/// Returns the result of `accept`, or `None` when listening must end; dropping the listener refuses new
+/// connections.
 async fn unless_refusing<T>(engine: &Engine, accept: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;

@@ -1,12 +1,11 @@
-//! `fake-llama`: a scriptable stand-in for llama-server.
+//! `fake-llama`: a scriptable simulation of llama-server.
 //!
-//! It takes llama-server's flags, listens where llama-server would, and answers as llama-server was seen to
-//! answer: the same routes, the same shapes, the same manners on a connection and under SIGTERM. What the real
-//! one cannot be made to do on demand (leak at a rate, crash at the third request, hang, stall, send dirty bytes) it
-//! does when its [`script`] says so. Every request that it begins is written to a [`ledger`], so that a test
-//! can prove that nothing was executed twice.
+//! It takes llama-server's flags, and copies its routes, answers, and behaviour on connections and under
+//! SIGTERM. A [`script`] makes it do what llama-server cannot be made to do on demand: leak at a rate, crash
+//! at the third request, hang, stall, send invalid bytes. A [`ledger`] records every execution, so that a
+//! test can prove that nothing was executed twice.
 //!
-//! It never reads the model file beyond its existence, and its answers are a function of the request alone.
+//! The model file must exist but is never read; answers depend only on the request.
 
 mod args;
 mod cache;
@@ -65,7 +64,7 @@ fn main() -> ExitCode {
     match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => {
             let code = runtime.block_on(start::run(args, script));
-            // Whatever is still open is cut here, as the end of the real process would cut it.
+            // Cuts all open connections, as the end of the real process would.
             runtime.shutdown_background();
             code
         }

@@ -1,5 +1,5 @@
-//! Gives memory back on demand, as a patched llama-server does, in the file that `LLAMA_WARDEN_RECLAIM` names. The layout is
-//! written down here once more, independently of the supervisor's.
+//! Gives memory back on demand, like a patched llama-server, by the file in `LLAMA_WARDEN_RECLAIM`. The
+//! layout is implemented independently of the supervisor's.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -17,13 +17,13 @@ const HEAP: u32 = 8;
 const HEAP_BLOCK: u64 = 2 * BLOCK;
 const CUDA_BLOCK: u64 = 18 * BLOCK;
 
-/// How a process does it; without one in its script it does not know the variable.
+/// Behaviour on requests; a script without it simulates a build that ignores the variable.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Reclaim {
     /// `heap`, `cuda` or `both`.
     pub(crate) parts: Parts,
-    /// Share of what has leaked that goes back.
+    /// Share of the leaked memory that is given back.
     pub(crate) gives: f64,
     /// Milliseconds until the answer.
     pub(crate) takes_ms: u64,
@@ -44,11 +44,11 @@ pub(crate) enum Parts {
 pub(crate) enum How {
     #[default]
     Done,
-    /// It says that a part was in use.
+    /// Answers that a part was in use.
     Partly,
-    /// It never answers.
+    /// Never answers.
     Silent,
-    /// It answers with bytes that are no answer.
+    /// Answers with invalid bytes.
     Garbage,
 }
 
@@ -58,7 +58,6 @@ impl Default for Reclaim {
     }
 }
 
-/// Answers until the process ends.
 pub(crate) async fn run(engine: Arc<Engine>, reclaim: Reclaim) {
     let Some(path) = std::env::var_os("LLAMA_WARDEN_RECLAIM").filter(|path| !path.is_empty()) else { return };
     let opened = OpenOptions::new().read(true).write(true).open(&path).and_then(|file| {
@@ -67,7 +66,7 @@ pub(crate) async fn run(engine: Arc<Engine>, reclaim: Reclaim) {
         if magic != *b"LWRECL1\0" {
             return Err(std::io::Error::other("another kind of file"));
         }
-        // All of it: nobody else of this process's generation is there.
+        // Lock the whole file, because no other process uses it.
         fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(file)
     });
@@ -98,7 +97,7 @@ async fn serve(engine: &Engine, reclaim: &Reclaim, file: &File) -> std::io::Resu
         }
         tokio::time::sleep(Duration::from_millis(reclaim.takes_ms)).await;
         let at = if what & HEAP == 0 { CUDA_BLOCK } else { HEAP_BLOCK };
-        // What it leaks is on the heap where there is no CUDA part that could hold it.
+        // The leak is on the heap if there is no CUDA part that could hold it.
         let holds = what & HEAP == 0 || !has(Parts::Cuda);
         let bytes = if holds { engine.leak.give_back(reclaim.gives) } else { 0 };
         let block = match reclaim.how {
@@ -116,7 +115,7 @@ fn check(bytes: &[u8]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The request that stands there, and what it asks for.
+/// Returns number and parts of the present request.
 fn asked(file: &File) -> Option<(u64, u32)> {
     let mut block = [0; 64];
     file.read_exact_at(&mut block, BLOCK).ok()?;

@@ -9,18 +9,14 @@ use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Response, StatusCode, header};
 use serde_json::{Value, json};
 
-/// Every body of ours.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// An answer.
 pub(crate) type Reply = Response<Body>;
 
-/// A body of known length.
 pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// An answer with llama-server's headers.
 pub(crate) fn reply(status: StatusCode, content_type: &'static str, body: Body) -> Reply {
     let mut reply = Response::new(body);
     *reply.status_mut() = status;
@@ -36,17 +32,14 @@ pub(crate) fn reply(status: StatusCode, content_type: &'static str, body: Body) 
     reply
 }
 
-/// A JSON answer.
 pub(crate) fn json_reply(status: StatusCode, value: &Value) -> Reply {
     reply(status, "application/json; charset=utf-8", full(value.to_string()))
 }
 
-/// 200 with JSON.
 pub(crate) fn ok(value: &Value) -> Reply {
     json_reply(StatusCode::OK, value)
 }
 
-/// An error answer in llama-server's shape.
 pub(crate) fn error(status: u16, kind: &str, message: &str) -> Reply {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     json_reply(status, &json!({"error": {"message": message, "type": kind, "code": status.as_u16()}}))

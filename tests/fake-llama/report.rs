@@ -1,7 +1,8 @@
-//! The memory report of a patched llama-server, in the file that `LLAMA_WARDEN_REPORT` names.
+//! Writes the memory report of a patched llama-server to the file in `LLAMA_WARDEN_REPORT`.
 //!
-//! One context on device 0. Each request captures a graph and makes the pools larger; `LLAMA_WARDEN_GRAPH_CACHE_CAP`
-//! limits the graphs, as the fix does. The layout is written down here once more, independently of the reader's.
+//! There is one context on device 0. Each request captures a graph and enlarges the pools;
+//! `LLAMA_WARDEN_GRAPH_CACHE_CAP` limits the graphs, as the fix does. The layout is implemented independently
+//! of the reader's.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -15,12 +16,12 @@ const FILE_BYTES: usize = 16_384;
 const HEADER_BYTES: usize = 128;
 const RECORD_BYTES: usize = 256;
 
-/// What a graph is said to take on the host and on the device, and a request of the pools.
+/// Reported bytes of a graph on host and device, and of a request in the pools.
 const GRAPH_HOST_BYTES: u64 = 640 << 10;
 const GRAPH_DEVICE_BYTES: u64 = 256 << 10;
 const POOL_BYTES: u64 = 4 << 20;
 
-/// The file, once it is open, and how often it was written.
+/// Open file, and the number of writes.
 #[derive(Debug, Default)]
 pub(crate) struct Report(Mutex<Option<Open>>);
 
@@ -33,7 +34,7 @@ struct Open {
 }
 
 impl Report {
-    /// Makes the file, if one is wanted.
+    /// Creates the file if the variable names one.
     pub(crate) fn open(&self, kind: ReportKind) {
         let path = std::env::var_os("LLAMA_WARDEN_REPORT").filter(|path| !path.is_empty());
         let Some(path) = path.filter(|_| kind != ReportKind::None) else { return };
@@ -55,7 +56,6 @@ impl Report {
         }
     }
 
-    /// A request begins.
     pub(crate) fn computed(&self) {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = open.as_mut() else { return };
@@ -80,13 +80,12 @@ impl Open {
         self.file.write_all_at(&bytes, 0)
     }
 
-    /// Writes the record as the real one does: an odd number, the rest, an even number.
+    /// Writes the record like the real one: an odd number, the rest, an even number.
     fn record(&mut self) -> std::io::Result<()> {
         let at = HEADER_BYTES as u64;
         self.sequence += 1;
         self.file.write_all_at(&self.sequence.to_ne_bytes(), at)?;
         let mut bytes = Vec::with_capacity(RECORD_BYTES);
-        // Live, device 0, context 0.
         for number in [1_u32, 0, 0] {
             bytes.extend(number.to_ne_bytes());
         }

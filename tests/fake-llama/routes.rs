@@ -1,4 +1,4 @@
-//! Which path is answered by what. Everything here answers at once; the work is in [`generate`].
+//! Routes requests. All answers here are immediate; [`generate`] handles working requests.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,6 @@ use crate::wire::Wire;
 use crate::{clock, control};
 use crate::{generate, goes_on};
 
-/// Answers one request.
 pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Incoming>) -> Reply {
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
@@ -48,14 +47,14 @@ pub(crate) async fn answer(engine: Arc<Engine>, wire: Wire, request: Request<Inc
             return slot_action(&engine, slot, head.uri.query().unwrap_or_default(), body).await;
         }
         let Some(shape) = Shape::of(&path) else { return small_post(&engine, &path, body).await };
-        // A half-sent body keeps the connection, and SIGTERM, waiting.
+        // An incomplete body keeps the connection, and SIGTERM, waiting.
         let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
         return generate::work(engine, wire, shape, &head, body.to_bytes()).await;
     }
     if head.method != Method::GET && head.method != Method::HEAD {
         return not_found();
     }
-    // The loop that computes answers these between two batches.
+    // llama-server's computing loop answers these routes between two batches.
     let of_loop = matches!(path.as_str(), "/slots" | "/metrics");
     if of_loop && (engine.stalled.is_set() || engine.wedged.is_set()) {
         engine.hang().await;
@@ -92,7 +91,7 @@ async fn small_post(engine: &Engine, path: &str, body: Incoming) -> Reply {
     let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
     let body: Bytes = body.to_bytes();
     match path {
-        // The list of adapters with their scales, or members of the properties.
+        // A list of adapters with their scales, or fields of the properties.
         "/lora-adapters" | "/props" => match serde_json::from_slice::<Value>(&body) {
             Ok(value) => {
                 engine.set(path, value);
@@ -118,7 +117,6 @@ async fn small_post(engine: &Engine, path: &str, body: Incoming) -> Reply {
     }
 }
 
-/// Saves, restores or empties a slot.
 async fn slot_action(engine: &Engine, slot: &str, query: &str, body: Incoming) -> Reply {
     let Ok(body) = body.collect().await else { return error(400, "invalid_request_error", "body cut") };
     let Some(directory) = &engine.args.slot_save_path else {

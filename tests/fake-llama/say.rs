@@ -1,13 +1,11 @@
-//! The one place that writes to standard output and standard error. It never fails: a closed pipe is not our affair.
+//! The only code that writes to standard output and standard error; ignores a closed pipe.
 
 use std::io::Write as _;
 
-/// Writes one line to standard error, where llama-server writes its log.
 pub(crate) fn err(line: &str) {
     let _ignored = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Writes one line to standard output.
 pub(crate) fn out(line: &str) {
     let _ignored = writeln!(std::io::stdout(), "{line}");
 }

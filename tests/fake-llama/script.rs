@@ -1,9 +1,9 @@
-//! What the stand-in is told to do wrong, and at what pace it works.
+//! Script of fake-llama: its faults and its speed.
 //!
-//! Three sources, later ones win: a JSON file named by `FAKE_LLAMA_SCRIPT` (read at each start, so a test can rewrite
-//! it between two generations), the variables `FAKE_LLAMA_<FIELD>` (values are JSON, or plain text), and
-//! `POST /fake/script` at run time. An unknown field is an error: a fault that silently does not happen
-//! makes a test that silently proves nothing.
+//! There are three sources, of which later ones take precedence: a JSON file named by `FAKE_LLAMA_SCRIPT`
+//! (read at each start, so a test can change it between two processes), the variables `FAKE_LLAMA_<FIELD>`
+//! (JSON or plain text), and `POST /fake/script` at run time. An unknown field is an error, because a missing
+//! fault would make a test prove nothing.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,189 +13,157 @@ use serde_json::{Map, Value};
 
 use crate::slots::{FileFault, Kept};
 
-/// Variables that are settings of ours and not fields of [`Script`].
+/// Variables that are no fields of [`Script`].
 const NOT_FIELDS: [&str; 3] = ["FAKE_LLAMA_SCRIPT", "FAKE_LLAMA_LEDGER", "FAKE_LLAMA_HELP"];
 
-/// The whole script. All zero and empty: a well-behaved, very fast llama-server.
+/// By default, a fast llama-server without faults.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Script {
-    /// Milliseconds before the socket is bound.
     pub(crate) bind_ms: u64,
-    /// Milliseconds of 503 "Loading model" after that.
+    /// Milliseconds of 503 "Loading model" after the bind.
     pub(crate) load_ms: u64,
-    /// Knows no Unix sockets, as llama-server before about b5000: one is taken for the name of a host that nobody knows.
+    /// Treats a Unix socket as an unknown host name, as llama-server before about b5000.
     pub(crate) no_unix: bool,
-    /// Never bind; stay alive.
+    /// Never binds, and stays alive.
     pub(crate) never_bind: bool,
-    /// Fail instead of becoming ready.
     pub(crate) fail: Option<Fail>,
-    /// Dies of SIGSEGV while it loads, unless one of these words is given: a flag (`--flag`, `--flag=VALUE`) or a variable (`NAME=VALUE`).
+    /// Dies of SIGSEGV while loading without one of these words: a flag (`--flag`, `--flag=VALUE`) or a
+    /// variable (`NAME=VALUE`).
     pub(crate) dies_without: Vec<String>,
-    /// Exit code for `fail` (1 when absent).
+    /// Exit code for `fail`; 1 by default.
     pub(crate) exit_code: Option<u8>,
-    /// Lines on standard error before anything else happens.
     pub(crate) stderr: Vec<String>,
-    /// Output tokens of a request that names no limit (16 when absent); also caps those that do.
+    /// Most output tokens of a request; 16 by default for a request without a limit.
     pub(crate) tokens: Option<u64>,
-    /// Milliseconds per output token.
     pub(crate) ms_per_token: f64,
-    /// Milliseconds by which `ms_per_token` grows with each request: a server that gets slower and slower.
+    /// Milliseconds by which `ms_per_token` grows with each request.
     pub(crate) ms_per_token_per_request: f64,
-    /// Milliseconds between the slot and the first token.
     pub(crate) prompt_ms: u64,
-    /// Milliseconds without an event after which a stream gets a comment, as from llama-server since b9488; 0: none, as
-    /// from older ones.
+    /// Milliseconds without an event after which a stream gets a comment, as from llama-server since b9488; 0
+    /// for none.
     pub(crate) ping_ms: u64,
-    /// When the head of a stream is sent.
     pub(crate) stream_head: StreamHead,
-    /// Pads every token to this many bytes.
     pub(crate) token_bytes: usize,
-    /// Extra MiB held from the start on.
+    /// MiB held from the start on.
     pub(crate) base_mib: u64,
-    /// KiB never given back, per generating request.
     pub(crate) leak_kib_per_request: u64,
-    /// KiB never given back, per `image_url` in a request.
     pub(crate) leak_kib_per_image: u64,
-    /// KiB never given back, per `input_audio` in a request, or recording to transcribe.
+    /// Leaked KiB per `input_audio` in a request, or recording to transcribe.
     pub(crate) leak_kib_per_audio: u64,
-    /// KiB never given back, per prompt token.
     pub(crate) leak_kib_per_prompt_token: u64,
-    /// KiB never given back, per output token.
     pub(crate) leak_kib_per_token: u64,
-    /// KiB per prompt token of the largest prompt so far: buffers that are made larger when need be and kept.
+    /// KiB per prompt token of the largest prompt so far, for buffers that grow and are kept.
     pub(crate) buffer_kib_per_prompt_token: u64,
-    /// MiB never given back, per hour, whatever is done in it.
+    /// Leaked MiB per hour, independent of requests.
     pub(crate) leak_mib_per_hour: u64,
-    /// KiB that the prompt cache keeps for a request, up to `--cache-ram` in all.
+    /// KiB in the prompt cache per request, up to `--cache-ram`.
     pub(crate) cache_kib_per_request: u64,
-    /// KiB that the prompt cache keeps for a prompt token, likewise.
+    /// KiB in the prompt cache per prompt token, up to `--cache-ram`.
     pub(crate) cache_kib_per_prompt_token: u64,
-    /// The script of the test's own NVML ([`crate::vram`]): what this process holds on GPU 0 is told there.
+    /// Script of the simulated NVML ([`crate::vram`]), to which this process writes its VRAM on GPU 0.
     pub(crate) vram_told: Option<PathBuf>,
-    /// MiB that GPU has (80 GiB when 0).
+    /// MiB of that GPU; 0 means 80 GiB.
     pub(crate) vram_total_mib: u64,
-    /// MiB of VRAM held from the start on.
     pub(crate) vram_base_mib: u64,
-    /// KiB of VRAM held from the start on, for each token of context.
     pub(crate) vram_kib_per_context_token: u64,
-    /// KiB of VRAM never given back, per generating request.
     pub(crate) vram_kib_per_request: u64,
-    /// KiB of VRAM never given back, per `image_url` in a request.
     pub(crate) vram_kib_per_image: u64,
-    /// KiB of VRAM per prompt token of the largest prompt so far.
     pub(crate) vram_buffer_kib_per_prompt_token: u64,
-    /// KiB of VRAM for each token of a micro-batch of the largest so far.
     pub(crate) vram_buffer_kib_per_ubatch_token: u64,
-    /// By the name of a field: what sets it to zero. Each word is a variable of the environment or, with a dash, a flag;
-    /// `NAME=VALUE` and `--flag=VALUE` ask for that value, and one of them is enough.
+    /// For each named field, the words that set it to zero. A word is an environment variable or, with a
+    /// dash, a flag; `NAME=VALUE` and `--flag=VALUE` require that value. One word suffices.
     pub(crate) stopped_by: BTreeMap<String, Vec<String>>,
-    /// The same words, and the factor by which each makes a token take longer.
+    /// The same kind of words, each with the factor by which it slows a token down.
     pub(crate) slowed_by: BTreeMap<String, f64>,
-    /// What the first SIGTERM does.
     pub(crate) on_term: OnTerm,
     /// Milliseconds until a slot is free after the client of a non-streaming request has left.
     pub(crate) cancel_ms: u64,
-    /// What is written where `LLAMA_WARDEN_REPORT` says.
+    /// Content of the file in `LLAMA_WARDEN_REPORT`.
     pub(crate) report: ReportKind,
-    /// What is given back where `LLAMA_WARDEN_RECLAIM` says; absent: it is a plain build, and does not know the variable.
+    /// Answers in the file of `LLAMA_WARDEN_RECLAIM`; without it, a plain build that ignores the variable.
     pub(crate) reclaim: Option<crate::reclaim::Reclaim>,
-    /// How slots keep what they hold.
     pub(crate) kept: Kept,
-    /// Milliseconds that evaluating a token of prompt takes, where slots keep what they hold.
     pub(crate) ms_per_prompt_token: f64,
-    /// Milliseconds that saving a slot takes.
     pub(crate) save_ms: u64,
-    /// What goes wrong with saving.
     pub(crate) save_fault: Option<FileFault>,
-    /// What goes wrong with restoring.
     pub(crate) restore_fault: Option<FileFault>,
-    /// Refuses `--slot-save-path`, as a server does that is started where the directory is not.
+    /// Refuses `--slot-save-path`, as a server that does not see the directory.
     pub(crate) no_slot_path: bool,
     /// Paths whose requests are never answered.
     pub(crate) hangs_on: Vec<String>,
-    /// Everything that goes wrong with single requests.
     pub(crate) faults: Vec<Fault>,
 }
 
-/// When the head of a stream is sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum StreamHead {
-    /// When the request gets its slot, as newer builds do.
+    /// When the request gets its slot, as in newer builds.
     #[default]
     Slot,
-    /// With the first token, as older builds and forks do. What fails before it has a status of its own.
+    /// With the first token, as in older builds and forks: earlier errors have a status of their own.
     FirstToken,
 }
 
-/// How a start fails; each prints what llama-server prints.
+/// Failures of a start, with llama-server's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fail {
-    /// The model file is not there.
     MissingModel,
     /// The model file is not a GGUF file.
     CorruptModel,
-    /// A flag it does not know.
     BadFlag,
-    /// The context does not fit into memory.
     OutOfMemory,
-    /// The address is taken.
     PortInUse,
     /// The dynamic loader misses a library (exit code 127).
     MissingLibrary,
-    /// A failed assertion (SIGABRT).
+    /// An assertion fails (SIGABRT).
     Abort,
-    /// Exits without a word.
     Silent,
 }
 
-/// What SIGTERM does while requests run.
+/// Effect of SIGTERM while requests run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OnTerm {
-    /// As the real one mostly does: nothing is sent any more, the process ends when the clients have left.
+    /// Nothing more is sent, and the process ends when the clients have left, as llama-server mostly does.
     #[default]
     Hang,
-    /// As the real one sometimes does: streams are cut, the process ends.
+    /// Streams are cut and the process ends, as llama-server sometimes does.
     Cut,
-    /// Nothing; only SIGKILL helps. The second one is ignored too.
+    /// None, even at the second one; only SIGKILL ends the process.
     Ignore,
 }
 
-/// The memory report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ReportKind {
     /// As a patched llama-server writes it.
     #[default]
     Good,
-    /// None, as from a plain one.
+    /// No file, as with a plain build.
     None,
-    /// A file of the right size with something else in it.
+    /// A file of the right size with other content.
     Corrupt,
 }
 
-/// One fault: when, and what.
+/// A fault, with its conditions.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Fault {
-    /// Only the request with this ordinal (from 1, counted over working requests of this process).
+    /// Only the request with this ordinal, from 1, among the process's working requests.
     pub(crate) at: Option<u64>,
     /// This ordinal and all later ones.
     pub(crate) from: Option<u64>,
     /// Only requests whose body contains this text.
     pub(crate) body_has: Option<String>,
-    /// Not where one of these is given: words as in `stopped_by`.
+    /// Not if one of these words is given; as in `stopped_by`.
     pub(crate) unless: Vec<String>,
-    /// At most once over all processes: the fault happens only to the one that creates this file.
+    /// At most once over all processes: only for the process that creates this file.
     pub(crate) once: Option<PathBuf>,
-    /// After this many tokens; absent: on arrival, before anything was executed or written to the ledger.
+    /// After this many tokens; by default on arrival, before the request is executed or recorded.
     pub(crate) after_tokens: Option<u64>,
-    /// Written to standard error when it happens.
     pub(crate) says: Option<String>,
-    /// What happens.
     #[serde(rename = "do")]
     pub(crate) what: What,
     /// For `stall`: milliseconds.
@@ -204,55 +172,49 @@ pub(crate) struct Fault {
     pub(crate) signal: Option<i32>,
     /// For `error`: the status (500 when absent).
     pub(crate) status: Option<u16>,
-    /// For `hang`: /health is silent too.
+    /// For `hang`: `/health` hangs as well.
     pub(crate) silent_health: bool,
 }
 
-/// What a fault does.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum What {
-    /// Nothing.
     #[default]
     Nothing,
-    /// The process dies by `signal`; with `ms` so much later, whether the client waits for it or not.
+    /// The process dies by `signal`, after `ms` even if the client has left.
     Crash,
-    /// This request and all later ones get no (further) byte; /health still answers unless `silent_health`.
+    /// This request and all later ones get no more bytes; `/health` still answers unless `silent_health`.
     Hang,
-    /// This request and all later ones are answered with `Compute error.`, as by a process whose GPU context is lost;
-    /// /health still answers.
+    /// This request and all later ones get `Compute error.`, as from a process that lost its GPU context;
+    /// `/health` still answers.
     Poison,
-    /// Nothing is computed any more, for nobody: no token comes, and what the computing loop answers (`/slots`,
-    /// `/metrics`) is not answered. The HTTP threads go on: `/health` is well, and streams get their comments.
+    /// The computing loop hangs: no token is generated, and `/slots` and `/metrics` hang. The HTTP threads
+    /// still answer `/health` and send comments in streams.
     Wedge,
-    /// This request pauses for `ms`.
+    /// The request pauses for `ms`.
     Stall,
-    /// The connection is closed.
     Close,
-    /// An error answer; mid-stream an in-band error without `[DONE]`.
+    /// An error answer; within a stream an error event without `[DONE]`.
     Error,
-    /// The listening sockets are closed; what is connected goes on.
+    /// The listening sockets are closed; existing connections continue.
     Refuse,
-    /// `ICY 200 OK`: not an HTTP status line.
+    /// `ICY 200 OK`, which is no HTTP status line.
     BadStatusLine,
-    /// Two Content-Length headers that disagree.
     TwoLengths,
-    /// Content-Length and Transfer-Encoding: chunked in one head.
     LengthAndChunked,
     /// A head that ends in the middle.
     CutHead,
-    /// A body shorter than its Content-Length.
     ShortBody,
     /// A chunk shorter than its size line, then the end of the connection.
     CutChunk,
-    /// A whole answer, then bytes that belong to none.
+    /// A whole answer, then further bytes.
     GarbageAfter,
     /// A head of some 300 KiB.
     HugeHead,
 }
 
 impl Script {
-    /// Tokens to generate when the request asks for `asked`.
+    /// Returns the number of tokens to generate for this limit of a request.
     pub(crate) fn tokens_for(&self, asked: Option<u64>) -> u64 {
         match (asked, self.tokens) {
             (Some(asked), Some(cap)) => asked.min(cap),
@@ -261,10 +223,10 @@ impl Script {
         }
     }
 
-    /// This script with the fields of `patch` replaced.
+    /// Returns this script with the fields of `patch` replaced.
     ///
     /// # Errors
-    /// A field that does not exist or has the wrong type.
+    /// A field does not exist or has the wrong type.
     pub(crate) fn merged(&self, patch: Value) -> Result<Self, String> {
         let mut all = serde_json::to_value(self).map_err(|error| error.to_string())?;
         if let (Value::Object(all), Value::Object(patch)) = (&mut all, patch) {
@@ -275,10 +237,10 @@ impl Script {
 }
 
 impl Script {
-    /// This script with what the environment and the flags switch off or slow down.
+    /// Returns this script with fields stopped or slowed by the environment and the flags.
     ///
     /// # Errors
-    /// `stopped_by` names a field that does not exist, or one that zero is no value of.
+    /// `stopped_by` names a field that does not exist or cannot be zero.
     fn switched(self, flags: &[String]) -> Result<Self, String> {
         let off: Map<String, Value> = self
             .stopped_by
@@ -302,7 +264,7 @@ impl Script {
     }
 }
 
-/// Whether a variable is set or a flag is given, with the value that the word asks for, if it asks for one.
+/// Returns true if a variable is set or a flag is given, with the word's value if it has one.
 fn is_given(word: &str, flags: &[String]) -> bool {
     let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
     if name.starts_with('-') {
@@ -313,10 +275,10 @@ fn is_given(word: &str, flags: &[String]) -> bool {
     std::env::var(name).is_ok_and(|own| value.is_none_or(|value| own == value))
 }
 
-/// The script of the environment, with what `flags` switch off.
+/// Returns the script from the environment, changed by `flags`.
 ///
 /// # Errors
-/// An unreadable file, JSON that is none, an unknown field.
+/// A file is unreadable or no JSON, or a field is unknown.
 pub(crate) fn from_env(flags: &[String]) -> Result<Script, String> {
     let mut script = Script::default();
     if let Some(path) = std::env::var_os("FAKE_LLAMA_SCRIPT") {

@@ -1,38 +1,34 @@
-//! What the answer of each working route looks like, whole and as events.
+//! Form of the answers of each working route, whole and as events.
 
 use serde_json::{Value, json};
 
 use crate::{clock, goes_on};
 
-/// Which API a working request speaks.
+/// API of a working request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// `/v1/chat/completions`
     Chat,
-    /// `/v1/completions`
     Text,
-    /// `/completion`
     Native,
-    /// `/infill`: answered as `/completion`.
+    /// `/infill`: answers like `/completion`.
     Infill,
     /// `/v1/messages`, Anthropic's.
     Messages,
-    /// `/v1/embeddings`
     Embeddings,
-    /// `/v1/audio/transcriptions`: multipart, answered with the body's size and hash.
+    /// `/v1/audio/transcriptions`: multipart; the answer has the body's size and hash.
     Transcription,
 }
 
-/// Numbers and names of one generation, as the answer reports them.
+/// Figures and names of a generation, as its answer reports them.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) id: String,
     pub(crate) model: String,
     pub(crate) prompt_tokens: u64,
-    /// Of these, tokens that the slot had.
+    /// Tokens of the prompt that the slot had already.
     pub(crate) cached: u64,
     pub(crate) tokens: u64,
-    /// The limit, not the text, ended it.
+    /// True if the limit ended the text.
     pub(crate) by_limit: bool,
     pub(crate) slot: usize,
     pub(crate) prompt_ms: f64,
@@ -56,7 +52,6 @@ impl Facts {
 }
 
 impl Shape {
-    /// The shape of a POST to `path`.
     pub(crate) fn of(path: &str) -> Option<Self> {
         Some(match path {
             "/v1/chat/completions" | "/chat/completions" => Self::Chat,
@@ -70,7 +65,7 @@ impl Shape {
         })
     }
 
-    /// What a request of this shape must have: a field's name.
+    /// Returns the field that a request of this shape needs.
     pub(crate) fn required(self) -> Option<&'static str> {
         match self {
             Self::Chat | Self::Messages => Some("messages"),
@@ -81,7 +76,6 @@ impl Shape {
         }
     }
 
-    /// Whether it can be asked to stream.
     pub(crate) fn streams(self) -> bool {
         matches!(self, Self::Chat | Self::Text | Self::Native | Self::Infill | Self::Messages)
     }
@@ -96,7 +90,6 @@ impl Shape {
                "system_fingerprint": "b1-000000000", "object": object})
     }
 
-    /// The events before the first token.
     pub(crate) fn opening(self, facts: &Facts) -> String {
         if self == Self::Messages {
             let usage = json!({"input_tokens": facts.prompt_tokens, "cache_read_input_tokens": 0, "output_tokens": 0});
@@ -111,7 +104,6 @@ impl Shape {
         event(&self.frame(facts, &json!([{"finish_reason": null, "index": 0, "delta": delta}]), true))
     }
 
-    /// The event of one token.
     pub(crate) fn token(self, facts: &Facts, text: &str) -> String {
         match self {
             Self::Messages => event(&json!({"type": "content_block_delta", "index": 0,
@@ -131,7 +123,6 @@ impl Shape {
         }
     }
 
-    /// The events after the last token.
     pub(crate) fn closing(self, facts: &Facts, include_usage: bool) -> String {
         if matches!(self, Self::Native | Self::Infill) {
             return event(&Self::native(facts, ""));
@@ -158,7 +149,6 @@ impl Shape {
         text
     }
 
-    /// The whole answer of a request that does not stream.
     pub(crate) fn whole(self, facts: &Facts, text: &str) -> Value {
         let choice = match self {
             Self::Native | Self::Infill => return Self::native(facts, text),
@@ -185,7 +175,6 @@ impl Shape {
     }
 }
 
-/// One server-sent event.
 pub(crate) fn event(data: &Value) -> String {
     format!("data: {data}\n\n")
 }

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT, and dying by a signal on purpose.
+//! Handles SIGTERM and SIGINT, and dies by a signal on purpose.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::engine::Engine;
 use crate::script::OnTerm;
 
-/// What `cut` was seen to take before the process ended, milliseconds.
+/// Milliseconds from SIGTERM to the end of llama-server with cut streams, as observed.
 const CUT_AFTER_MS: u64 = 9;
 
-/// Waits for SIGTERM, then for what ends the process after it. Called after the load: until then the default action
-/// kills the process at once, as it does with the real one.
+/// Waits for SIGTERM, then for the end of the process. Called after loading: until then the signal kills the
+/// process at once, as with llama-server.
 pub(crate) async fn until_stopped(engine: &Arc<Engine>) -> ExitCode {
     let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
@@ -43,7 +43,7 @@ pub(crate) async fn until_stopped(engine: &Arc<Engine>) -> ExitCode {
     }
 }
 
-/// Ends this process by `number`. Repeated, because the runtime's own SIGSEGV handler swallows the first one.
+/// Kills this process by a signal; repeated, because the runtime's SIGSEGV handler ignores the first one.
 pub(crate) async fn die_by(number: i32) {
     let deadly = Signal::from_named_raw(number).unwrap_or(Signal::ABORT);
     loop {

@@ -1,8 +1,8 @@
-//! What the slots hold, where the script wants it told: tokens of prompts and answers, which are not evaluated again, and the files
-//! that slots are saved to and restored from.
+//! Content of the slots, if the script enables it: tokens of prompts and answers, which are not evaluated
+//! again, and the files for saving and restoring slots.
 //!
-//! A token is a word; a chat is its roles and texts, with the role of the answer behind them. So the next turn of a conversation begins
-//! with all that its slot holds, as with the real one.
+//! A token is a word; a chat is its roles and texts, followed by the role of the answer. So the next turn of
+//! a conversation begins with the whole content of its slot, as in llama-server.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,50 +11,44 @@ use serde_json::{Value, json};
 
 use crate::goes_on::token_id;
 
-/// How slots keep what they hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kept {
-    /// Not at all: each prompt counts as evaluated.
+    /// None: each prompt is evaluated as a whole.
     #[default]
     Nothing,
-    /// As a dense model: a restored slot is as good as one that was computed.
+    /// As with a dense model: a restored slot is as good as a computed one.
     Dense,
-    /// As a model with sliding windows: restoring says that all is well, and nothing of it is used.
+    /// As with sliding windows: restoring reports success, but nothing is reused.
     Windows,
-    /// As with a unified KV cache: when a task begins, idle slots are moved away, and are found again by their prompt.
+    /// As with a unified KV cache: a new task moves idle slots away, and later prompts find them again.
     Unified,
 }
 
-/// What goes wrong with files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FileFault {
-    /// An error.
     Error,
-    /// An answer that is none.
     Garbage,
-    /// Half of the file, and the answer for all of it.
+    /// Half of the file, with a successful answer.
     Full,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Slot {
     tokens: Vec<u32>,
-    /// What it holds cannot be gone on with.
+    /// The content cannot be reused.
     is_stale: bool,
     /// Grows with each use of any slot.
     used: u64,
 }
 
-/// All of them.
 #[derive(Debug)]
 pub(crate) struct Slots(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     slots: Vec<Slot>,
-    /// What was moved away.
     parked: Vec<Vec<u32>>,
     clock: u64,
 }
@@ -68,8 +62,8 @@ impl Slots {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which of the free slots a prompt gets: the one that was asked for, else the one that holds the most of it, else the one that was
-    /// used the longest ago.
+    /// Chooses a free slot for a prompt: the requested one, else the one that holds most of it, else the
+    /// least recently used.
     pub(crate) fn choose(&self, free: &[usize], prompt: &[u32], asked: Option<usize>) -> usize {
         let state = self.state();
         if let Some(asked) = asked.filter(|asked| free.contains(asked)) {
@@ -81,7 +75,7 @@ impl Slots {
         best.or_else(oldest).copied().unwrap_or(0)
     }
 
-    /// A prompt begins in a slot; how many of its tokens it had.
+    /// Begins a prompt in a slot; returns the number of its tokens that the slot had.
     pub(crate) fn begin(&self, kept: Kept, slot: usize, prompt: &[u32], busy: &[bool]) -> u64 {
         if kept == Kept::Nothing {
             return 0;
@@ -96,7 +90,7 @@ impl Slots {
             }
             let here = common(&state.slots[slot].tokens, prompt);
             let best = (0..state.parked.len()).max_by_key(|index| common(&state.parked[*index], prompt));
-            // What would be lost for some words in common stays where it is.
+            // A content stays in place if only a few words are common.
             let serves = |index: &usize| {
                 let there = common(&state.parked[*index], prompt);
                 there > here && there * 4 > state.parked[*index].len()
@@ -111,30 +105,29 @@ impl Slots {
         let slot = &mut state.slots[slot];
         let had = if slot.is_stale { 0 } else { common(&slot.tokens, prompt) };
         *slot = Slot { tokens: prompt.to_vec(), is_stale: false, used: state.clock };
-        // One token is evaluated always.
+        // At least one token is always evaluated.
         had.min(prompt.len().saturating_sub(1)) as u64
     }
 
-    /// One more token of an answer was evaluated.
     pub(crate) fn push(&self, slot: usize, text: &str) {
         self.state().slots[slot].tokens.push(token_id(text.trim()));
     }
 
-    /// Tokens that each holds, and when something was computed there last: a number that grows, 0 for never.
+    /// Number of tokens of each slot, and a growing number of its last use, 0 for never.
     pub(crate) fn told(&self) -> Vec<(usize, u64)> {
         self.state().slots.iter().map(|slot| (slot.tokens.len(), slot.used)).collect()
     }
 
-    /// The file of a slot, and its tokens.
+    /// Returns the file of a slot, and its number of tokens.
     pub(crate) fn save(&self, slot: usize) -> (Vec<u8>, usize) {
         let tokens = self.state().slots[slot].tokens.clone();
         let mut file = json!(tokens).to_string().into_bytes();
-        // As a KV cache: so many bytes for each token.
+        // A KV cache has a fixed number of bytes per token.
         file.resize(file.len() + tokens.len() * 100, b' ');
         (file, tokens.len())
     }
 
-    /// Takes a file; its tokens, or `None` if it is none.
+    /// Restores a file; returns its number of tokens, or `None` for an invalid file.
     pub(crate) fn restore(&self, kept: Kept, slot: usize, file: &[u8]) -> Option<usize> {
         let tokens: Vec<u32> = serde_json::from_slice(file).ok()?;
         let count = tokens.len();
@@ -142,7 +135,7 @@ impl Slots {
         Some(count)
     }
 
-    /// Empties a slot; how many tokens it held.
+    /// Empties a slot; returns the number of its tokens.
     pub(crate) fn erase(&self, slot: usize) -> usize {
         std::mem::take(&mut self.state().slots[slot].tokens).len()
     }
@@ -152,7 +145,6 @@ fn common(one: &[u32], other: &[u32]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
-/// A chat as one text.
 pub(crate) fn rendered(messages: &Value) -> String {
     let mut text = String::new();
     let mut last = "";
@@ -173,7 +165,6 @@ pub(crate) fn rendered(messages: &Value) -> String {
     text
 }
 
-/// The tokens of a request's prompt.
 pub(crate) fn spelled(request: &Value) -> Vec<u32> {
     let of_text = |text: &str| text.split_whitespace().map(token_id).collect();
     match (&request["messages"], &request["prompt"]) {

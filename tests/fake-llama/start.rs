@@ -1,4 +1,4 @@
-//! From flags to a listening server, with every way in which a start can fail.
+//! Starts listening, or fails as the script says.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,12 +11,9 @@ use crate::ledger::Ledger;
 use crate::script::{Fail, Script};
 use crate::{listen, say, signals};
 
-/// SIGABRT.
 const ABORT: i32 = 6;
-/// SIGSEGV.
 const SEGV: i32 = 11;
 
-/// Runs the stand-in until something ends it.
 pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
     for line in &script.stderr {
         say::err(line);
@@ -33,7 +30,7 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
         say::err(&format!("error while handling argument \"--slot-save-path\": not a directory: {path}"));
         return ExitCode::FAILURE;
     }
-    // What the real one notices before it listens.
+    // Errors that llama-server notices before it listens.
     if let Some(early @ (Fail::BadFlag | Fail::MissingLibrary | Fail::PortInUse)) = script.fail {
         return fail(early, &args, &script).await;
     }
@@ -74,10 +71,10 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
     signals::until_stopped(&engine).await
 }
 
-/// How often the leak of an hour is paid in parts.
+/// Interval at which the hourly leak grows.
 const PART: Duration = Duration::from_millis(10);
 
-/// Leaks by the hour, as long as the process serves.
+/// Leaks by the hour while the process serves.
 async fn pass_hours(engine: &Engine) {
     let mut seen = tokio::time::Instant::now();
     loop {
@@ -88,7 +85,7 @@ async fn pass_hours(engine: &Engine) {
         let now = tokio::time::Instant::now();
         let micros = u64::try_from(now.duration_since(seen).as_micros()).unwrap_or(u64::MAX);
         seen = now;
-        // MiB an hour are 2^20 / 3.6e9 bytes a microsecond.
+        // One MiB per hour is 2^20 / 3.6e9 bytes per microsecond.
         let rate = u128::from(engine.script().leak_mib_per_hour) << 20;
         let bytes = u128::from(micros) * rate / 3_600_000_000;
         engine.leak.grow(u64::try_from(bytes).unwrap_or(u64::MAX));
@@ -99,7 +96,6 @@ fn model(args: &Args) -> PathBuf {
     args.model.clone().unwrap_or_default()
 }
 
-/// Prints what llama-server prints and returns its exit code.
 async fn fail(how: Fail, args: &Args, script: &Script) -> ExitCode {
     let model = model(args);
     let model = model.display();

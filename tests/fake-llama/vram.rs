@@ -1,8 +1,7 @@
-//! VRAM that exists only in what the test's own NVML tells: the figure of this process on GPU 0, written where that
-//! library reads its script.
+//! Simulated VRAM: this process's bytes on GPU 0, written to the script of the test's NVML.
 //!
-//! The file is replaced whole, because the library may read it at any time. One process writes it at a time: a test that
-//! runs several at once tells the GPUs itself.
+//! The file is replaced atomically, because the library may read it at any time. Only one process may write
+//! it: a test with several processes sets the GPUs itself.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -11,13 +10,11 @@ use crate::leak::Units;
 use crate::say;
 use crate::script::Script;
 
-/// What the GPU has where nothing else is said.
 const TOTAL: u64 = 80 << 30;
 
-/// A CUDA pool grows by as much at a time.
+/// A CUDA pool grows by this amount.
 const GRAIN: u64 = 2 << 20;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Vram(Mutex<Held>);
 
@@ -29,7 +26,7 @@ struct Held {
 }
 
 impl Vram {
-    /// Takes what is held from the start on, and tells it.
+    /// Allocates the VRAM of the start, and writes the script.
     pub(crate) fn open(&self, script: &Script, context: u64) {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         held.told.clone_from(&script.vram_told);
@@ -38,8 +35,8 @@ impl Vram {
         held.tell();
     }
 
-    /// Takes for ever what this work costs; `larger` and `micro`: tokens by which the prompt, and its largest micro-batch,
-    /// are larger than all before.
+    /// Leaks the amount for this work. `larger` and `micro` are the tokens by which the prompt, and its
+    /// largest micro-batch, exceed all earlier ones.
     pub(crate) fn pay(&self, script: &Script, units: Units, larger: u64, micro: u64) {
         let parts = [
             (script.vram_kib_per_request, units.requests),

@@ -1,7 +1,7 @@
-//! The socket under hyper, with a handle for misbehaving: a request handler can have hyper's next bytes
-//! replaced by bytes of its own, after which the connection ends.
+//! Socket below hyper that can misbehave: a request handler can replace hyper's next bytes by its own, after
+//! which the connection ends.
 //!
-//! hyper parses what comes in and frames what is well-behaved; only the dirty parts pass by it.
+//! hyper parses requests and frames valid answers; only invalid bytes bypass it.
 //!
 //! ```text
 //! Clean --replace(bytes)--> Raw --all written--> Cut      every later write fails, so hyper closes
@@ -25,10 +25,8 @@ enum Mode {
     Cut,
 }
 
-/// Called once.
 type Call = Box<dyn FnOnce() + Send>;
 
-/// The handle; one per connection.
 #[derive(Clone, Default)]
 pub(crate) struct Wire {
     mode: Arc<Mutex<Mode>>,
@@ -43,17 +41,17 @@ impl std::fmt::Debug for Wire {
 }
 
 impl Wire {
-    /// Instead of hyper's next bytes these go out, then the connection ends.
+    /// Sends these bytes instead of hyper's next ones, then ends the connection.
     pub(crate) fn replace(&self, bytes: impl Into<Bytes>) {
         *self.lock() = Mode::Raw(bytes.into());
     }
 
-    /// hyper's next write fails: the connection ends without another byte.
+    /// Makes hyper's next write fail, so that the connection ends without another byte.
     pub(crate) fn cut(&self) {
         *self.lock() = Mode::Cut;
     }
 
-    /// Called when the next byte has been handed to the system.
+    /// Calls the function when the next byte has been handed to the kernel.
     pub(crate) fn at_first_byte(&self, call: impl FnOnce() + Send + 'static) {
         *self.first.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(call));
     }
@@ -66,12 +64,11 @@ impl Wire {
         }
     }
 
-    /// The connection ends when the present answer is out, although its head promised keep-alive.
+    /// Ends the connection after the present answer, although its head promised keep-alive.
     pub(crate) fn close_after_answer(&self) {
         self.finish.notify_one();
     }
 
-    /// Completes when [`Self::close_after_answer`] was called.
     pub(crate) async fn asked_to_close(&self) {
         self.finish.notified().await;
     }
@@ -81,7 +78,6 @@ impl Wire {
     }
 }
 
-/// The socket as hyper sees it.
 #[derive(Debug)]
 pub(crate) struct Tap<I> {
     io: I,
@@ -89,7 +85,6 @@ pub(crate) struct Tap<I> {
 }
 
 impl<I> Tap<I> {
-    /// `io`, sabotaged through `wire`.
     pub(crate) fn new(io: I, wire: Wire) -> Self {
         Self { io, wire }
     }

@@ -1,25 +1,23 @@
-//! A prompt for which there is not enough memory is refused with the numbers, told, sent to another process, or sent to a
-//! fresh one; a prompt that fits is not touched. What a prompt costs is learnt from the prompts before.
+//! A prompt for which there is not enough memory is refused with the numbers, logged, or sent to another or a
+//! fresh process. A prompt that fits is unaffected. Earlier prompts teach the price of a prompt.
 
 use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
-/// Memory is read often, and nothing waits for a better moment.
 const OFTEN: &str = "sensors.interval = \"25ms\"\ninternal.sensors.idle_settle = \"1ms\"";
 const EAGER: &str = "policy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
                      policy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
 
-/// What a token of the largest prompt so far takes in the fakes here.
+/// KiB that a token of the largest prompt so far takes in the fakes.
 const TOKEN_KIB: u64 = 64;
 
-/// Prompts of so many words teach a price: the first proves nothing, and three larger ones are enough.
+/// Words of prompts that teach a price: the first proves nothing, and three larger ones suffice.
 const LESSONS: [usize; 4] = [100, 200, 400, 800];
 
-/// Between what `LESSONS` leave free of the budget, less the reserve of 256 MiB, and what a fresh process has.
+/// Words that fit a fresh process, but not what `LESSONS` leave of the budget, less the reserve of 256 MiB.
 const LARGE: usize = 1500;
 
-/// More than any process has.
 const HUGE: usize = 5000;
 
 async fn start(mode: &str, toml: &str) -> Result<Warden, Trouble> {
@@ -46,7 +44,6 @@ async fn ask(warden: &Warden, words: usize) -> Result<warden_rig::http::Whole, T
     warden.http.post(CHAT, &chat(&format!("p-{words}"), "m", &text.join(" "), 2, false)).await
 }
 
-/// Memory was read several times since now: each reading is a new picture.
 async fn until_read(warden: &Warden) -> Outcome {
     let number = async || {
         let status = warden.admin().get("/status").await?.json()?;
@@ -56,7 +53,7 @@ async fn until_read(warden: &Warden) -> Outcome {
     wait_until("memory was read", SOON, async || number().await.is_ok_and(|later| later > now + 6)).await
 }
 
-/// Waits until it is in the log, whose lines are gathered.
+/// Waits for this log line; returns the output.
 async fn too_large(warden: &mut Warden, done: &str) -> Result<String, Trouble> {
     warden.says(&format!("{done}: a prompt of about")).await
 }
@@ -83,7 +80,7 @@ async fn a_prompt_that_fits_nowhere_is_refused_with_the_numbers_and_others_are_n
     assert_eq!(details["memory"], "host");
     assert!(details["needed_bytes"].as_u64() > details["left_bytes"].as_u64(), "{error}");
     too_large(&mut warden, "refused").await?;
-    // By its bytes this one would not fit; by its tokens it does.
+    // By its bytes this prompt would not fit; by its tokens it does.
     let fits = ask(&warden, LARGE).await?;
     assert!(fits.status.is_success(), "{}", fits.text());
     assert!(ask(&warden, 10).await?.status.is_success());
@@ -94,7 +91,7 @@ async fn a_prompt_that_fits_nowhere_is_refused_with_the_numbers_and_others_are_n
 
 #[tokio::test]
 async fn a_warning_is_told_and_the_prompt_is_sent_and_off_is_silent() -> Outcome {
-    // Too large by the reserve only: it is sent, so it must not break the machine.
+    // Too large only because of the reserve, so that sending the prompt does not exhaust the machine.
     let words = 3000;
     for (mode, told) in [("warn", true), ("off", false)] {
         let mut warden = start(mode, "").await?;
@@ -103,7 +100,7 @@ async fn a_warning_is_told_and_the_prompt_is_sent_and_off_is_silent() -> Outcome
         if told {
             too_large(&mut warden, "sent all the same").await?;
         } else {
-            // Written after whatever was to be told before.
+            // Lines about the prompt precede this one.
             warden.says("access: ").await?;
             assert!(!warden.kid.output().contains("a prompt of about"), "{mode}: {}", warden.kid.output());
         }
@@ -111,7 +108,7 @@ async fn a_warning_is_told_and_the_prompt_is_sent_and_off_is_silent() -> Outcome
     Ok(())
 }
 
-/// Takes so much memory for ever that a large prompt has no room any more.
+/// Leaks until a large prompt has no room.
 async fn fill(warden: &Warden) -> Outcome {
     warden.script("m", &json!({"leak_kib_per_request": 150 << 10})).await?;
     assert!(ask(warden, 10).await?.status.is_success());

@@ -1,5 +1,5 @@
-//! Promise: with `cancel = "assemble"`, an answer that is put together from a real llama-server's stream is the one that
-//! it gives without a stream, and a client that leaves frees its slot although another stream runs.
+//! Promise: with `cancel = "assemble"`, an answer assembled from a real llama-server's stream equals the
+//! answer without a stream, and a client that leaves frees its slot although another stream runs.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use warden_rig::real::{REPRODUCIBLE, llama_server_plain, sample_model};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
-/// What differs from one run to the next: times, and names drawn at random.
+/// Fields that differ from run to run.
 const VOLATILE: [&str; 7] = ["id", "created", "created_at", "completed_at", "timings", "id_slot", "call_id"];
 
-/// llama-warden in front of a llama-server that nobody patched, and where that listens itself.
+/// Starts llama-warden with an unpatched llama-server; also returns a client of that server.
 async fn started(preset: SamplePreset) -> Result<(Warden, Http), Trouble> {
     let mut flags = vec!["-np", "2", "-c", "16384", "--cache-ram", "0", "--metrics"];
     flags.extend(REPRODUCIBLE);
@@ -29,7 +29,7 @@ async fn started(preset: SamplePreset) -> Result<(Warden, Http), Trouble> {
     Ok((warden, direct))
 }
 
-/// Without what differs from run to run; the names stay, so that a missing field is seen.
+/// Replaces the fields that differ from run to run, but keeps their names.
 fn settled(value: Value) -> Value {
     match value {
         Value::Object(fields) => Value::Object(
@@ -46,7 +46,6 @@ fn settled(value: Value) -> Value {
     }
 }
 
-/// Requests of all dialects, whole and cut, with tools, several answers, and mistakes.
 fn questions() -> Vec<(&'static str, Value)> {
     let parameters =
         json!({ "type": "object", "properties": { "city": { "type": "string" } }, "required": ["city"] });
@@ -90,20 +89,20 @@ async fn an_answer_put_together_is_the_one_that_llama_server_gives() -> Outcome 
     for preset in [SamplePreset::Chat, SamplePreset::Tools, SamplePreset::Ends] {
         let (warden, direct) = started(preset).await?;
         for (route, body) in questions() {
-            // The first run leaves the prompt in the cache, as the other two find it.
+            // The first run fills the prompt cache, as the other two runs find it.
             direct.post(route, &body).await?;
             let wanted = direct.post(route, &body).await?;
             let came = warden.http.post(route, &body).await?;
             assert_eq!(came.status, wanted.status, "{route} {body}");
             let (came, wanted) = (settled(came.json()?), settled(wanted.json()?));
-            // As texts, because the order of the fields counts, too.
+            // Compared as texts, because the order of the fields counts.
             assert_eq!(came.to_string(), wanted.to_string(), "{preset:?} {route} {body}");
         }
     }
     Ok(())
 }
 
-/// How many requests its slots are at work for.
+/// Number of requests that the server processes.
 async fn busy(direct: &Http) -> Option<u64> {
     let text = direct.get("/metrics").await.ok()?.text();
     let line = text.lines().find(|line| line.starts_with("llamacpp:requests_processing "))?;
@@ -123,7 +122,7 @@ async fn a_client_that_leaves_frees_its_slot_although_a_stream_runs() -> Outcome
         client.spawn(async move { own.post(CHAT, &chat("-", "m", "go on", 8000, false)).await.map(drop) });
         wait_until("both work", SOON, async || busy(&direct).await == Some(2)).await?;
         client.shutdown().await;
-        // Its work is for minutes.
+        // The generation would run for minutes.
         wait_until("its slot is free", Duration::from_secs(10), async || busy(&direct).await == Some(1))
             .await?;
     }

@@ -1,5 +1,5 @@
-//! Wrong input gives one clear error that names the thing and the cure: exit code 2 for configuration and usage, 1 for
-//! the rest, never a panic or a stack trace.
+//! Wrong input gives one clear error that names the cause and the remedy: exit code 2 for configuration and
+//! usage, 1 for the rest, never a panic or a stack trace.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde_json::json;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Home, Outcome, Trouble};
 
-/// Runs `llama-warden` in a fresh home; checks the code, that all `words` are told on standard error, and the manners.
+/// Checks the exit code, that standard error contains all `words`, and the form of the error.
 async fn refused(home: &Home, args: &[&str], code: i32, words: &[&str]) -> Outcome {
     let ran = home.warden(args, SOON).await?;
     let what = format!("{args:?}: {ran:?}");
@@ -28,7 +28,7 @@ async fn refused(home: &Home, args: &[&str], code: i32, words: &[&str]) -> Outco
     Ok(())
 }
 
-/// A configuration with one fake model and these lines; checked with `config check` and with `serve`.
+/// Checks a configuration with one fake model and these lines, with `config check` and with `serve`.
 async fn wrong_config(top: &str, model: &str, words: &[&str]) -> Outcome {
     let setup = Setup::new()?.top(top).fake("m", &json!({}), model)?;
     let config = setup.home.file("warden.toml", setup.config())?;
@@ -105,7 +105,7 @@ async fn a_port_in_use_is_named() -> Outcome {
 
 #[tokio::test]
 async fn an_unwritable_state_directory_is_named() -> Outcome {
-    // A file in the way refuses everybody, also a superuser for whom modes mean nothing.
+    // A file in the way also refuses root, for whom modes have no effect.
     let setup = Setup::new()?;
     let file = setup.home.file("in-the-way", "")?;
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o400))?;
@@ -166,7 +166,7 @@ async fn ten_megabytes_of_headers_are_refused_without_taking_the_memory() -> Out
             break;
         }
     }
-    // The answer may have been lost to the reset that unread bytes cause; an open connection may not be left.
+    // The reset that unread bytes cause may lose the answer, but the connection must be closed.
     let all = raw.to_end(Duration::from_secs(20)).await?;
     assert!(all.is_empty() || all.contains("HTTP/1.1 431"), "{all}");
     let answer = warden.http.get("/health").await?;
@@ -204,7 +204,7 @@ async fn a_length_beside_chunks_is_refused_or_ignored_and_the_connection_ends() 
     let body = chat("both", "m", "hi", 2, false).to_string();
     let head = "Host: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked";
     let mut raw = warden.http.raw().await?;
-    // What follows the last chunk would be a second request to whoever believes the length.
+    // A server that trusts the length would take the bytes after the last chunk for a second request.
     let smuggled = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
     let all =
         format!("POST {CHAT} HTTP/1.1\r\n{head}\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n{smuggled}", body.len());

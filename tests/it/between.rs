@@ -1,5 +1,5 @@
-//! `diagnose --between` in a history of invented servers, which are built, run and judged as llama.cpp's are: what was planted in one commit
-//! is found, commits that do not build are gone around, and a search that was broken off goes on where it was.
+//! `diagnose --between` in repositories of simulated servers: the search finds the planted commit, avoids
+//! commits that do not build, and resumes after an interruption.
 
 mod builds;
 
@@ -19,11 +19,11 @@ use crate::history::{History, sets, tools};
 /// A search builds half a dozen servers and starts two dozen.
 const LONG: Duration = Duration::from_secs(900);
 
-/// The detector as it is, but for smaller leaks: a fake wanders by less than a MiB.
+/// Usual detector, but for smaller leaks: a fake varies by less than a MiB.
 const DETECTOR: &str = "internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n\
                         internal.diagnose.settle = \"3ms\"\n";
 
-/// Nothing is kept on purpose.
+/// No caches, so that memory is constant without a leak.
 const PLAIN: &str =
     "args = [\"-np\", \"2\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
 
@@ -31,11 +31,11 @@ const PLAIN: &str =
 const VISITS: &str = "internal.proof.rounds_most = 4\ninternal.proof.repeats = 2\ninternal.proof.answer = 8\n\
     internal.proof.prompt = 64\n";
 
-/// A configuration, and the tools for builds as the other tests have them.
+/// A configuration, with the store's build tools.
 fn setup() -> Result<(Setup, PathBuf), Trouble> {
     let mut setup = Setup::new()?.top(&format!("{DETECTOR}{VISITS}"));
     tools(&mut setup.home)?;
-    // The other one has a server of its own.
+    // The second model has a configured server of its own.
     let script = json!({ "report": "none", "ms_per_token": 3 });
     let setup = setup.fake("m", &script, PLAIN)?.fake("other", &json!({}), PLAIN)?;
     let config = setup.home.file("warden.toml", setup.config())?;
@@ -61,7 +61,7 @@ fn plain_arguments(config: &Path, history: &History, range: &str, more: &[&str])
     own.into_iter().chain(usual.iter().chain(more).map(OsString::from)).collect()
 }
 
-/// What the script of a report says, run from another folder and without us.
+/// Returns the output of a report's script, run from another folder and without llama-warden.
 async fn reproduced(setup: &Setup, report: &Path) -> Result<String, Trouble> {
     let (port, script) = (warden_rig::ports::free()?, report.join("reproduce.sh"));
     let line = format!("cd / && PORT={port} sh '{}' 1", script.display());
@@ -70,7 +70,6 @@ async fn reproduced(setup: &Setup, report: &Path) -> Result<String, Trouble> {
     Ok(ran.stdout)
 }
 
-/// How many builds are kept for searches.
 fn builds(setup: &Setup) -> usize {
     let folder = setup.home.path().join("data/between/builds");
     let all = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -92,9 +91,9 @@ async fn the_commit_that_brought_a_leak_is_found_past_one_that_does_not_build_an
     let args = arguments(&config, &history, "b9000..b9006", &[]);
     let log = setup.home.path().join("first.log");
     let mut kid = Kid::start(&binaries::llama_warden()?, &args, &setup.home.env, setup.home.path(), log)?;
-    // Both ends are known then.
+    // The search now knows both ends.
     kid.says("6 commits left", LONG).await?;
-    // Nothing is taken from under it.
+    // The garbage collection spares builds of a running search.
     let gc = setup.home.warden(["builds", "gc", "--between"], SOON).await?;
     assert!(gc.code == 1 && gc.stderr.contains("a search runs"), "{}", gc.all());
     kid.signal(Signal::INT);
@@ -115,7 +114,7 @@ async fn the_commit_that_brought_a_leak_is_found_past_one_that_does_not_build_an
     let text = std::fs::read_to_string(report.join("report.md"))?;
     assert!(text.contains("## Which revision") && text.contains(found), "{text}");
     assert!(report.join("reproduce.sh").exists());
-    // Nothing is run a second time.
+    // The search reruns nothing.
     let ran = setup.home.warden(arguments(&config, &history, "b9000..b9006", &["--json"]), SOON * 3).await?;
     let again: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
     assert_eq!(again["conclusion"]["outcome"], json!({ "kind": "found", "revision": 5 }), "{}", ran.all());
@@ -201,7 +200,7 @@ async fn the_first_commit_that_changed_answers_is_found_and_that_another_one_did
     assert_eq!(sent["temperature"], 0, "{sent}");
     let shown = reproduced(&setup, &report).await?;
     assert!(shown.contains("request 0: status 200, ") && shown.contains("\"content\""), "{shown}");
-    // Nothing is run a second time.
+    // The search reruns nothing.
     let again = plain_arguments(&config, &history, "b9000..b9004", &["--for", "answers", "--json"]);
     let ran = setup.home.warden(again, SOON * 3).await?;
     let told: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
@@ -231,7 +230,7 @@ async fn the_first_commit_that_changed_answers_is_found_and_that_another_one_did
     assert!(ran.code == 0 && ran.stdout.contains("freed ") && builds(&setup) == 0, "{}", ran.all());
     let ran = setup.home.warden(["builds", "list"], SOON).await?;
     assert!(!ran.stdout.contains("for searches"), "{}", ran.all());
-    // A link to what is served is followed by nobody.
+    // `gc` must not follow a link to a build that serves.
     let data = setup.home.path().join("data");
     std::fs::create_dir_all(data.join("builds"))?;
     std::fs::remove_dir_all(data.join("between/builds"))?;

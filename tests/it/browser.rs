@@ -1,5 +1,6 @@
-//! The page in a real browser, under load: nothing complains, nothing is asked of anybody else, it can be used by keyboard, without a
-//! script and by those who do not see it, a replacement is shown within a second, and it outlives our own restart.
+//! The page in a real browser under load: no errors, no request to another host, usable by keyboard, without
+//! scripts and with screen readers. A replacement is shown within a second, and the page survives a restart
+//! of llama-warden.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,12 +14,13 @@ use warden_rig::real::model_lines_of;
 use warden_rig::warden::{SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, real_weights, swarm, wait_until};
 
-/// A model whose name is no word.
+/// Name that needs escaping.
 const MODEL: &str = "org/model <b>2</b>";
-/// For some hundred answers of a trained model on a busy machine.
+/// Limit for some hundred answers of a trained model on a busy machine.
 const LONG: Duration = Duration::from_secs(900);
 
-/// Requests to both models until it is dropped; each must be answered whole, but while we are `away`.
+/// Sends requests to both models until dropped; each must get a whole answer, except while llama-warden is
+/// `away`.
 fn load(http: &Http, away: &Arc<AtomicBool>) -> JoinSet<Result<(), Trouble>> {
     let mut set = JoinSet::new();
     for (client, model) in ["plain", MODEL].into_iter().enumerate() {
@@ -90,7 +92,7 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
         format!("unload {MODEL}: lets running requests end and stops it; the next request loads it again");
     assert_eq!(asked, &[json!(wanted)], "what is not at once made good again is asked about, in words");
     elsewhere(&told["plots"])?;
-    // A replacement that somebody else asks for.
+    // The admin socket, not the page, requests this replacement.
     warden.restart(MODEL, 1).await?;
     let (row, written) = last_replacement(&warden.cli(&["events", "--json"]).await?.stdout)?;
     let (mut late, mut marked, mut cursors) = (None, None, None);
@@ -109,9 +111,9 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
     assert!(cursors >= Some(1), "{cursors:?}: the pointer rests in a plot, and that was drawn anew under it");
     let (late, marked) = (late.context("no row")?, marked.context("no mark")?);
     say(&format!("the replacement was shown {late} ms after it was written, and its mark after {marked}"));
-    // Within a second, and as much again for a machine with other things to do.
+    // One second is promised; a busy machine may take another.
     assert!((-5..2000).contains(&late) && (-5..2000).contains(&marked), "{late} and {marked} ms");
-    // We end and begin again; nobody loads the page anew.
+    // llama-warden restarts while the page stays open.
     away.store(true, Ordering::SeqCst);
     walk.asked("leaving").await?;
     assert_eq!(warden.terminate(SOON).await?, 0);
@@ -129,7 +131,7 @@ async fn the_page_works_in_a_browser_under_load_and_outlives_a_restart_of_ours()
     Ok(())
 }
 
-/// No complaint, and nothing asked of anybody else.
+/// Fails if the browser reported an error or sent a request to another host.
 fn calm(told: &Value) -> Outcome {
     for what in ["complaints", "elsewhere"] {
         let all = told[what].as_array().context(what)?;
@@ -138,7 +140,8 @@ fn calm(told: &Value) -> Outcome {
     Ok(())
 }
 
-/// What the documentation shows is what users see: trained models on a real llama-server, with requests under way.
+/// Takes the screenshots of the documentation: trained models on a real llama-server, with requests in
+/// flight.
 #[tokio::test]
 #[ignore = "takes minutes: for whoever changes how the page looks"]
 async fn the_pictures_of_the_documentation_are_taken_of_trained_models() -> Outcome {
@@ -165,7 +168,7 @@ async fn the_pictures_of_the_documentation_are_taken_of_trained_models() -> Outc
         clients.spawn(async move {
             for n in 0..u64::MAX {
                 let request = chat(&format!("c{client}-{n}"), name, "Tell me about the sea.", 24, n % 2 == 0);
-                // What is under way at the replacement is answered, too: other tests see to that.
+                // Other tests check that requests in flight survive the replacement.
                 let _answer = swarm::answer(&http, &request).await;
                 answers.fetch_add(1, Ordering::SeqCst);
             }
@@ -192,7 +195,7 @@ async fn the_pictures_of_the_documentation_are_taken_of_trained_models() -> Outc
     Ok(())
 }
 
-/// Plots for somebody elsewhere: times are theirs, one cursor is in all, and what is sent as a file needs nothing.
+/// Plots in another time zone show its times, share one cursor, and an exported file is self-contained.
 fn elsewhere(plots: &Value) -> Outcome {
     assert_eq!(plots["unit"], "GMT+5:30", "{plots:#}");
     assert!(plots["all"].as_u64() >= Some(1) && plots["cursors"] == plots["all"], "{plots:#}");
@@ -211,7 +214,7 @@ fn elsewhere(plots: &Value) -> Outcome {
     Ok(())
 }
 
-/// The row in which the last replacement will stand, and when that was written, in milliseconds since 1970.
+/// Returns the row that will show the last replacement, and its time in milliseconds since 1970.
 fn last_replacement(events: &str) -> Result<(String, i64), Trouble> {
     let mut all = events.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let done = all.find(|event| event["kind"] == "recycle_done").context("no event")?;
@@ -219,7 +222,6 @@ fn last_replacement(events: &str) -> Result<(String, i64), Trouble> {
     Ok((format!("e-{}", done["id"]), at.as_millisecond()))
 }
 
-/// For whoever reads the test's output.
 #[expect(clippy::print_stderr, reason = "numbers that are told: they depend on the machine")]
 fn say(line: &str) {
     eprintln!("{line}");

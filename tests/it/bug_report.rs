@@ -1,4 +1,4 @@
-//! The archive for a report of a bug: with a running instance and without one, and never a secret in it.
+//! The archive for a bug report, with and without a running instance, never contains a secret.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -9,11 +9,11 @@ use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 
 const TOKEN: &str = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
-/// What nobody knows to be one by its look.
+/// Secrets that do not look like secrets.
 const PLAIN: &str = "correct-horse-battery-staple";
 const VARIABLE: &str = "tr0ub4dor-and-3";
 
-/// The files of an archive, below its folder.
+/// Files of an archive, by their path in its folder.
 fn unpacked(path: &Path) -> Result<BTreeMap<String, String>, Trouble> {
     let file = std::fs::File::open(path)?;
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(file));
@@ -29,7 +29,6 @@ fn unpacked(path: &Path) -> Result<BTreeMap<String, String>, Trouble> {
     Ok(all)
 }
 
-/// The archives in a folder.
 fn archives(folder: &Path) -> Result<Vec<PathBuf>, Trouble> {
     let paths = std::fs::read_dir(folder)?.filter_map(Result::ok).map(|entry| entry.path());
     Ok(paths.filter(|path| path.to_string_lossy().ends_with(".tar.gz")).collect())
@@ -64,7 +63,7 @@ async fn a_report_of_a_running_instance_has_all_of_it_and_no_secret() -> Outcome
     assert_eq!(warden.cli(&["restart", "org/m"]).await?.code, 0);
     let config = ["--config", "warden.toml"];
 
-    // Nobody can be asked here, so nothing is written unasked; what would be in it can be seen.
+    // Without a terminal to confirm on, the command writes nothing and lists the content.
     let home = warden.home().path().to_owned();
     let ran = warden.cli(&[&["report"], &config[..]].concat()).await?;
     assert!(ran.code == 2 && ran.stderr.contains("--yes") && ran.stderr.contains("--list"), "{ran:?}");
@@ -102,13 +101,13 @@ async fn a_report_of_a_running_instance_has_all_of_it_and_no_secret() -> Outcome
         );
     }
 
-    // A second one does not take its place.
+    // A second archive does not overwrite the first.
     let before = std::fs::read(home.join("r.tar.gz"))?;
     let again = warden.cli(&write).await?;
     assert!(again.code == 1 && again.stderr.contains("is there already"), "{again:?}");
     assert_eq!(std::fs::read(home.join("r.tar.gz"))?, before);
 
-    // Without the instance: from what it left.
+    // Without an instance, the archive has what the instance left.
     assert_eq!(warden.terminate(SOON).await?, 0);
     let ran = warden.cli(&[&["report", "--yes", "--out", "off.tar.gz"], &config[..]].concat()).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -142,7 +141,7 @@ async fn a_report_is_made_beside_an_instance_that_does_not_answer() -> Outcome {
     let setup = Setup::new()?.fake("m", &json!({}), "")?;
     let mut warden = setup.start().await?;
     warden.until_ready(1).await?;
-    // Stopped, it takes connections and answers none.
+    // A stopped process accepts connections and never answers.
     warden.kid.signal(rustix::process::Signal::STOP);
     let ran =
         warden.home().warden(["report", "--yes", "--config", "warden.toml", "--out", "r.tar.gz"], SOON).await;

@@ -1,5 +1,5 @@
-//! Promise: `build` puts a verified llama-server into the store, whole or not at all; a second build is a hit; what is
-//! in the store can be listed, shown and removed. `quickstart` shows it all in one command.
+//! Promise: `build` puts a verified llama-server into the store, complete or not at all, and reuses it in a
+//! second build. Builds can be listed, shown and removed. `quickstart` does all this in one command.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -20,18 +20,17 @@ use warden_rig::real_weights;
 use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 
-/// A build from a warm compiler cache, a server that starts and a replacement, on a loaded machine.
+/// Limit for a build with a warm compiler cache, a start and a replacement on a busy machine.
 const LONG: Duration = Duration::from_secs(600);
 
-/// As the rig builds it: another option would be another build, and the page would take npm minutes.
+/// Options of the rig's build, because other options would give another build.
 const BUILD: [&str; 8] = ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "-D", NO_PAGE];
-/// Builds without the web page.
 const NO_PAGE: &str = "LLAMA_BUILD_UI=OFF";
 
-/// A home whose store and cache are those of the tests' own llama-server, which is there afterwards.
+/// A home with the store and cache of the tests' llama-server, which is built first.
 async fn home_with_store() -> Result<Option<Home>, Trouble> {
     if std::env::var_os(SERVER_VARIABLE).is_some() {
-        // By hand, with a server from elsewhere: there is no store to look into.
+        // The given server comes from outside the store.
         return Ok(None);
     }
     llama_server().await?;
@@ -48,12 +47,11 @@ async fn home_with_store() -> Result<Option<Home>, Trouble> {
     Ok(Some(home))
 }
 
-/// Names in a folder; none if there is no folder.
 fn names(folder: &Path) -> BTreeSet<OsString> {
     std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
 }
 
-/// Processes whose command line mentions the folder.
+/// Processes whose command line contains the folder.
 fn working_in(folder: &Path) -> Vec<ProcessId> {
     let Ok(all) = procfs::process::all_processes() else { return Vec::new() };
     let found = all.flatten().filter_map(|process| ProcessId::of(process.pid));
@@ -135,7 +133,7 @@ async fn ctrl_c_stops_the_compilers_and_leaves_nothing_half_made() -> Outcome {
     wait_until("no compiler is left", SOON, async || working_in(&PathBuf::from(&id)).is_empty()).await
 }
 
-/// A folder that looks like llama.cpp and that no curated patch set knows.
+/// A folder that resembles llama.cpp, but that no patch set knows.
 fn strange_source(home: &Home) -> Result<PathBuf, Trouble> {
     let folder = home.path().join("strange");
     for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
@@ -181,7 +179,7 @@ async fn a_backend_whose_toolkit_is_not_there_is_told_before_anything_is_done() 
     Ok(())
 }
 
-/// A llama-server around fake-llama that does something else first.
+/// Writes a llama-server that runs a script before fake-llama.
 fn around_fake(folder: &Path, script: &str) -> Result<PathBuf, Trouble> {
     let path = folder.join("llama-server");
     let fake = binaries::fake_llama()?;
@@ -190,7 +188,6 @@ fn around_fake(folder: &Path, script: &str) -> Result<PathBuf, Trouble> {
     Ok(path)
 }
 
-/// The names of the checks that a server passed, or what is wrong with it.
 async fn checked(server: &Path, timeout: Duration) -> Result<Vec<String>, Trouble> {
     let done = verify(server, timeout, &EventReporter::silent(), &CancellationToken::new()).await?;
     Ok(done.checks.into_iter().map(|check| check.name).collect())
@@ -202,11 +199,11 @@ async fn a_server_that_does_not_start_with_mean_pooling_is_verified_with_another
     let usual = around_fake(folder.path(), "")?;
     let checks = checked(&usual, SOON).await?;
     assert_eq!(checks, ["health", "completion", "chat", "health", "embedding"]);
-    // As builds about b4881 do.
+    // Builds of about b4881 abort like this.
     let old = "case \" $* \" in *' --pooling mean '*) kill -ABRT $$; esac";
     let checks = checked(&around_fake(folder.path(), old)?, SOON).await?;
     assert_eq!(checks, ["health", "completion", "chat", "health", "embedding-last"]);
-    // And where it hangs instead, as an assertion does that calls a debugger.
+    // An assertion that calls a debugger hangs like this.
     let stuck = old.replace("kill -ABRT $$", "exec sleep 600");
     let checks = checked(&around_fake(folder.path(), &stuck)?, Duration::from_secs(10)).await?;
     assert_eq!(checks.last().map(String::as_str), Some("embedding-last"));
@@ -216,7 +213,7 @@ async fn a_server_that_does_not_start_with_mean_pooling_is_verified_with_another
     Ok(())
 }
 
-/// A real llama-server, started by a script that sees the model of a form of weights before it.
+/// Writes a llama-server that runs a script for models of a given weight format, and then the real one.
 async fn around_real(folder: &Path, of_a_form: &str) -> Result<PathBuf, Trouble> {
     let path = folder.join("llama-server");
     let real = llama_server().await?;
@@ -256,7 +253,7 @@ async fn a_server_that_dies_of_repacked_weights_is_refused_with_form_and_setting
 #[tokio::test]
 async fn a_server_that_computes_something_else_is_refused_with_its_distance() -> Outcome {
     let folder = tempfile::tempdir()?;
-    // Another model of the same words lies beside it.
+    // Another model with the same vocabulary lies in the same folder.
     let other = "case \"$*\" in *--no-repack*) set -- $(echo \"$*\" | sed 's/form.gguf/sample.gguf/');; esac";
     let trouble =
         checked(&around_real(folder.path(), other).await?, LONG).await.err().context("it is verified")?;
@@ -268,8 +265,8 @@ async fn a_server_that_computes_something_else_is_refused_with_its_distance() ->
     Ok(())
 }
 
-/// Scripts in the place of cmake, ninja and compilers: the processor has AMX, and what comes of it is the real llama-server, which dies
-/// of repacked weights unless cmake was told to leave AMX out.
+/// Scripts that replace cmake, ninja and compilers on a processor with AMX. Their build is the real
+/// llama-server, which dies of repacked weights unless cmake was told to leave AMX out.
 async fn machine_with_amx(folder: &Path) -> Result<Builder, Trouble> {
     let real = llama_server().await?;
     let dies = "case \"$*\" in *form.gguf*--no-repack*) ;; *form.gguf*) kill -SEGV $$;; esac";
@@ -344,7 +341,7 @@ async fn a_build_that_dies_of_repacked_weights_is_made_again_without_amx_and_is_
     Ok(())
 }
 
-/// The id in `build 0123456789abcdef`.
+/// Returns the id in `build 0123456789abcdef`.
 fn id_in(output: &str) -> Option<String> {
     let words: Vec<&str> = output.split_whitespace().collect();
     let is_id = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -364,7 +361,6 @@ async fn a_sample_model_is_small_and_the_same_for_the_same_seed() -> Outcome {
     Ok(())
 }
 
-/// `quickstart` to its end; the lines that it shows.
 async fn quickstart(home: &Home) -> Result<String, Trouble> {
     let args = ["quickstart", "--exit", "--arch", "portable", "--port", "0", "-D", NO_PAGE];
     let ran = home.warden(args, LONG).await?;
@@ -382,7 +378,7 @@ async fn quickstart(home: &Home) -> Result<String, Trouble> {
     Ok(ran.stdout)
 }
 
-/// Its lines as people get them: without what the model said, the ledger's line, and where the store of the tests is.
+/// Removes the model's answer, the ledger's line and the store's path from the output.
 fn shown(home: &Home, stdout: &str) -> Result<String, Trouble> {
     let store = binaries::store()?.display().to_string();
     let lines = stdout.lines().map(|line| {
@@ -414,7 +410,7 @@ async fn quickstart_builds_serves_answers_in_a_sentence_and_replaces_without_a_f
 #[tokio::test]
 async fn quickstart_without_a_network_says_so_and_serves_the_sample_model() -> Outcome {
     let Some(mut home) = home_with_store().await? else { return Ok(()) };
-    // What the tests have downloaded, but for the weights.
+    // The downloads of the tests, except the weights.
     let (theirs, ours) = (binaries::store()?.join("cache"), home.path().join("cache"));
     for folder in ["sources", "tools"] {
         std::os::unix::fs::symlink(theirs.join(folder), ours.join(folder))?;
@@ -428,7 +424,7 @@ async fn quickstart_without_a_network_says_so_and_serves_the_sample_model() -> O
     Ok(())
 }
 
-/// The text without ids of builds.
+/// Replaces the ids of builds in a text.
 fn nameless(text: &str) -> String {
     let is_id = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let pieces = text.split_inclusive(|letter: char| !letter.is_ascii_alphanumeric());

@@ -1,4 +1,5 @@
-//! Promise: another build of llama-server is tried beside the one that serves, and whatever it does, no client is failed by it.
+//! Promise: a canary (another build of llama-server that serves a share of requests) never makes a request
+//! fail.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,18 +13,19 @@ use warden_rig::swarm::{Answers, all_whole, requests, same, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Fake, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
 
-/// Crashes are forgiven fast, readings come often, and nobody waits long for a canary that says nothing.
+/// Short backoffs and frequent readings, for canaries that fail or hang.
 pub(crate) const HASTY: &str = "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n\
                      args = [\"-np\", \"8\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
 pub(crate) const OFTEN: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
                      internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n\
                      internal.canary.patience_least = \"500ms\"";
 
-/// More requests than any verdict here takes.
+/// More requests than any verdict here needs.
 const MANY: usize = 4000;
 const BATCH: usize = 40;
 
-/// A warden with a model `m`, and another build of its llama-server that does what `canary` says.
+/// Starts llama-warden with a model `m`, and writes another build of its llama-server with the script
+/// `canary`.
 async fn started(own: &Value, canary: &Value, top: &str) -> Result<(Warden, PathBuf), Trouble> {
     let setup = Setup::new()?.top(OFTEN).top(top).fake("m", own, HASTY)?;
     let binary = another_build(&setup, canary)?;
@@ -32,7 +34,7 @@ async fn started(own: &Value, canary: &Value, top: &str) -> Result<(Warden, Path
     Ok((warden, binary))
 }
 
-/// A program that is a fake-llama with another script.
+/// Writes a program that runs fake-llama with another script.
 pub(crate) fn another_build(setup: &Setup, script: &Value) -> Result<PathBuf, Trouble> {
     let script = setup.home.file("scripts/m-canary.json", script.to_string())?;
     let text = format!(
@@ -44,7 +46,6 @@ pub(crate) fn another_build(setup: &Setup, script: &Value) -> Result<PathBuf, Tr
     Ok(program)
 }
 
-/// Starts a canary, and waits until it gets requests.
 pub(crate) async fn start(
     warden: &Warden,
     binary: &std::path::Path,
@@ -68,7 +69,6 @@ pub(crate) async fn view_of(warden: &Warden) -> Result<Value, Trouble> {
     warden.admin().get("/models/m/canary").await?.json()
 }
 
-/// The canary once it has ended.
 pub(crate) async fn ended(warden: &Warden) -> Result<Value, Trouble> {
     wait_for("the canary has ended", SOON, async || {
         let view = view_of(warden).await.ok()?;
@@ -77,7 +77,6 @@ pub(crate) async fn ended(warden: &Warden) -> Result<Value, Trouble> {
     .await
 }
 
-/// Processes of the canary.
 pub(crate) fn canaries(warden: &Warden) -> Vec<ProcessId> {
     let is_one = |process: &ProcessId| {
         let script = process.variable("FAKE_LLAMA_SCRIPT");
@@ -86,7 +85,6 @@ pub(crate) fn canaries(warden: &Warden) -> Vec<ProcessId> {
     warden.backends().into_iter().filter(is_one).collect()
 }
 
-/// Requests of several clients until the canary has ended; none may fail.
 async fn load_until_ended(warden: &Warden, tokens: u64) -> Result<Value, Trouble> {
     for from in (0..MANY).step_by(BATCH) {
         let batch: Vec<Value> = (from..from + BATCH)
@@ -101,7 +99,7 @@ async fn load_until_ended(warden: &Warden, tokens: u64) -> Result<Value, Trouble
     Err(Trouble::new(format!("not within {MANY} requests: {}", view_of(warden).await?)))
 }
 
-/// By which processes requests were executed, by their names.
+/// PIDs that executed each request, by its name.
 pub(crate) fn executed_by(warden: &Warden) -> Result<BTreeMap<String, Vec<i32>>, Trouble> {
     let mut by: BTreeMap<String, Vec<i32>> = BTreeMap::new();
     for line in warden.ledger().lines()?.into_iter().filter(|line| line.event == "begun") {
@@ -110,7 +108,6 @@ pub(crate) fn executed_by(warden: &Warden) -> Result<BTreeMap<String, Vec<i32>>,
     Ok(by)
 }
 
-/// What one undisturbed server answers.
 pub(crate) async fn undisturbed(requests: &[Value], script: &Value) -> Result<Answers, Trouble> {
     let fake = Fake::start(script, &["-np", "8"]).await?;
     Ok(swarm(&fake.http, requests, 6).await)
@@ -147,17 +144,18 @@ async fn a_conversation_stays_where_it_began_and_the_share_is_about_right() -> O
         assert_eq!((at(0), at(0)), (at(1), at(2)), "conversation {conversation}");
         taken += usize::from(own.contains(&at(0)[0]));
     }
-    // Of 120 with 0.3 each, fewer or more come less often than once in ten thousand times.
+    // The count for 120 requests at a share of 0.3 lies outside these bounds less than once in ten thousand
+    // times.
     assert!((17..56).contains(&taken), "{taken} of 120");
     let status = warden.admin().get("/status").await?.json()?;
     assert_eq!(status["fleet"]["canaries"][0]["name"], "m@canary", "{status}");
     assert_eq!(status["fleet"]["models"].as_array().map(Vec::len), Some(1), "{status}");
-    // No client can ask for it, or sees it.
+    // Clients can neither request the canary nor see it.
     let listed = warden.http.get("/v1/models").await?.text();
     assert!(!listed.contains("canary"), "{listed}");
     let asked = warden.http.post(CHAT, &chat("x", "m@canary", "hi", 1, false)).await?;
     assert_eq!(asked.status.as_u16(), 404, "{}", asked.text());
-    // A second one is refused, and so are what is no build and no share.
+    // A second canary is refused, as is an invalid build or share.
     let again = warden.cli(&["canary", "start", "m", "--binary", &binary.to_string_lossy()]).await?;
     assert!(again.code != 0 && again.stderr.contains("has a canary"), "{again:?}");
     let ran = warden.cli(&["canary", "stop", "m"]).await?;
@@ -214,14 +212,14 @@ async fn a_canary_that_is_killed_with_all_streams_open_fails_nobody_and_every_te
     Ok(())
 }
 
-/// A canary that goes wrong fails nobody, and is found to be worse.
+/// A faulty canary fails no request, and is found to be worse.
 async fn found_worse(canary: &Value, because: &str) -> Outcome {
     let (warden, binary) = started(&json!({}), canary, "").await?;
     start(&warden, &binary, &["--share", "30%"]).await?;
     let view = load_until_ended(&warden, 4).await?;
     assert_eq!(view["verdict"], "worse", "{view}");
     assert!(reasons(&view).contains(because), "{view}");
-    // It is gone, and in the ledger, the history and the metrics.
+    // The canary has ended, and ledger, history and metrics show it.
     wait_until("its process has ended", SOON, async || canaries(&warden).is_empty()).await?;
     let ledger = json_lines(&warden.recycles())?;
     let entry = ledger.iter().find(|entry| entry["kind"] == "canary").context(format!("{ledger:?}"))?;
@@ -261,13 +259,13 @@ async fn a_death_of_the_models_own_server_behind_a_canary_that_was_left_is_one_l
     };
     let own = with(json!({"do": "crash", "from": 5, "after_tokens": 3}));
     let canary = with(json!({"do": "stall", "from": 1, "after_tokens": 0, "ms": 600_000}));
-    // It goes on, however sure it is.
+    // The canary continues, because this error rate is never reached.
     let (warden, binary) = started(&own, &canary, "internal.canary.wrong = 1e-12").await?;
     start(&warden, &binary, &["--share", "50%"]).await?;
     let all = requests("d", "m", 40, 8);
     let wanted = undisturbed(&all, &head).await?;
     same(&wanted, &swarm(&warden.http, &all, 1).await)?;
-    // Behind a canary, with a server that died, and with yet another one.
+    // Executed by the canary, by a server that died, and by a third process.
     let met = executed_by(&warden)?;
     assert!(met.values().any(|processes| processes.len() == 3), "{met:?}");
     Ok(())
@@ -300,7 +298,7 @@ async fn a_canary_that_leaks_where_the_other_does_not_is_worse() -> Outcome {
 
 #[tokio::test]
 async fn a_canary_that_is_as_good_is_let_go_early() -> Outcome {
-    // Answers take a while, so that what a busy machine adds to them is little.
+    // With slow answers, the delays of a busy machine matter little.
     let script = json!({"ms_per_token": 4});
     let (warden, binary) = started(&script, &script, "").await?;
     start(&warden, &binary, &["--share", "50%", "--slower", "100%"]).await?;
@@ -346,24 +344,24 @@ async fn reload_replacement_drain_stop_and_the_end_during_a_canary_fail_nobody()
     let (http, batch) = (warden.http.clone(), all.clone());
     let mut load = JoinSet::new();
     load.spawn(async move { swarm(&http, &batch, 8).await });
-    // Other settings: it goes on.
+    // The canary survives a change of other settings.
     warden.reload(&(config.clone() + "\nqueue.depth = 77\n"))?;
     warden.says("configuration applied").await?;
     assert_eq!(view_of(&warden).await?["state"], "running");
-    // Its model's own process is replaced beside it.
+    // The canary survives a replacement of its model's process.
     warden.restart("m", 1).await?;
     assert_eq!(view_of(&warden).await?["state"], "running");
     let stopped = warden.cli(&["canary", "stop", "m", "--json"]).await?;
     assert_eq!(stopped.code, 0, "{stopped:?}");
     wait_until("no process of it is left", SOON, async || canaries(&warden).is_empty()).await?;
     same(&wanted, &load.join_next().await.context("a load")??)?;
-    // Another command of its model ends it with a word.
+    // A change of its model's command ends the canary, and the log says so.
     start(&warden, &binary, &[]).await?;
     warden.reload(&config.replace("\"-np\", \"8\"", "\"-np\", \"6\""))?;
     let view = ended(&warden).await?;
     assert!(view["missing"].to_string().contains("changed by a reload"), "{view}");
     start(&warden, &binary, &["--share", "50%"]).await?;
-    // All of it ends while both answer.
+    // The canary ends while both processes answer.
     let long = requests("e", "m", 8, 60);
     let wanted = undisturbed(&long, &json!({})).await?;
     let (http, batch) = (warden.http.clone(), long.clone());

@@ -1,5 +1,5 @@
-//! A canary of which more is asked: streams that share a connection of HTTP/2, a model that was given on the command line, a machine on
-//! which another model needs the room. No client is failed by it there, either.
+//! A canary under load fails no request: with streams that share an HTTP/2 connection, a model from the
+//! command line, and another model that needs memory.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ async fn a_canary_leaves_a_gpu_before_any_model_does() -> Outcome {
     let works = async {
         let own = warden.until_ready(1).await?[0].pid;
         start(&warden, &binary, &["--share", "50%"]).await?;
-        // Both stay, and answer, while the third comes.
+        // The two processes keep answering while the third starts.
         let all = requests("g", "m", 80, 20);
         let (http, batch) = (warden.http.clone(), all.clone());
         let mut load = JoinSet::new();

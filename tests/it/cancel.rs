@@ -1,4 +1,4 @@
-//! A client that leaves takes its work with it: within 100 ms the backend stops generating for nobody.
+//! If a client leaves, the backend stops its generation within 100 ms.
 
 use std::time::Duration;
 
@@ -9,7 +9,6 @@ use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
-/// What is promised.
 const PROMISED: Duration = Duration::from_millis(100);
 
 async fn started(stream_of: &Value) -> Result<(Warden, Http), Trouble> {
@@ -40,7 +39,7 @@ async fn in_mid_stream_the_generation_ends_within_100_ms() -> Outcome {
         until_busy(&fake, 0).await?;
         times.push(left.elapsed());
     }
-    // The shortest: a busy build machine may stop any of them for a moment, and a fault would slow them all.
+    // Judge the shortest time: a busy machine may delay single requests, but a fault would delay all.
     assert!(times.iter().min().is_some_and(|shortest| *shortest < PROMISED), "{times:?}");
     assert!(warden.ledger().executions()?.values().all(|ends| *ends == [End::Cancelled]));
     Ok(())
@@ -67,7 +66,8 @@ async fn a_client_that_leaves_before_the_first_byte_ends_its_generation_too() ->
 #[tokio::test]
 async fn a_slow_reader_slows_its_own_stream_and_no_other() -> Outcome {
     let (warden, _fake) = started(&json!({"token_bytes": 65536})).await?;
-    // Ten thousand tokens of 64 KiB, of which nobody reads one: they must not pile up in our memory.
+    // The client reads none of the ten thousand tokens of 64 KiB, which must not pile up in llama-warden's
+    // memory.
     let _slow = warden.http.stream(CHAT, &chat("slow", "m", "go", 10_000, true)).await?;
     let process = ProcessId::of(warden.kid.pid()).context("it has ended")?;
     let before = process.host_bytes().context("no figure")?;
@@ -89,7 +89,7 @@ async fn a_half_close_is_no_departure_for_a_client_that_still_reads() -> Outcome
     raw.write(head.as_bytes()).await?;
     raw.half_close().await?;
     let all = raw.to_end(SOON).await?;
-    // Cut or served: both are known ways. Never half an answer that looks whole, never a hang.
+    // The request may be cut or served, but half an answer must not look complete.
     assert!(all.is_empty() || all.contains("[DONE]") || !all.ends_with("0\r\n\r\n"), "{all}");
     Ok(())
 }

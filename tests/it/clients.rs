@@ -1,6 +1,5 @@
-//! The clients that people use get through us what they get from llama-server itself: the same programs make the same
-//! calls on the same model, directly and through us, and all that they are told is compared but for what
-//! `tests/clients/ignored.json` lists.
+//! Client libraries get the same answers through llama-warden as from llama-server. The same programs make
+//! the same calls on the same model both ways; only fields in `tests/clients/ignored.json` may differ.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,17 +12,17 @@ use warden_rig::real_weights::{self, is_sentence};
 use warden_rig::warden::Setup;
 use warden_rig::{Outcome, Trouble, Warden};
 
-/// What a program tells, by the cases' names.
+/// Results of a program, by the names of cases.
 type Told = BTreeMap<String, Value>;
 
-/// One slot, so that what is cached of a prompt depends on the order of calls alone.
+/// With one slot, the cached part of a prompt depends only on the order of calls.
 fn flags(more: &[&str]) -> Vec<String> {
     let fixed = ["-a", "m", "-np", "1", "-c", "4096", "--cache-ram", "0"];
     let all = fixed.iter().chain(&REPRODUCIBLE).chain(more);
     all.map(|word| (*word).to_owned()).collect()
 }
 
-/// Everything that one server can do at a time: tools, images, embeddings.
+/// Flags for a server with tools, images and embeddings.
 fn able() -> Result<Vec<String>, Trouble> {
     let mmproj = sample_model(SamplePreset::Mmproj)?;
     Ok(flags(&["--mmproj", &mmproj.to_string_lossy(), "--embeddings", "--pooling", "mean"]))
@@ -37,13 +36,13 @@ async fn behind_us(model: &Path, flags: &[String]) -> Result<Warden, Trouble> {
     Ok(warden)
 }
 
-/// Runs the program on a server of its own and on one behind us, and compares. Each of `kinds` counts the cases whose
-/// name begins with it and which must have succeeded: two equal failures would prove little.
+/// Runs the program directly and through llama-warden, and compares the results. Each of `kinds` is a prefix
+/// of case names, of which some must succeed: two equal failures would prove little.
 async fn same_through_us(program: &str, model: &Path, flags: &[String], kinds: &[&str]) -> Outcome {
     Box::pin(same_cases_through_us(program, &[], model, flags, kinds)).await
 }
 
-/// The same of those cases alone whose name begins with one of `only`; of all, if there is none.
+/// Like [`same_through_us`], for the cases whose names begin with one of `only`; without any, for all.
 async fn same_cases_through_us(
     program: &str,
     only: &[&str],
@@ -59,7 +58,7 @@ async fn same_cases_through_us(
     here.extend(only);
     there.extend(only);
     if program == "with_curl.py" {
-        // llama-server itself knows no h2.
+        // llama-server does not speak HTTP/2.
         here.push("--http1.1");
         there.push("--http2-prior-knowledge");
     }

@@ -1,5 +1,5 @@
-//! A request whose server dies before anything of its answer is with the client is executed once more, and its client sees
-//! nothing of it but a mark.
+//! If a server dies before the client has any of its answer, the request is executed once more, and the
+//! client sees only a mark in the answer.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,8 @@ use warden_rig::swarm::{all_whole, requests, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Outcome, Trouble, wait_until};
 
-/// Crashes are forgiven fast, so that tests need not wait.
 const GOING_ON: &str =
     "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
-/// Files are looked at as often.
 const LOOKING: &str = "internal.lifecycle.look_interval = \"50ms\"";
 
 #[tokio::test]
@@ -21,7 +19,7 @@ async fn an_answer_whose_server_dies_comes_from_the_next_and_is_marked() -> Outc
     for streamed in [false, true] {
         let setup = Setup::new()?.top(LOOKING);
         let once = setup.home.path().join("once");
-        // With the request in its slot: what is streamed has its head by then, and no event.
+        // The crash comes with the request in its slot: a streamed answer has its head, but no event.
         let script = json!({"faults": [{"do": "crash", "after_tokens": 0, "signal": 9, "once": once}]});
         let mut warden = setup.fake("m", &script, GOING_ON)?.start().await?;
         warden.until_ready(1).await?;
@@ -50,7 +48,7 @@ async fn a_request_that_kills_every_server_is_refused_after_the_second_and_nobod
     assert_eq!(answer.status.as_u16(), 422, "{}", answer.text());
     assert_eq!(answer.header("x-warden-executed"), "maybe");
     assert_eq!(answer.json()?["error"]["code"], "request_quarantined");
-    // The broken connection is known before the exit of its process.
+    // The connection breaks before llama-warden sees the exit.
     wait_until("both crashes are counted", SOON, async || {
         warden.status("m").await.is_ok_and(|model| model["crashes"] == 2)
     })
@@ -61,7 +59,7 @@ async fn a_request_that_kills_every_server_is_refused_after_the_second_and_nobod
 
 #[tokio::test]
 async fn one_in_which_every_server_crashes_without_an_end_is_refused_too() -> Outcome {
-    // Probes have their usual times: what was logged makes the difference.
+    // Probes keep their usual interval, so only the log line can make the difference.
     let setup = Setup::new()?.top(LOOKING).top("internal.lifecycle.crash_ends = \"500ms\"");
     let says = "CUDA error: an illegal instruction was encountered";
     let fault = json!({"do": "hang", "silent_health": true, "says": says, "body_has": "POISON"});

@@ -1,6 +1,5 @@
-//! Promise: where the kernel lets llama-warden make control groups, whatever a wrapper started ends with its server,
-//! also what hides from its process group, session and environment; and what a killed llama-warden left ends at the
-//! next start.
+//! Promise: if the kernel allows control groups, all processes of a wrapper end with its server, even if they
+//! leave its process group, session and environment. The next start ends what a killed llama-warden left.
 
 use std::path::{Path, PathBuf};
 
@@ -13,13 +12,13 @@ use warden_rig::{Outcome, Trouble, binaries, wait_until};
 
 use crate::wrappers::{MIB, TWICE, Wrapped, start_as, until_measured_and_stopped};
 
-/// A daemon with another environment, beside a server that stays: nothing but a control group tells whose it is.
+/// A daemon with another environment, next to a server that stays: only a control group shows whose it is.
 const BESIDE: &str = "\
 (setsid env -i FAKE_LLAMA_SCRIPT=\"$FAKE_LLAMA_SCRIPT\" \"$fake\" -m \"$2\" --host \"$HOME/beside-$$.sock\" &)
  exec \"$fake\" \"$@\"";
 const SIZE: u64 = 64;
 
-/// A home, a group to be in, and the program that is started in it.
+/// A home, a control group, and the program that runs in it.
 struct Ground {
     group: OuterGroup,
     setup: Setup,
@@ -50,7 +49,6 @@ async fn start_again(wrapped: &mut Wrapped, program: &Path) -> Outcome {
     wrapped.warden.start_anew(program, &["serve".into(), "--config".into(), file.into()]).await
 }
 
-/// The server, and the one beside it.
 async fn until_two(wrapped: &Wrapped) -> Result<[ProcessId; 2], Trouble> {
     wait_until("two servers run", SOON, async || wrapped.servers.all().len() == 2).await?;
     let all = wrapped.servers.all();

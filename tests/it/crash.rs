@@ -1,4 +1,4 @@
-//! A backend that dies takes nothing with it but the streams that it was sending, and those are told.
+//! A backend that dies breaks only the streams that it was sending, and their clients get an error.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,14 +10,12 @@ use warden_rig::swarm::{all_whole, requests, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, binaries, wait_until};
 
-/// What `ik_llama.cpp` logs before it waits for a debugger.
+/// Line that `ik_llama.cpp` logs before it waits for a debugger.
 const CUDA_ERROR: &str = "CUDA error: an illegal instruction was encountered";
-/// Crashes are forgiven fast, so that tests need not wait.
 const HASTY: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
-/// Files are looked at as often.
 const LOOKING: &str = "internal.lifecycle.look_interval = \"50ms\"";
 
-/// The `error` object of a body in `OpenAI`'s shape.
+/// Message and type of the `error` object of a body in `OpenAI`'s form.
 fn error_of(body: &Value) -> Result<(String, String), warden_rig::Trouble> {
     let error = &body["error"];
     let text = |key: &str| error[key].as_str().map(str::to_owned).context(format!("no {key} in {body}"));
@@ -58,11 +56,11 @@ async fn a_request_whose_backend_dies_before_the_first_byte_is_told_or_sent_agai
 {
     let warden = Setup::new()?.top(LOOKING);
     let once = warden.home.path().join("once");
-    // Dies with the request in its slot, before any byte of an answer.
+    // The server dies with the request in its slot, before any byte of an answer.
     let script = json!({"faults": [{"do": "crash", "after_tokens": 2, "signal": 9, "once": once}]});
     let warden = warden.fake("m", &script, HASTY)?.start().await?;
     let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
-    // A non-streaming request may have been executed: it must not be sent again.
+    // llama-server may have executed a non-streaming request, so it must not be sent again.
     assert_eq!(answer.status.as_u16(), 502, "{}", answer.text());
     error_of(&answer.json()?)?;
     assert_eq!(answer.header("x-warden-executed"), "maybe");
@@ -118,7 +116,7 @@ async fn a_model_that_needs_another_file_says_so_and_starts_when_the_file_change
     let begun = tokio::time::Instant::now();
     let answer = warden.http.post(CHAT, &chat("a", "m", "hi", 6, false)).await?;
     assert_eq!(answer.status.as_u16(), 503, "{}", answer.text());
-    // Not as late as one that waits in the queue.
+    // Requests that wait in the queue fail later.
     assert!(begun.elapsed() < Duration::from_secs(10), "a failed model must say so at once");
     let after: u64 = answer.header("retry-after").parse()?;
     assert!((1..=600).contains(&after), "the next trial is within ten minutes, not in {after} s");
@@ -129,7 +127,7 @@ async fn a_model_that_needs_another_file_says_so_and_starts_when_the_file_change
     assert!(!health.text().contains("gguf"), "anybody may ask for it: {}", health.text());
     let status = warden.cli(&["status"]).await?;
     assert!(status.stdout.contains("next start at") && status.stdout.contains("restart m"), "{status:?}");
-    // Nobody acts but on the file.
+    // Only the changed file can trigger the next start.
     warden.script("m", &json!({"fail": null})).await?;
     std::fs::write(warden.setup.home.path().join("model.gguf"), "GGUF and more")?;
     wait_until("it serves", SOON, async || {
@@ -174,7 +172,7 @@ async fn a_backend_that_answers_no_probe_is_replaced() -> Outcome {
         warden.http.post(CHAT, &chat("next", "m", "hi", 6, true)).await
     });
     assert!(next?.answer()?.is_whole());
-    // It never began, so either answer is right: an error, or the next generation's.
+    // The request never began, so an error and the next process's answer are both right.
     if let Ok(hung) = hung {
         assert!(!hung.status.is_success() || hung.answer()?.is_whole(), "{}", hung.text());
     }
@@ -183,7 +181,7 @@ async fn a_backend_that_answers_no_probe_is_replaced() -> Outcome {
 
 #[tokio::test]
 async fn a_backend_that_logged_a_crash_and_does_not_end_is_not_waited_for_like_a_busy_one() -> Outcome {
-    // Without what it logged it would be suspect for a minute, and then drain for five.
+    // Without the log line the process would be suspect for a minute, and then drain for five.
     let setup = Setup::new()?.top(LOOKING).top("internal.lifecycle.crash_ends = \"200ms\"");
     let once = setup.home.path().join("once");
     let script = json!({
@@ -195,7 +193,7 @@ async fn a_backend_that_logged_a_crash_and_does_not_end_is_not_waited_for_like_a
     let warden = setup.fake("m", &script, &toml)?.start().await?;
     let first = warden.until_ready(1).await?;
     let hung = chat("hung", "m", "hi", 6, true);
-    // As long as it stays, its other threads answer what needs no computing.
+    // Until the process ends, its other threads answer requests that need no computing.
     let (_, gone) = tokio::join!(
         warden.http.post(CHAT, &hung),
         wait_until("the first one is gone", SOON, async || {
@@ -298,7 +296,7 @@ async fn a_lack_of_open_files_is_not_taken_for_a_dead_backend() -> Outcome {
         done = refused_for_a_while => done?,
         answers = crowd => return Err(warden_rig::Trouble::new(format!("the crowd ended: {answers:?}"))),
     }
-    // They have left.
+    // The hanging clients have left.
     let answer = warden.http.post(CHAT, &chat("after", "m", "hi", 4, false)).await?;
     assert!(answer.status.is_success(), "{}", answer.text());
     assert_eq!(warden.backends(), first);

@@ -1,5 +1,5 @@
-//! `diagnose --bisect`, `--headroom` and `--report` with a fake whose leaks have known cures: the switch that cures is named
-//! and no other, what it costs is told, the lines are written, and what does not fit is said with what would.
+//! `diagnose --bisect`, `--headroom` and `--report` with a fake whose leaks have known cures: the report
+//! names exactly the switches that cure, their cost and configuration, and settings that would fit.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,21 +9,20 @@ use warden_rig::home::Ran;
 use warden_rig::warden::Setup;
 use warden_rig::{Context as _, FakeGpu, FakeNvml, Outcome, Trouble, binaries};
 
-/// A bisection starts a dozen servers and more, each for some seconds.
+/// A bisection starts a dozen servers or more, each for some seconds.
 const LONG: Duration = Duration::from_secs(900);
 
-/// The detector as it is, but for smaller leaks: a fake wanders by less than a MiB.
+/// Usual detector, but for smaller leaks: a fake varies by less than a MiB.
 const DETECTOR: &str = "internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n\
                         internal.diagnose.settle = \"3ms\"\n";
 
-/// Nothing is kept on purpose, and no start is slow.
+/// No caches, and no slow start.
 const PLAIN: &str = "args = [\"-np\", \"2\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\", \"--mmproj\", \"p\"]\n";
 
-/// Exit codes of `diagnose`.
 const LEAKS: i32 = 3;
 const CRASHES: i32 = 4;
 
-/// A fake that tells its VRAM to a GPU of ours.
+/// A fake that reports its VRAM to a simulated GPU.
 struct Bench {
     setup: Setup,
     config: PathBuf,
@@ -37,7 +36,7 @@ impl Bench {
         nvml.say(&[FakeGpu { total: 80 << 30, ..FakeGpu::default() }])?;
         script["vram_told"] = json!(nvml.script());
         script["vram_base_mib"] = json!(512);
-        // What it says of pools has nothing to do with what it tells of its VRAM.
+        // The fake's report of pools does not match its VRAM.
         script["report"] = json!("none");
         let setup = setup.fake("m", &script, toml)?;
         let config = setup.home.file("warden.toml", setup.config())?;
@@ -50,7 +49,6 @@ impl Bench {
         self.setup.home.warden(all, LONG).await
     }
 
-    /// The report of a run as JSON.
     async fn report(&self, args: &[&str]) -> Result<(Value, Ran), Trouble> {
         let all: Vec<&str> = args.iter().copied().chain(["--json"]).collect();
         let ran = self.run(&all).await?;
@@ -59,7 +57,6 @@ impl Bench {
     }
 }
 
-/// Names of the switches that are told to cure.
 fn cure(report: &Value) -> Vec<String> {
     let switches = &report["cure"]["switches"];
     let all = report["cure"]["conclusion"]["cure"].as_array().cloned().unwrap_or_default();
@@ -136,7 +133,7 @@ async fn a_cure_is_told_with_its_cost_and_written_without_touching_comments() ->
     rest.retain(|line| !line.is_empty());
     let old: Vec<&str> = before.lines().filter(|line| !line.is_empty()).collect();
     assert_eq!(rest, old, "nothing else changed");
-    // The cure is in place: nothing leaks any more.
+    // With the cure configured, nothing leaks.
     let again = bench.run(&IMAGES[1..]).await?;
     assert_eq!(again.code, 0, "{}", again.all());
     Ok(())
@@ -183,7 +180,7 @@ async fn a_report_has_versions_figures_and_a_script_that_shows_the_growth_by_its
     }
     let json: Value = serde_json::from_str(&std::fs::read_to_string(folder.join("findings.json"))?)?;
     assert_eq!(json["legs"][0]["series"][0]["verdict"], "leaking");
-    // The script needs no warden: the same server, a shell and curl.
+    // The script needs only the server, a shell and curl.
     let script = folder.join("reproduce.sh").display().to_string();
     let port = warden_rig::ports::free()?;
     let mut home = bench.setup;
@@ -198,7 +195,7 @@ async fn a_report_has_versions_figures_and_a_script_that_shows_the_growth_by_its
     Ok(())
 }
 
-/// A server that dies at its 22nd request with an image, as one did on a GPU, unless this variable is set.
+/// A server that dies at its 22nd request with an image, unless this variable is set, as one did on a GPU.
 fn dies(unless: &str) -> Value {
     let line = "CUDA error: an illegal instruction was encountered";
     json!({
@@ -284,10 +281,10 @@ async fn headroom_has_the_price_of_a_prompt_and_says_what_would_fit() -> Outcome
     let price = |series: &str| of(&report, series)["price"]["bytes_per_token"].as_f64().unwrap_or_default();
     assert!((price("vram0") / 65_536.0 - 1.0).abs() < 0.05, "{report}");
     assert!((price("host") / 16_384.0 - 1.0).abs() < 0.2, "{report}");
-    // What was measured waits for the next process of the same command.
+    // The measured price is kept for the next process of the same command.
     let kept = std::fs::read_to_string(bench.setup.home.path().join("state/llama-warden/growth.json"))?;
     assert!(kept.contains("bytes_per_token"), "{kept}");
-    // The same on a GPU that is too small for it: 512 MiB held, and 512 MiB needed at 8,192 tokens.
+    // A GPU that is too small: 512 MiB are in use, and 512 MiB are needed at 8,192 tokens.
     let mut small = script;
     small["vram_total_mib"] = json!(1024);
     let bench = Bench::new(small, args)?;
@@ -295,7 +292,7 @@ async fn headroom_has_the_price_of_a_prompt_and_says_what_would_fit() -> Outcome
     assert_eq!(ran.code, LEAKS, "{}", ran.all());
     let line = ran.stdout.lines().find(|line| line.starts_with("vram0: ")).unwrap_or_default();
     assert!(line.contains("will not fit: needs ") && line.contains(" more at 8,192 tokens"), "{}", ran.all());
-    // 256 MiB stay free, so 256 MiB are left for prompts: 4,096 tokens.
+    // 256 MiB must stay free, so 256 MiB remain for prompts: 4,096 tokens.
     assert!(line.contains("lower -c to 4,096") || line.contains("lower -c to 3,072"), "{line}");
     Ok(())
 }

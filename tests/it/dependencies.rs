@@ -1,4 +1,4 @@
-//! docs/dependencies.md says of every crate of others that is in a release who uses it and for what; nothing enters without a reason.
+//! docs/dependencies.md gives the user and purpose of every foreign crate in a release.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use warden_rig::{Context as _, Outcome, Trouble};
 
 use crate::layout::{root, rust_files};
 
-/// Of a release: what others' crates need on other systems is not here.
+/// Excludes crates that only other systems need.
 const SYSTEM: [&str; 4] = ["--filter-platform", "x86_64-unknown-linux-gnu", "--locked", "--offline"];
 
 fn metadata() -> Result<Metadata, Trouble> {
@@ -18,7 +18,7 @@ fn metadata() -> Result<Metadata, Trouble> {
     Ok(command.exec()?)
 }
 
-/// Which of our crates use a crate of others, by its name.
+/// Our crates that use a foreign crate, by its name.
 fn users(metadata: &Metadata) -> BTreeMap<String, BTreeSet<String>> {
     let mut users = BTreeMap::<String, BTreeSet<String>>::new();
     for package in metadata.workspace_packages().into_iter().filter(|one| *one.name != "warden-tests") {
@@ -31,7 +31,6 @@ fn users(metadata: &Metadata) -> BTreeMap<String, BTreeSet<String>> {
     users
 }
 
-/// Whether a crate's own source has `unsafe` in it.
 fn is_unsafe(package: &Package) -> Result<bool, Trouble> {
     let folder = Path::new(&package.manifest_path).parent().context("a manifest lies in a folder")?;
     for file in rust_files(&folder.join("src"))? {
@@ -48,7 +47,7 @@ fn is_unsafe(package: &Package) -> Result<bool, Trouble> {
     Ok(false)
 }
 
-/// What of a crate runs while the program is compiled.
+/// Names the parts of a crate that run while the program is compiled.
 fn builds(package: &Package) -> &'static str {
     let is = |kind: &TargetKind| package.targets.iter().any(|target| target.kind.contains(kind));
     if is(&TargetKind::ProcMacro) {
@@ -75,7 +74,7 @@ fn each_crate_of_others_has_its_line_and_its_reason() -> Outcome {
     let metadata = metadata()?;
     let mut renewed = format!("{before}|---|---|---|---|---|\n");
     for (name, users) in users(&metadata) {
-        // Of two versions the one that we ask for is the later one.
+        // Of two versions, we depend on the later one.
         let package =
             metadata.packages.iter().filter(|one| *one.name == name).max_by(|a, b| a.version.cmp(&b.version));
         let package = package.context(&name)?;

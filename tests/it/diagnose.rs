@@ -1,5 +1,5 @@
-//! `llama-warden diagnose`: every kind of leak is found and blamed on what pays for it, what only looks like one is not,
-//! and an experiment that is cut short tells what it knows.
+//! `llama-warden diagnose` finds every kind of leak, blames the right unit of work, and raises no false
+//! alarm. An interrupted experiment reports its results.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -14,14 +14,11 @@ use warden_rig::real_weights;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 
-/// A few legs on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Exit codes of `diagnose`.
 const CRASHES: i32 = 4;
 const TOO_FEW: i32 = 5;
 
-/// `diagnose` with the fake-llama of this home.
 async fn diagnose(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Trouble> {
     let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
     let first = ["diagnose", "--binary", &fake];
@@ -29,26 +26,25 @@ async fn diagnose(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Tro
     home.warden(all, PATIENCE).await
 }
 
-/// Its report, and its exit code.
 async fn report(script: &Value, workloads: &str, flags: &[&str]) -> Result<(Value, i32), Trouble> {
     let home = Home::with_fake(script)?;
     let ran = diagnose(&home, &["--json", "--workload", workloads], flags).await?;
     let mut json: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
-    // Hundreds of readings would hide what a failed test has to say.
+    // Hundreds of readings would bury the message of a failed test.
     for leg in json["legs"].as_array_mut().context("legs")? {
         leg["readings"] = Value::Null;
     }
     Ok((json, ran.code))
 }
 
-/// What a leg says of host memory.
 fn host<'a>(report: &'a Value, workload: &str) -> &'a Value {
     let legs = report["legs"].as_array().map(Vec::as_slice).unwrap_or_default();
     let leg = legs.iter().find(|leg| leg["workload"] == workload);
     leg.map_or(&Value::Null, |leg| &leg["series"][0])
 }
 
-/// Runs legs against a server that leaks `kib` for each unit: those `leaking` find it, and blame it; others are `clean`.
+/// Runs legs with a server that leaks `kib` per unit: the legs `leaking` find and blame it, the legs `clean`
+/// do not.
 async fn found(field: &str, kib: u64, unit: &str, clean: &[&str], leaking: &[&str]) -> Outcome {
     let workloads = [clean, leaking].concat().join(",");
     let (report, code) =
@@ -132,7 +128,7 @@ async fn what_a_server_cannot_do_is_listed_with_the_reason_and_the_table_is_for_
     assert_eq!(ran.code, 3, "{ran:?}");
     let lines: Vec<&str> = ran.stdout.lines().collect();
     assert!(lines[0].starts_with("WORKLOAD") && lines[0].ends_with("BLAME"), "{ran:?}");
-    // Nobody says how full the prompt cache is, so it is left out in a second run.
+    // The size of the prompt cache is not reported, so a second leg runs without it.
     assert!(lines[1].starts_with("short-text") && lines[1].contains("bounded"), "{ran:?}");
     let told = lines.iter().find(|line| line.starts_with("short-text (no cache)")).context("a line")?;
     assert!(told.contains("+3.91 MiB") && told.contains("leaking") && told.contains("no"), "{told}");
@@ -206,7 +202,7 @@ async fn a_crash_that_does_not_come_again_is_told_as_such_with_the_last_lines_of
 
 #[tokio::test]
 async fn a_server_that_somebody_else_ends_has_not_crashed() -> Outcome {
-    // As the kernel ends a process for lack of memory.
+    // The kernel ends a process like this if memory runs out.
     let home = Home::with_fake(&json!({ "faults": [{ "at": 6, "do": "crash", "signal": 9 }] }))?;
     let ran = diagnose(&home, &["--workload", "short-text,long-text"], &[]).await?;
     assert_eq!(ran.code, 1, "{ran:?}");
@@ -299,7 +295,7 @@ async fn on_a_real_server_text_is_steady_and_a_prompt_cache_is_bounded() -> Outc
         assert_eq!(ran.code, 0, "{report}");
         Ok::<Value, Trouble>(report)
     };
-    // A prompt cache takes many prompts until it is full: at night.
+    // Filling a prompt cache takes many prompts, so that part runs only at night.
     let workloads: &[&str] =
         if warden_rig::is_long() { &["short-text", "distinct-prompts"] } else { &["short-text"] };
     let without = legs(&workloads.join(","), "0").await?;
@@ -326,7 +322,7 @@ async fn a_model_with_trained_weights_is_steady() -> Outcome {
     let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
     assert_eq!((ran.code, &report["leaks"]), (0, &json!(false)), "{report}");
     assert_eq!(host(&report, "short-text")["verdict"], "steady", "{report}");
-    // Real answers: more than a few tokens each, and no request failed.
+    // Answers have more than a few tokens, and no request failed.
     let work = &report["legs"][0]["work"];
     assert!(
         work["output_tokens"].as_u64() > work["requests"].as_u64().map(|requests| 2 * requests),

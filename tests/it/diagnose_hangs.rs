@@ -1,5 +1,5 @@
-//! Whatever a server leaves unanswered, `llama-warden diagnose` waits for it no longer than is declared, and not at all once
-//! somebody asks for an end.
+//! `llama-warden diagnose` waits for a hanging server no longer than the declared limit, and ends at once on
+//! a signal.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use warden_rig::process::Kid;
 use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 
-/// Far less than any limit of a single wait.
+/// Far less than the limit of any single wait.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
-/// What `ik_llama.cpp` logs before it waits for a debugger.
+/// Line that `ik_llama.cpp` logs before it waits for a debugger.
 const CUDA_ERROR: &str = "CUDA error: an illegal instruction was encountered";
 
 const INTERRUPTED: i32 = 130;
 
-/// A home whose fake-llama never answers this path, and what `diagnose` is told there.
+/// A home whose fake-llama never answers this path, and the arguments of `diagnose`.
 fn hanging(path: &str, args: &[&str]) -> Result<(Home, Vec<OsString>), Trouble> {
     let home = Home::with_fake(&json!({"hangs_on": [path]}))?;
     let mut all: Vec<OsString> = vec!["diagnose".into(), "--binary".into(), binaries::fake_llama()?.into()];
@@ -30,7 +30,7 @@ fn start(home: &Home, args: &[OsString]) -> Result<Kid, Trouble> {
     Kid::start(&binaries::llama_warden()?, args, &home.env, home.path(), home.path().join("log"))
 }
 
-/// Asks for an end, and expects it at once, with no child left.
+/// Sends a stop signal, and expects an immediate end without remaining children.
 async fn ends(mut kid: Kid) -> Outcome {
     let children = kid.children();
     kid.signal(Signal::INT);

@@ -1,5 +1,5 @@
-//! Which server `llama-warden diagnose` is about: what the command line says comes before what is configured, and what is
-//! not there is told before anything is started.
+//! The server of `llama-warden diagnose`: the command line takes precedence over the configuration, and
+//! missing parts are reported before anything starts.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use warden_rig::{Context as _, Outcome, Trouble, binaries};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// One model `m`, also called `other-name`, with a program of its own, and a second program beside it.
+/// One model `m`, also called `other-name`, with a program of its own, and a second program.
 fn setup() -> Result<(Setup, String, String), Trouble> {
     let setup = Setup::new()?.fake("m", &json!({}), "aliases = [\"other-name\"]\n")?;
     let config = setup.home.file("w.toml", setup.config())?.display().to_string();
@@ -110,8 +110,8 @@ async fn what_a_smaller_context_frees_before_any_prompt_is_measured_and_counts()
     let config = setup.home.file("w.toml", setup.config())?.display().to_string();
     let ran = setup.home.warden(["diagnose", "--config", &config, "--headroom"], PATIENCE).await?;
     let lines: Vec<&str> = ran.stdout.lines().filter(|line| line.starts_with("vram0: ")).collect();
-    // Idle are 1,152 MiB of 1,300: for prompts alone there would be no room at any length. With 128 KiB less for each token
-    // of context, 4,096 fit: 128 MiB, and 192 KiB for each token.
+    // The idle server has 1,152 of 1,300 MiB, so prompts have too little room at any length. Each token of
+    // context less frees 128 KiB, so 4,096 tokens fit: 128 MiB without context, and 192 KiB per token.
     assert!(
         lines.iter().any(|line| line.contains("will not fit") && line.contains("lower -c to 4,096")),
         "{}",

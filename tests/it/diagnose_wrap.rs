@@ -1,4 +1,5 @@
-//! `llama-warden diagnose --wrap`: the server runs under a tool, the tool has its say, and nothing of it outlives us.
+//! `llama-warden diagnose --wrap`: the server runs under a tool, whose output is reported and whose processes
+//! all end.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,15 +11,13 @@ use warden_rig::process::{Kid, ProcessId};
 use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 
-/// A server under a real tool, on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// A home with a model for a fake-llama.
 fn home() -> Result<Home, Trouble> {
     Home::with_fake(&json!({"ms_per_token": 1.0}))
 }
 
-/// A tool that runs the server as its child and leaves an agent in a session of its own.
+/// A tool that runs the server as its child, and leaves an agent in another session.
 fn forking(home: &Home) -> Result<PathBuf, Trouble> {
     let agent = home.path().join("agent");
     let text = format!(
@@ -54,7 +53,6 @@ async fn killed_it_leaves_nothing_of_a_tool_that_forks_and_moves_away() -> Outco
         Kid::start(&binaries::llama_warden()?, &args, &home.env, home.path(), home.path().join("log"))?;
     kid.says("short-text 1/100000", SOON).await?;
     let agent = agent(&home).await?;
-    // The server is the child of the tool.
     let tool = kid.children().into_iter().next().context("a tool")?;
     let servers = warden_rig::process::children_of(tool.pid);
     assert!(!servers.is_empty(), "{}", kid.output());
@@ -80,7 +78,6 @@ async fn at_the_end_of_a_leg_the_tool_has_its_say_and_what_it_left_behind_is_end
     Ok(())
 }
 
-/// Whether a program is in PATH.
 fn installed(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(name).is_file())

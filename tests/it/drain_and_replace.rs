@@ -1,4 +1,4 @@
-//! A backend is drained and replaced without one failed request: by hand, by count, by memory, in both ways.
+//! A backend is drained and replaced without a failed request: on command, by count, by memory, in both ways.
 
 use std::time::Duration;
 
@@ -7,22 +7,20 @@ use warden_rig::swarm::{all_whole, names, requests, same, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Fake, Outcome, Trouble, Warden, wait_until};
 
-/// Replace at once whenever a rule says so.
 const EAGER: &str = "policy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
                      policy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
 
-/// One token every 2 ms: requests take long enough to be in flight when something happens.
+/// With 2 ms per token, requests are in flight when something happens.
 fn paced() -> Value {
     json!({"ms_per_token": 2})
 }
 
-/// Entries of the warden's ledger.
 fn entries(warden: &Warden) -> Result<Vec<Value>, Trouble> {
     json_lines(&warden.recycles())
 }
 
-/// Waits for so many entries. `work` requests come again and again meanwhile: on a busy machine a process may have done
-/// all of them before it is replaced.
+/// Waits for this number of entries. Meanwhile `work` requests repeat, because on a busy machine a process
+/// may complete them before its replacement.
 async fn until_entries(warden: &Warden, count: usize, work: usize) -> Result<Vec<Value>, Trouble> {
     let mut round = 0;
     wait_until(&format!("{count} entries in the ledger"), SOON, async || {
@@ -107,7 +105,7 @@ async fn a_backend_is_replaced_after_its_share_of_requests() -> Outcome {
 async fn a_leaking_backend_is_replaced_at_its_soft_budget_and_memory_comes_back() -> Outcome {
     let all = requests("r", "m", 60, 6);
     let script = json!({"ms_per_token": 2, "leak_kib_per_request": 1024});
-    // It leaks that fast only here: elsewhere a budget that is filled within four loads is too small.
+    // The leak is too fast for the usual rule, by which a budget filled within four loads is too small.
     let toml = format!("policy.host.soft = \"48MiB\"\n{EAGER}");
     let top = "sensors.interval = \"100ms\"\ninternal.recycle.budget_loads = 0.0\n\
                internal.recycle.budget_requests = 0\ninternal.recycle.load_factor = 0.0";
@@ -131,7 +129,7 @@ async fn a_leaking_backend_is_replaced_at_its_soft_budget_and_memory_comes_back(
 #[tokio::test]
 async fn at_the_hard_budget_a_busy_backend_is_drained_now_and_its_streams_end_well() -> Outcome {
     let script = json!({"ms_per_token": 10, "leak_kib_per_token": 1024});
-    // Never quiet by itself: only the hard budget can do it.
+    // The server is never quiet, so only the hard budget can cause a replacement.
     let toml =
         "policy.host.hard = \"64MiB\"\npolicy.min_interval_hard = \"1ms\"\npolicy.quiet_within = \"1h\"\n";
     let warden = Setup::new()?.top("sensors.interval = \"100ms\"").fake("m", &script, toml)?.start().await?;
@@ -158,7 +156,7 @@ async fn a_budget_that_a_fresh_process_passes_replaces_nothing_and_is_said_to_be
     })
     .await?;
     assert!(entries(&warden)?.is_empty());
-    // What it was seen to hold is known the next time.
+    // The next start knows the memory that this process held.
     wait_until("its needs are remembered", SOON, async || {
         let config = warden.home().path().join("warden.toml").display().to_string();
         let checked = warden.cli(&["config", "check", &config]).await;

@@ -1,4 +1,4 @@
-//! Replace `llama-server` by `llama-warden serve --`, or by a link of that name, and nothing else changes.
+//! `llama-warden serve --`, or a link named `llama-server`, replaces `llama-server` without another change.
 
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
@@ -8,7 +8,7 @@ use serde_json::json;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Identity, Outcome, Trouble, binaries, wait_until};
 
-/// A home where `llama-server` in PATH is a fake one.
+/// A home whose PATH has a fake `llama-server`.
 pub(crate) fn setup() -> Result<Setup, Trouble> {
     let mut setup = Setup::new()?;
     let bin = setup.home.path().join("bin");
@@ -18,7 +18,7 @@ pub(crate) fn setup() -> Result<Setup, Trouble> {
     path.push(":");
     path.push(setup.home.env.get("PATH".as_ref() as &std::ffi::OsStr).context("no PATH")?);
     setup.home.env.insert("PATH".into(), path);
-    // The rig looks for the operator's side there.
+    // The rig expects the admin socket there.
     let admin = setup.home.path().join("admin.sock");
     setup.home.env.insert("LLAMA_WARDEN_ADMIN__SOCKET".into(), admin.into());
     Ok(setup)
@@ -39,7 +39,7 @@ async fn llama_servers_flags_after_the_dashes_serve_one_model() -> Outcome {
         assert!(line.contains(&passed.to_owned()), "{passed} is not in {line:?}");
     }
     assert!(!line.contains(&"--port".to_owned()), "listening is ours: {line:?}");
-    // As llama-server: any name means the model, and none does too.
+    // As with llama-server, any model name reaches the model, as does none.
     for model in ["nick", "gpt-4o"] {
         let answer = warden.http.post(CHAT, &chat("x", model, "hi", 3, true)).await?;
         assert!(answer.answer()?.is_whole(), "{model}: {}", answer.text());
@@ -169,7 +169,6 @@ async fn children_get_a_private_socket_a_group_of_their_own_and_an_oom_score() -
     assert_eq!(stat.pgrp, backend.pid, "it leads a process group of its own");
     let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", backend.pid))?;
     assert_eq!(score.trim(), "500");
-    // Its output is kept, with its name in front.
     wait_until("its output is in `logs`", Duration::from_secs(10), async || {
         warden
             .cli(&["logs", "m"])

@@ -1,6 +1,6 @@
-//! Promise: the curated patch sets hold in real llama.cpp sources of eighteen months, go in and come out byte for byte,
-//! and refuse what upstream may do next with a reason that a maintainer can act on. The sources are those of
-//! `warden_rig::sdists`; nothing of them enters this repository.
+//! Promise: the patch sets fit real llama.cpp sources of eighteen months, can be applied and reversed byte
+//! for byte, and refuse incompatible changes of upstream with a reason for maintainers. The sources are those
+//! of `warden_rig::sdists`.
 
 mod changes;
 mod placed;
@@ -19,13 +19,13 @@ use warden_rig::home::Ran;
 use warden_rig::sdists::{ERAS, Era};
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 
-/// For one command on a loaded machine; the longest reads an archive of 70 MB.
+/// Limit for one command on a busy machine; the longest reads an archive of 70 MB.
 const SOON: Duration = Duration::from_secs(240);
 
-/// The record that `patches apply` leaves, so that it can take its changes out again.
+/// Record of `patches apply`, with which the changes can be reversed.
 const RECORD: &str = ".llama-warden-patches.json";
 
-/// Everything below a folder: mode and content, of a link its target, of a folder nothing.
+/// Each path below a folder: mode, and content of a file or target of a link.
 type Snapshot = BTreeMap<String, (u32, Vec<u8>)>;
 
 fn snapshot(root: &Path) -> Result<Snapshot, Trouble> {
@@ -50,7 +50,7 @@ fn snapshot(root: &Path) -> Result<Snapshot, Trouble> {
     Ok(found)
 }
 
-/// The names in which two of them differ: the whole would be millions of characters.
+/// Returns the paths that differ; contents would be millions of characters.
 fn differing<'a>(one: &'a Snapshot, other: &'a Snapshot) -> Vec<&'a str> {
     let of = |these: &'a Snapshot, those: &'a Snapshot| {
         these.iter().filter(|(name, found)| those.get(*name) != Some(found)).map(|(name, _)| name.as_str())
@@ -61,7 +61,7 @@ fn differing<'a>(one: &'a Snapshot, other: &'a Snapshot) -> Vec<&'a str> {
     names
 }
 
-/// Runs `patches`; the exit code must be this one, and what fails must say how to go on.
+/// Runs `patches` with this exit code; an error must name the next step.
 async fn patches(home: &Home, args: &[&str], code: i32) -> Result<Ran, Trouble> {
     let ran = home.warden([&["patches"], args].concat(), SOON).await?;
     let helps = code == 0 || (ran.stderr.contains("error: ") && ran.stderr.contains("hint: "));
@@ -76,7 +76,7 @@ async fn json(home: &Home, args: &[&str], code: i32) -> Result<Value, Trouble> {
     serde_json::from_str(&ran.stdout).context(ran.stdout)
 }
 
-/// The rows of a check as the patch and its status and reason.
+/// Rows of a check: patch, status, reason.
 fn rows(value: &Value) -> Vec<(String, String, String)> {
     let text = |row: &Value, key: &str| row[key].as_str().unwrap_or("no text").to_owned();
     let all = value.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -87,7 +87,7 @@ fn text(path: &Path) -> Result<&str, Trouble> {
     path.to_str().context("a path that is text")
 }
 
-/// Does the same with each era, as many at once as there are cores.
+/// Runs the work for each era, in parallel on all cores.
 async fn with_each<T>(work: impl Fn(Era) -> T) -> Outcome
 where
     T: Future<Output = Outcome> + Send + 'static,
@@ -103,7 +103,7 @@ where
     Ok(())
 }
 
-/// The build, or more than any for the newest, which nobody has counted.
+/// Build number; the largest number for the newest era, whose number is unknown.
 fn build(era: Era) -> u32 {
     era.build.unwrap_or(u32::MAX)
 }
@@ -133,7 +133,7 @@ async fn every_fix_is_verified_in_every_era_and_the_cap_only_where_there_are_man
             assert_eq!(row["revision"], value[0]["revision"]);
             assert!(row["revision"].as_str().is_some_and(|name| !name.is_empty()), "{row}");
             if status == "verified" {
-                // Where a source does by itself what a fix does, the fix fits and is not needed.
+                // If a source already does what a fix does, the fix fits but is not needed.
                 let needless = ["cuda-memory/pool-purge", "cuda-memory/cublas-reset"];
                 let is_told =
                     needless.iter().any(|fix| row["patch"] == *fix) && reason.starts_with("superseded: ");
@@ -156,7 +156,7 @@ async fn in_every_era_what_goes_in_stands_in_its_place_once_and_comes_out_byte_f
         let tree = text(folder.path())?;
         let apply = ["apply", "--source", tree];
         let before = snapshot(folder.path())?;
-        // A series for people who build elsewhere, from the tree as it was.
+        // Export a series for other build systems, from the unchanged tree.
         let exported = era.version == ERAS[0].version || era.version == ERAS[ERAS.len() - 1].version;
         if exported {
             export(&home, tree).await?;
@@ -190,7 +190,7 @@ async fn in_every_era_what_goes_in_stands_in_its_place_once_and_comes_out_byte_f
     .await
 }
 
-/// Exports into `series`, and puts a copy of the tree into `plain`.
+/// Exports into `series`, and copies the tree to `plain`.
 async fn export(home: &Home, tree: &str) -> Outcome {
     let told = json(home, &["export", "--source", tree, "-o", "series"], 0).await?;
     assert_eq!(told["patches"].as_array().map(Vec::len), Some(2), "{told}");
@@ -199,7 +199,7 @@ async fn export(home: &Home, tree: &str) -> Outcome {
     Ok(())
 }
 
-/// What git makes of the copy is what `patches apply` made of the tree, without the record.
+/// git and `patches apply` must produce the same tree, apart from the record.
 async fn same_as_exported(home: &Home, patched: &Snapshot) -> Outcome {
     let series =
         ["0001-cuda-memory.patch", "0002-server.patch"].map(|name| home.path().join("series").join(name));

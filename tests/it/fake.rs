@@ -1,4 +1,4 @@
-//! fake-llama keeps its promises: it behaves as llama-server was seen to behave, and goes wrong exactly as told.
+//! fake-llama behaves as llama-server was observed to behave, and fails exactly as its script says.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use warden_rig::{Answer, Context as _, Fake, Outcome, Trouble, wait_until};
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Slow enough that it runs until somebody ends it.
+/// Script of a request that runs until a test ends it.
 fn slow() -> Value {
     json!({"ms_per_token": 20})
 }
@@ -21,7 +21,7 @@ fn long(id: &str, stream: bool) -> Value {
     chat(id, "m", "tell me", 100_000, stream)
 }
 
-/// Everything on a raw connection after this request.
+/// Reads a raw connection to its end after this request.
 async fn raw(fake: &Fake, body: &Value) -> Result<String, Trouble> {
     let mut raw = fake.http.raw().await?;
     let body = body.to_string();
@@ -197,7 +197,7 @@ async fn sigterm_ends_an_idle_one_and_hangs_with_a_client() -> Outcome {
     flow.event().await?;
     busy.kid.signal(Signal::TERM);
     wait_until("new connections are refused", SOON, async || busy.http.connect().await.is_err()).await?;
-    // What was on its way may still come; then nothing does.
+    // Events in flight may still arrive; then none must follow.
     wait_until("silence", SOON, async || timeout(Duration::from_millis(300), flow.event()).await.is_err())
         .await?;
     assert!(busy.kid.ended().is_none());
@@ -240,7 +240,6 @@ async fn it_leaks_as_much_as_it_is_told() -> Outcome {
     Ok(())
 }
 
-/// A chat whose one message has these parts.
 fn parts(words: &str, parts: &Value) -> Value {
     let mut request = chat("-", "m", words, 1, false);
     let mut content = vec![json!({"type": "text", "text": words})];
@@ -280,7 +279,7 @@ async fn each_unit_of_work_leaks_what_it_is_told_to() -> Outcome {
 
 #[tokio::test]
 async fn it_leaks_by_the_hour_without_any_work() -> Outcome {
-    // A gibibyte an hour is 291 KiB a second.
+    // A gibibyte per hour is 291 KiB per second.
     let fake = Fake::start(&json!({"leak_mib_per_hour": 1024 * 1024}), &[]).await?;
     let leaked = async || Ok::<_, Trouble>(fake.state().await?["leaked_bytes"].as_u64().unwrap_or_default());
     wait_until("ten MiB have leaked", SOON, async || leaked().await.is_ok_and(|bytes| bytes > 10 << 20)).await
@@ -297,7 +296,8 @@ async fn its_prompt_cache_fills_to_its_size_and_no_further() -> Outcome {
     }
     assert_eq!(fake.state().await?["cached_bytes"], 16 << 20);
     let grown = process.host_bytes().unwrap_or_default() - before;
-    // What serving itself takes, and what the kernel counts late, comes on top; 20 requests without a bound make 40 MiB.
+    // Serving itself, and late counts of the kernel, come on top; 20 requests without a bound would take 40
+    // MiB.
     assert!((14 << 20..28 << 20).contains(&grown), "grew by {grown}");
     fake.kid.says("cache state: 8 prompts, 16.000 MiB (limits: 16.000 MiB", SOON).await?;
     Ok(())

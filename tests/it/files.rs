@@ -1,5 +1,5 @@
-//! Promise: whatever directories are configured, what others keep there is there afterwards; instances are found, and what
-//! they use is not removed.
+//! Promise: llama-warden never changes foreign files in any configured directory, finds its instances, and
+//! removes nothing that they use.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -11,7 +11,7 @@ use warden_rig::process::Kid;
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Home, Outcome, Trouble, Warden, wait_until};
 
-/// A directory with somebody's files in it, some under names that we use ourselves.
+/// A directory with foreign files, some under names that llama-warden uses.
 struct Foreign {
     files: BTreeMap<PathBuf, String>,
 }
@@ -53,7 +53,6 @@ impl Foreign {
         Ok(Self { files })
     }
 
-    /// Everything is there, as it was.
     fn check(&self, after: &str) -> Outcome {
         for (path, content) in &self.files {
             let found = std::fs::read_to_string(path).ok();
@@ -65,7 +64,6 @@ impl Foreign {
     }
 }
 
-/// Every key that takes a directory.
 const DIRECTORIES: [(&str, &str); 4] = [
     ("paths.runtime_dir", "sockets"),
     ("paths.state_dir", "rest"),
@@ -87,7 +85,7 @@ async fn what_others_keep_in_a_configured_directory_stays_whatever_ends_us() -> 
     assert_eq!(warden.terminate(SOON).await?, 0);
     foreign.check("a clean exit")?;
 
-    // Killed, and started again over what that left.
+    // llama-warden was killed, and starts with what that left.
     let mut warden = warden.again().await?;
     let children = warden.until_ready(1).await?;
     warden.kid.signal(Signal::KILL);
@@ -99,7 +97,7 @@ async fn what_others_keep_in_a_configured_directory_stays_whatever_ends_us() -> 
     assert_eq!(warden.terminate(SOON).await?, 0);
     foreign.check("a start over what a killed one left")?;
 
-    // A start that fails after the directories were taken: the port is somebody's.
+    // The port is taken, so the start fails after it has taken the directories.
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0))?;
     let failing = warden
         .setup
@@ -129,7 +127,7 @@ async fn what_others_keep_in_a_configured_directory_stays_whatever_ends_us() -> 
     Ok(())
 }
 
-/// Every key of the schema that takes a path, as in `models.*.directory`.
+/// Keys of the schema that name a path, such as `models.*.directory`.
 async fn path_keys(home: &Home) -> Result<Vec<String>, Trouble> {
     let ran = home.warden(["config", "schema"], SOON).await?;
     let schema: Value = serde_json::from_str(&ran.stdout)?;
@@ -148,18 +146,17 @@ async fn path_keys(home: &Home) -> Result<Vec<String>, Trouble> {
     Ok(keys)
 }
 
-/// What becomes of a key that names a directory.
+/// Effect of a key that names a directory.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
-    /// It is used.
     Serves,
-    /// It is refused, because a file is needed that is read.
+    /// Refused, because llama-warden reads a file there.
     Refused,
-    /// It is refused, because a file is needed that is made or written.
+    /// Refused, because llama-warden writes a file there.
     Written,
 }
 
-/// A new key has to say here what becomes of it.
+/// Every new key needs an entry here.
 fn fate(key: &str) -> Result<Fate, Trouble> {
     Ok(match key {
         "paths.runtime_dir" | "paths.state_dir" | "paths.data_dir" | "paths.cache_dir"
@@ -171,7 +168,7 @@ fn fate(key: &str) -> Result<Fate, Trouble> {
     })
 }
 
-/// A configuration in which a key names this path, and nothing else says the same.
+/// A configuration in which only this key names the path.
 fn with_path(setup: &Setup, key: &str, path: &Path) -> String {
     let own = key.rsplit('.').next().unwrap_or_default();
     let value = format!("'{}'", path.display());
@@ -187,7 +184,7 @@ fn with_path(setup: &Setup, key: &str, path: &Path) -> String {
         (None, None) => {
             lines.insert(0, format!("{key} = {value}"));
             if key == "telemetry.headers" {
-                // Without a collector nobody reads them.
+                // Without an endpoint, the other keys have no effect.
                 lines.insert(0, "telemetry.endpoint = \"http://127.0.0.1:1\"".to_owned());
             }
         }
@@ -195,7 +192,7 @@ fn with_path(setup: &Setup, key: &str, path: &Path) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Serves with this configuration, as often as things can end: asked to, killed, and once more over what that left.
+/// Runs this configuration through every kind of end: stopped, killed, and started again after that.
 async fn live(mut setup: Setup, config: &str, foreign: &Foreign, what: &str) -> Result<Setup, Trouble> {
     let file = setup.home.file("warden.toml", config)?;
     let args = [OsString::from("serve"), "--config".into(), file.into()];
@@ -222,7 +219,7 @@ async fn live(mut setup: Setup, config: &str, foreign: &Foreign, what: &str) -> 
     Ok(setup)
 }
 
-/// Commands that remove something, and a start that fails after everything was taken.
+/// Runs the commands that remove files, and a start that fails after it has taken its directories.
 async fn remove(home: &Home, config: &str, foreign: &Foreign, what: &str) -> Outcome {
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0))?;
     let port = format!("server.port = {}", taken.local_addr()?.port());
@@ -270,7 +267,7 @@ async fn whichever_path_of_the_configuration_names_somebodys_directory_it_is_as_
 
 #[tokio::test]
 async fn whichever_variable_names_somebodys_directory_it_is_as_it_was_afterwards() -> Outcome {
-    // Those that say where things go, and where the report of a model's memory is: a directory, or a file in one.
+    // Variables that name a directory, or a file in one.
     for (name, file) in [
         ("HOME", ""),
         ("XDG_STATE_HOME", ""),
@@ -288,7 +285,7 @@ async fn whichever_variable_names_somebodys_directory_it_is_as_it_was_afterwards
         let path = directory.join(file);
         let of_model = name == "LLAMA_WARDEN_REPORT";
         if of_model {
-            // Whoever names a file for the report has it written; it is theirs all the same.
+            // llama-server writes this report on the user's request.
             foreign.files.remove(&path);
         } else {
             if name == "HOME" {
@@ -342,7 +339,7 @@ async fn two_signals_at_once_are_one() -> Outcome {
     let request = warden_rig::warden::chat("a", "m", "go", 100, true);
     let mut flow = warden.http.stream(warden_rig::warden::CHAT, &request).await?;
     flow.event().await?;
-    // As GNU timeout does: the process, and then its group.
+    // GNU timeout signals the process, and then its group.
     warden.kid.signal(Signal::TERM);
     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     warden.kid.signal(Signal::TERM);
@@ -356,7 +353,7 @@ async fn two_signals_at_once_are_one() -> Outcome {
 async fn a_hangup_sent_to_everything_ends_no_llama_server() -> Outcome {
     let warden = Setup::new()?.fake("m", &json!({}), "")?.start().await?;
     let children = warden.until_ready(1).await?;
-    // What `systemctl kill -s HUP` does to each process of the unit.
+    // `systemctl kill -s HUP` signals each process of the unit.
     children[0].signal(Signal::HUP);
     let answer = warden
         .http
@@ -367,10 +364,10 @@ async fn a_hangup_sent_to_everything_ends_no_llama_server() -> Outcome {
     Ok(())
 }
 
-/// Starts it as the foreground job of a terminal that `script` makes, and that is gone when `script` is killed.
+/// Starts llama-warden in the foreground of a terminal that `script` makes, and that ends with `script`.
 async fn in_a_terminal(setup: &Setup, args: &[&str]) -> Result<Kid, Trouble> {
     let program = warden_rig::binaries::llama_warden()?;
-    // Whoever runs the tests may have had HUP ignored (`nohup`), which is inherited and means another thing.
+    // With `nohup` the tests would inherit an ignored HUP.
     let line = format!("exec env --default-signal=HUP '{}' {}", program.display(), args.join(" "));
     let copy = setup.home.path().join("typescript");
     let words = ["-q", "-f", "-c", &line, &copy.to_string_lossy()].map(Into::into);
@@ -388,7 +385,7 @@ async fn the_end_of_its_terminal_ends_it_and_a_hangup_from_elsewhere_does_not() 
     let inner = kid.children().first().copied().ok_or_else(|| Trouble::new("there is no child"))?;
     let children = || warden_rig::process::children_of(inner.pid);
     wait_until("its child runs", SOON, async || !children().is_empty()).await?;
-    // Somebody asks for a reload: the terminal is there.
+    // With a terminal, HUP means reload.
     setup.home.file("warden.toml", setup.config().replace("preload = true", "preloaded = true"))?;
     inner.signal(Signal::HUP);
     kid.says("preloaded", SOON).await?;
@@ -430,7 +427,7 @@ async fn without_home_nothing_goes_into_the_root_directory() -> Outcome {
     Ok(())
 }
 
-/// Puts a build into a store: a fake-llama with the provenance that `build` would write.
+/// Writes a fake-llama with the provenance of a `build` into a store.
 fn put_build(home: &Home, id: &str, built_at: &str) -> Result<PathBuf, Trouble> {
     let folder = home.path().join("data/llama-warden/builds").join(id);
     std::fs::create_dir_all(&folder)?;
@@ -465,7 +462,7 @@ async fn a_build_that_a_running_instance_needs_is_not_removed_without_force() ->
     put_build(&setup.home, ids[1], "2026-02-01T00:00:00Z")?;
     put_build(&setup.home, ids[2], "2026-03-01T00:00:00Z")?;
     let left = setup.home.file("data/llama-warden/builds/.incoming-dddddddddddddddd/llama-server", "half")?;
-    // Its state is elsewhere, too: what it needs is asked wherever it keeps its files.
+    // The instance keeps its state elsewhere, but `gc` must still learn which builds it needs.
     let top = format!("paths.state_dir = '{}'", setup.home.path().join("elsewhere").display());
     let toml = format!(
         "binary = '{}'\nmodel = '{}'\npreload = true\n",

@@ -1,5 +1,5 @@
-//! A server that floods its log, or what looks like a crash in it, costs its own model and no other: requests of the others are
-//! answered in time, our log and our memory stay small, and what was left out is said.
+//! A server that floods its log, even with lines that look like crashes, affects no other model: requests are
+//! answered in time, llama-warden's log and memory stay small, and the log counts omitted lines.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, binaries, wait_until};
 
-/// Serves `quiet`, and `noisy`, which writes what `floods` prints for some seconds once it has started.
+/// Starts `quiet`, and `noisy`, which prints `floods` for some seconds after its start.
 async fn serve(floods: &str) -> Result<Warden, Trouble> {
     let setup = Setup::new()?.fake("quiet", &json!({}), "")?;
     let fake = binaries::fake_llama()?;
@@ -24,7 +24,7 @@ async fn serve(floods: &str) -> Result<Warden, Trouble> {
     setup.top("child.measure = false").model("noisy", &toml).start().await
 }
 
-/// Asks the other model until the flood is over, and returns what our log has then.
+/// Sends requests to `quiet` until the flood is over; returns the log.
 async fn answers_meanwhile(warden: &mut Warden) -> Result<String, Trouble> {
     warden.until_ready(2).await?;
     let begun = Instant::now();
@@ -60,7 +60,7 @@ async fn a_flood_of_crash_lines_is_bounded_counted_and_fills_no_inbox() -> Outco
     assert!(lines < 12_000, "{lines} lines of it");
     let anon = ProcessId::of(warden.kid.pid()).and_then(ProcessId::host_bytes).context("its memory")?;
     assert!(anon < 200 << 20, "{} MiB", anon >> 20);
-    // It crashed nowhere, and serves.
+    // The noisy server has not crashed, and serves.
     wait_until("the noisy model serves", SOON, async || {
         let answer = warden.http.post(CHAT, &chat("n", "noisy", "hi", 4, false)).await;
         answer.is_ok_and(|answer| answer.status.is_success())

@@ -1,5 +1,5 @@
-//! Promise: a streamed answer whose llama-server is killed in the middle goes on in the same stream, and is to the byte the answer
-//! that nobody disturbed.
+//! Promise: if llama-server is killed during a streamed answer, the same stream continues, and the whole is
+//! byte for byte the undisturbed answer.
 
 mod anew;
 mod stand_in;
@@ -21,15 +21,15 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 const GOING_ON: &str =
     "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
 
-/// A busy machine may need it.
+/// A busy machine may need this time.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A llama-server that gives the same answer to the same request.
+/// Starts a llama-server that gives the same answer to the same request.
 async fn started(preset: SamplePreset, slots: &str, more: &[&str]) -> Result<Warden, Trouble> {
     started_with(preset, slots, more, "").await
 }
 
-/// The same with more keys of the model.
+/// Like [`started`], with more keys of the model.
 async fn started_with(
     preset: SamplePreset,
     slots: &str,
@@ -45,25 +45,23 @@ async fn started_with(
     Ok(warden)
 }
 
-/// What a client makes of a stream.
+/// Events of a stream as its client sees them.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Heard {
     text: String,
-    /// Of each event of the answer: a stream of another answer would have another.
+    /// Different ids of events; another answer in the stream would add one.
     ids: usize,
     has_role: bool,
-    /// Roles told behind the first text. Before it each event about the prompt may have one.
+    /// Roles after the first text. Before it, each event about the prompt may have one.
     late_roles: usize,
     ends: Vec<String>,
     usage: Option<(u64, u64)>,
     done: bool,
     error: Option<String>,
-    /// What follows the end.
     behind: usize,
     reasoning: String,
-    /// Names and arguments of calls.
     calls: String,
-    /// How often one had an id, which is another one in each answer.
+    /// Number of ids of calls, which differ between answers.
     call_ids: usize,
 }
 
@@ -109,7 +107,6 @@ impl Heard {
         heard
     }
 
-    /// What the routes of messages and of responses say of the same.
     fn other_routes(&mut self, event: &Value, ids: &mut BTreeSet<String>) {
         let kind = event["type"].as_str().unwrap_or_default();
         let (delta, item) = (&event["delta"], &event["item"]);
@@ -140,7 +137,7 @@ impl Heard {
             "message_delta" => self.ends.push(text(&delta["stop_reason"])),
             "response.completed" => {
                 self.ends.push(text(&of_response["status"]));
-                // All of it once more, under the names that its client knows.
+                // The last event repeats the whole answer, under the ids that the client knows.
                 for item in of_response["output"].as_array().into_iter().flatten() {
                     self.behind += usize::from(
                         item["content"][0]["text"] != self.text.as_str()
@@ -163,7 +160,7 @@ impl Heard {
     }
 }
 
-/// The events of one request; its server is killed when so many have come.
+/// Sends a request; kills its server after this number of events.
 async fn asked(warden: &Warden, path: &str, body: &Value, kill_at: Option<usize>) -> Result<Heard, Trouble> {
     let victim = warden.until_ready(1).await?;
     let mut flow = warden.http.stream(path, body).await?;
@@ -205,7 +202,7 @@ fn bodies(tokens: u64) -> [(&'static str, Value); 7] {
             with(json!({ "prompt": "once upon a time", "max_tokens": tokens, "stream_options": options })),
         ),
         ("/v1/completions", with(json!({ "prompt": "and then", "max_tokens": tokens }))),
-        // Events about the prompt have a token 0 of their own.
+        // Events about the prompt have a token 0.
         (
             "/completion",
             with(json!({ "prompt": "once upon a time 漢字", "n_predict": tokens, "return_progress": true })),
@@ -214,7 +211,7 @@ fn bodies(tokens: u64) -> [(&'static str, Value); 7] {
     ]
 }
 
-/// How often each request is disturbed: `WARDEN_KILLS`.
+/// Number of kills per request: `WARDEN_KILLS`.
 fn kills() -> u64 {
     std::env::var("WARDEN_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(3)
 }
@@ -228,7 +225,7 @@ async fn killed_anywhere_in_it_an_answer_is_the_one_that_nobody_disturbed() -> O
         let wanted = asked(&warden, path, &body, None).await?;
         assert!(wanted.error.is_none() && !wanted.ends.is_empty(), "{path}: {wanted:?}");
         for kill in 0..kills() {
-            // All over the answer, in no order.
+            // Positions are spread over the answer.
             let at = 1 + (kill + 1) * 29 % (tokens - 8);
             let heard = asked(&warden, path, &body, Some(usize::try_from(at).context("small")?)).await?;
             assert_eq!(heard, wanted, "{path}, killed at event {at}");
@@ -240,8 +237,8 @@ async fn killed_anywhere_in_it_an_answer_is_the_one_that_nobody_disturbed() -> O
     Ok(())
 }
 
-/// A request whose server is killed at each of these events: how often its answer was whole, and how often it ended with an error
-/// that has these words. Anything else is the half of one answer and the half of another.
+/// Kills the server of a request at each of these events. Returns how many answers were whole, and how many
+/// ended with an error that contains these words; fails on a mixture of two answers.
 async fn disturbed(
     warden: &Warden,
     path: &str,
@@ -280,7 +277,7 @@ async fn text_that_is_held_back_for_stop_words_is_not_passed_over() -> Outcome {
         let undisturbed = asked(&warden, path, &body, None).await?.text;
         let words: Vec<&str> = undisturbed.split(' ').skip(1).collect();
         let [.., before_last, last] = words[..] else { panic!("{undisturbed}") };
-        // The one begins in the middle and does not come, the other is the end.
+        // The first stop word begins in the text but does not complete; the second is the end.
         body["stop"] = json!([format!(" {}QQQ", words[8]), format!(" {before_last} {last}")]);
         let why = "stop words may begin there";
         let (all, none) = disturbed(&warden, path, &body, 7..14, why).await?;
@@ -288,12 +285,12 @@ async fn text_that_is_held_back_for_stop_words_is_not_passed_over() -> Outcome {
         let (all, none) = disturbed(&warden, path, &body, 20..24, why).await?;
         (whole, ended) = (whole + all, ended + none);
     }
-    // Some of llama-server's own dialect cannot be told as tokens, and are asked for once more.
+    // Some answers in llama-server's own dialect cannot be resumed from tokens, so the request is sent again.
     assert!(ended == 0 && whole > 20, "{whole} whole, {ended} ended");
     Ok(())
 }
 
-/// Renders what all templates of models that can think render: thoughts of before, and none if that is wished.
+/// Renders earlier thoughts, and no thought on request, as the templates of thinking models do.
 const THINKS: &str = "{%- for m in messages -%}<|im_start|>{{ m.role }}\n\
     {%- if m.role == 'assistant' and m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif -%}\
     {{ m.content }}<|im_end|>\n{% endfor -%}\
@@ -311,10 +308,11 @@ async fn what_a_build_takes_out_of_an_answer_is_not_passed_over() -> Outcome {
     let mut body =
         json!({ "model": "m", "stream": true, "temperature": 0, "max_tokens": 24, "messages": messages });
     let why = "removes parts of the model's text";
-    // The blank that this model begins with is taken out, so that nobody knows the tokens: it is asked for once more.
+    // The parser removes the blank at the model's beginning, so the tokens are unknown and the request is
+    // sent again.
     let (whole, ended) = disturbed(&warden, CHAT, &body, (1..24).step_by(6), why).await?;
     assert_eq!((whole, ended), (4, 0));
-    // With a thought that the prompt has ended it is, too; with temperature no probe can tell.
+    // A thought that the prompt has ended is handled alike; with a temperature, no probe can tell.
     body["temperature"] = json!(0.8);
     let mut flow = warden.http.stream(CHAT, &body).await?;
     let mut events = Vec::new();
@@ -330,7 +328,7 @@ async fn what_a_build_takes_out_of_an_answer_is_not_passed_over() -> Outcome {
     Ok(())
 }
 
-/// For how long, and how often, the soak kills: `WARDEN_SOAK_SECONDS`, or a few times.
+/// Duration and interval of the kills: from `WARDEN_SOAK_SECONDS`, or short.
 fn soak() -> (Duration, Duration) {
     let told = std::env::var("WARDEN_SOAK_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     match told {
@@ -339,7 +337,7 @@ fn soak() -> (Duration, Duration) {
     }
 }
 
-/// One client after another request, each of its own words, until it is told to stop. How many were answered whole.
+/// Sends different requests one after the other until stopped; returns the number of whole answers.
 async fn client(
     http: Http,
     number: usize,
@@ -389,7 +387,7 @@ async fn killed_every_so_often_under_load_no_request_fails() -> Outcome {
         let mut kills = 0;
         while begun.elapsed() < length {
             let before: Vec<u64> = answered.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-            // Nobody meets two deaths with one request: that is another promise.
+            // Not two deaths during one request: another test checks that.
             wait_until("each client has had two answers since", DEADLINE, async || {
                 answered.iter().zip(&before).all(|(now, before)| now.load(Ordering::Relaxed) >= before + 2)
             })

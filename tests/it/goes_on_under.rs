@@ -1,5 +1,5 @@
-//! What may happen while answers go on: a thousand streams at once, a slow reader, HTTP/2 over TLS, keys with rates, and
-//! operators who want the next process replaced, too.
+//! Continues answers under load: a thousand streams at once, a slow reader, HTTP/2 over TLS, keys with rates,
+//! and operators who replace the next process, too.
 
 use http_body_util::Full;
 use hyper::Request;
@@ -16,13 +16,11 @@ use warden_rig::ledger::End;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Answer, Context as _, Identity, Outcome, Trouble, Warden, wait_until};
 
-/// Crashes are forgiven fast, so that tests need not wait.
 const SOON_AGAIN: &str =
     "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
-/// Files are looked at as often.
 const LOOKING: &str = "internal.lifecycle.look_interval = \"50ms\"";
 
-/// One fake that takes its time over each token, and whose next generation is told the same.
+/// Starts a slow fake, whose next process gives the same answers.
 async fn one(script: &Value, more: &str, top: &str) -> Result<Warden, Trouble> {
     let more = format!("{SOON_AGAIN}{more}");
     let warden = Setup::new()?.top(LOOKING).top(top).fake("m", script, &more)?.start().await?;
@@ -30,7 +28,6 @@ async fn one(script: &Value, more: &str, top: &str) -> Result<Warden, Trouble> {
     Ok(warden)
 }
 
-/// What comes of a stream of which a first piece is here.
 async fn rest_behind(mut first: Answer, flow: &mut Flow) -> Result<Answer, Trouble> {
     while let Some(event) = flow.event().await? {
         first.event(&event);
@@ -38,7 +35,7 @@ async fn rest_behind(mut first: Answer, flow: &mut Flow) -> Result<Answer, Troub
     Ok(first)
 }
 
-/// A stream of which the first event is here, so that only a continuation can answer it whole.
+/// Starts a stream and reads its first event, so that only a continuation can complete it.
 async fn begun(warden: &Warden, id: &str, tokens: u64) -> Result<(Answer, Flow), Trouble> {
     let mut flow = warden.http.stream(CHAT, &chat(id, "m", "hi", tokens, true)).await?;
     let mut answer = Answer::default();
@@ -49,7 +46,7 @@ async fn begun(warden: &Warden, id: &str, tokens: u64) -> Result<(Answer, Flow),
     Ok((answer, flow))
 }
 
-/// A request whose answer is told once more, because tools have a state that its tokens do not tell.
+/// A request that is sent again after a death, because tools have a state that its tokens do not show.
 fn told_again(id: &str, tokens: u64) -> Value {
     let mut body = chat(id, "m", "hi", tokens, true);
     body["temperature"] = json!(0);
@@ -64,13 +61,12 @@ fn kill(warden: &Warden) {
     }
 }
 
-/// What an answer of so many tokens is if nobody disturbs it.
 async fn undisturbed(warden: &Warden, tokens: u64) -> Result<String, Trouble> {
     let answer = warden.http.post(CHAT, &chat("undisturbed", "m", "hi", tokens, false)).await?;
     Ok(answer.answer()?.text)
 }
 
-/// The most memory that the program has held so far, in bytes.
+/// Most resident memory of llama-warden so far, in bytes.
 fn most_memory(warden: &Warden) -> Result<u64, Trouble> {
     let status = Process::new(warden.kid.pid())?.status()?;
     Ok(status.vmhwm.context("VmHWM")? * 1024)
@@ -82,7 +78,7 @@ const STREAMS: u64 = 1000;
 async fn a_thousand_streams_go_on_when_their_one_server_dies() -> Outcome {
     let tokens = 12;
     let slots = "args = ['-np', '1100']\nmax_in_flight = 1100\n";
-    // Rooms for so many, and a server that still has all of them when the last one has begun.
+    // The server has a slot for each stream, and still serves all when the last one begins.
     let warden = one(&json!({"ms_per_token": 0}), slots, "").await?;
     let wanted = undisturbed(&warden, tokens).await?;
     warden.script("m", &json!({"ms_per_token": 20_000})).await?;
@@ -90,7 +86,7 @@ async fn a_thousand_streams_go_on_when_their_one_server_dies() -> Outcome {
     for number in 0..STREAMS {
         streams.push(warden.http.stream(CHAT, &chat(&format!("s{number}"), "m", "hi", tokens, true)).await?);
     }
-    // All have their heads. Now each gets its first tokens, and waits for a rest that does not come from here.
+    // All streams have their heads. Now each gets its first tokens; its rest comes from the next process.
     let before = most_memory(&warden)?;
     warden.script("m", &json!({"ms_per_token": 0})).await?;
     kill(&warden);
@@ -103,7 +99,7 @@ async fn a_thousand_streams_go_on_when_their_one_server_dies() -> Outcome {
         assert!(answer.is_whole(), "{answer:?}");
         assert_eq!(answer.text, wanted);
     }
-    // A copy of each request, what its client has, and the questions to the next process.
+    // Per stream: a copy of the request, the client's text, and the request to the next process.
     let grown = most_memory(&warden)?.saturating_sub(before);
     assert!(grown < STREAMS * 128 * 1024, "{grown} bytes more for {STREAMS} streams");
     warden
@@ -158,7 +154,7 @@ async fn streams_of_one_connection_of_http_2_over_tls_all_go_on() -> Outcome {
     let flags = format!("{SOON_AGAIN}args = ['-np', '8']\n");
     let warden = setup.top(&top).fake("m", &json!({"ms_per_token": 10}), &flags)?.start().await?;
     warden.until_ready(1).await?;
-    // By tokens, and once more.
+    // Resumed from tokens, and sent again.
     let asked: [fn(&str) -> Value; 2] = [|id| chat(id, "m", "hi", 40, true), |id| told_again(id, 40)];
     let mut wanted = Vec::new();
     for asks in asked {
@@ -169,7 +165,7 @@ async fn streams_of_one_connection_of_http_2_over_tls_all_go_on() -> Outcome {
     let connection = Http2::over_tls(&identity, warden.address()).await?;
     let mut readers = JoinSet::new();
     for number in 0..8 {
-        // Begun before the next one is sent, so that all are at the server when it dies.
+        // Each stream begins before the next is sent, so that all are in flight when the server dies.
         let begun = connection.begin(CHAT, &asked[number % 2](&format!("h{number}"))).await?;
         readers.spawn(async move { Ok::<_, Trouble>((begun.whole().await?, number % 2)) });
     }

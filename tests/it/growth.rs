@@ -1,5 +1,6 @@
-//! A leak is told from a cache, the unit of work that pays is named, and what follows is what was configured: nothing,
-//! or a replacement without one failed request. A process that cannot compute any more is replaced though it is healthy.
+//! Distinguishes a leak from a cache, names the unit of work that causes it, and reacts as configured: not at
+//! all, or with a replacement that fails no request. A process that can no longer compute is replaced
+//! although its health check passes.
 
 use std::time::Duration;
 
@@ -10,32 +11,31 @@ use warden_rig::swarm::{all_whole, names, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-/// The detector as it is, but for smaller leaks in less time: a fake wanders by less than a MiB.
+/// Usual detector, but for smaller leaks in less time: a fake varies by less than a MiB.
 const DETECTOR: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
                         internal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"";
 
-/// A budget far away, so that growth acts long before it, and nothing waits for a better moment.
+/// A distant budget, so that growth triggers first, and no delays.
 const BUDGET: &str = "policy.host.soft = \"2GiB\"\npolicy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\n\
                       policy.quiet_within = \"100ms\"\npolicy.min_interval = \"1ms\"\n\
                       policy.min_interval_hard = \"1ms\"\n";
 
-/// Nothing is kept on purpose.
+/// No caches, so that memory is constant without a leak.
 const PLAIN: &str =
     "args = [\"-np\", \"4\", \"--metrics\", \"--cache-ram\", \"0\", \"--ctx-checkpoints\", \"0\"]\n";
 
-/// Requests of several clients between two looks.
 const BATCH: usize = 40;
 
-/// More requests than any verdict here takes.
+/// More requests than any verdict here needs.
 const MANY: usize = 1200;
 
-/// A number that looks random and is the same in each run.
+/// Returns a pseudo-random number, the same in each run.
 fn noise(n: usize, salt: u64) -> u64 {
     let mixed = (n as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ salt.wrapping_mul(0xD134_2543_DE82_EF95);
     (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40
 }
 
-/// Requests whose images, prompts and answers vary independently of each other, so that blame can tell them apart.
+/// Images, prompts and answers vary independently, so that their effects can be told apart.
 fn mixed(n: usize) -> Value {
     let words = vec!["word"; usize::try_from(2 + noise(n, 1) % 60).unwrap_or(2)].join(" ");
     let mut request = chat(&format!("g-{n}"), "m", &words, 1 + noise(n, 2) % 12, n.is_multiple_of(2));
@@ -47,7 +47,6 @@ fn mixed(n: usize) -> Value {
     request
 }
 
-/// Sends requests one after the other until `holds`; none may fail.
 async fn load(
     warden: &Warden,
     make: impl Fn(usize) -> Value,
@@ -66,7 +65,6 @@ async fn load(
     Err(Trouble::new(format!("not within {MANY} requests: {}", warden.status("m").await?)))
 }
 
-/// What the detector says about host memory.
 async fn host(warden: &Warden) -> Value {
     let status = warden.status("m").await.unwrap_or_default();
     let growth = status["backends"][0]["memory"]["growth"].as_array().cloned().unwrap_or_default();
@@ -81,21 +79,21 @@ fn entries(warden: &Warden) -> Result<Vec<Value>, Trouble> {
     json_lines(&warden.recycles())
 }
 
-/// A fake that leaks by `field` is found out, and `unit` is blamed.
+/// Checks that a fake's leak by `field` is found, and `unit` is blamed.
 async fn blamed(field: &str, kib: u64, unit: &str) -> Outcome {
     let toml = format!("{PLAIN}{BUDGET}policy.growth = \"observe\"\n");
     let mut warden = Setup::new()?.top(DETECTOR).fake("m", &json!({field: kib}), &toml)?.start().await?;
     warden.until_ready(1).await?;
     load(&warden, mixed, 0, async |_| leaking(&warden).await).await?;
     let told = f64::from(u32::try_from(kib * 1024)?);
-    // The first verdict may come before blame is sure.
+    // The first verdict may come before the blame is certain.
     let sure = |growth: &Value| {
         let blame = &growth["blame"];
         let paid = blame["bytes_per_unit"].as_f64().unwrap_or_default();
         blame["kind"] == "pays" && blame["unit"] == unit && (paid / told - 1.0).abs() < 0.25
     };
     load(&warden, mixed, MANY, async |_| sure(&host(&warden).await)).await?;
-    // It is only told.
+    // The leak is only reported.
     warden.says("leaking").await?;
     assert_eq!(entries(&warden)?, [] as [Value; 0]);
     let next = warden.status("m").await?["backends"][0]["next"].clone();
@@ -129,7 +127,7 @@ async fn where_growth_recycles_a_leaking_backend_is_replaced_and_no_request_fail
     let script = json!({"leak_kib_per_image": 512});
     let warden = Setup::new()?.top(DETECTOR).fake("m", &script, &toml)?.start().await?;
     warden.until_ready(1).await?;
-    // Several clients at once: there is always somebody whom a careless replacement would hurt.
+    // With several concurrent clients, a careless replacement would break a request.
     let mut sent = 0;
     while entries(&warden)?.is_empty() && sent < MANY {
         let batch: Vec<Value> = (sent..sent + BATCH).map(mixed).collect();
@@ -138,7 +136,8 @@ async fn where_growth_recycles_a_leaking_backend_is_replaced_and_no_request_fail
     }
     let all: Vec<Value> = (0..sent).map(mixed).collect();
     warden.ledger().each_finished_once(names(&all))?;
-    // The entry is written when the old process is gone: that may take longer than the rest of the requests.
+    // The entry is written after the old process has ended, which may take longer than the remaining
+    // requests.
     let replaced = wait_until("the ledger has the replacement", SOON, async || {
         entries(&warden).is_ok_and(|found| !found.is_empty())
     });
@@ -148,15 +147,14 @@ async fn where_growth_recycles_a_leaking_backend_is_replaced_and_no_request_fail
     let entry = entries(&warden)?.pop().context("no replacement")?;
     assert_eq!(entry["reason"], "growth", "{entry}");
     assert_eq!((&entry["cut"], &entry["helped"]), (&json!(0), &json!(true)), "{entry}");
-    // It was long before the budget.
+    // The replacement came long before the budget.
     let held = entry["evidence"]["host_bytes"].as_u64().context("no evidence")?;
     assert!(held < 1 << 30, "{entry}");
-    // Nothing fails after it either.
     load(&warden, mixed, sent, async |n| n >= sent + 20).await?;
     Ok(())
 }
 
-/// Sends requests until a cache of so many bytes must be full twice, and looks at the verdict after each.
+/// Sends enough requests to fill a cache of this size twice, and checks the verdict after each.
 async fn never_leaking(warden: &Warden, make: impl Fn(usize) -> Value, count: usize) -> Outcome {
     let mut alarmed = None;
     load(warden, make, 0, async |n| {
@@ -193,7 +191,7 @@ async fn the_prompt_cache_of_a_real_server_is_bounded_and_replaces_nothing() -> 
     let lines =
         format!("{}{BUDGET}policy.growth = \"recycle\"\n", model_lines(SamplePreset::FatKv, &flags).await?);
     sample_model(SamplePreset::FatKv)?;
-    // A real allocator wanders more than a fake.
+    // A real allocator varies more than a fake.
     let detector = DETECTOR.replace("4MiB", "16MiB");
     let warden = Setup::new()?.top(&detector).model("m", &lines).start().await?;
     warden.until_ready(1).await?;
@@ -245,7 +243,7 @@ async fn a_process_that_makes_no_progress_is_replaced_although_it_answers_probes
         let answer = warden.http.post(CHAT, &chat(&format!("w-{n}"), "m", "hi", 2, false)).await?;
         assert!(answer.answer()?.is_whole());
     }
-    // It hangs, and is cut when the drain's time is up: its client is told, it does not wait for ever.
+    // The request hangs until the drain's time limit, and its client then gets an error.
     let hanging = warden.http.post(CHAT, &chat("w-3", "m", "hi", 2, false)).await?;
     assert!(hanging.status.is_server_error(), "{}", hanging.text());
     wait_until("the ledger has the replacement", SOON, async || {

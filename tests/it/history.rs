@@ -1,4 +1,4 @@
-//! Repositories of invented servers that are built as llama.cpp is, and the tools for building them.
+//! Repositories of simulated servers that are built like llama.cpp, and the tools for building them.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::Command;
 use warden_rig::home::Home;
 use warden_rig::{Context as _, Outcome, Trouble, binaries};
 
-/// The tools for builds as the other tests have them, and a store of its own.
+/// Gives a home the store's build tools, and a store of its own.
 pub(crate) fn tools(home: &mut Home) -> Outcome {
     home.env.insert("LLAMA_WARDEN_PATHS__CACHE_DIR".into(), binaries::store()?.join("cache").into());
     let data = home.path().join("data");
@@ -20,19 +20,19 @@ pub(crate) fn tools(home: &mut Home) -> Outcome {
     Ok(())
 }
 
-/// A tree that is built as llama.cpp is, into a program that becomes a fake-llama.
+/// A tree that is built like llama.cpp; its program runs fake-llama.
 const CMAKE: &str = "cmake_minimum_required(VERSION 3.14)
 project(\"llama.cpp\" C)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 add_executable(llama-server tools/server/server.c)
 ";
 
-/// Which commit it is, out of the last line of the program.
+/// Reads the number of the commit from the last line of the program.
 const NUMBER: &str = "file(STRINGS tools/server/server.c number REGEX \"^/. [0-9]+ ./$\")
 string(REGEX REPLACE \"[^0-9]\" \"\" number \"${number}\")
 ";
 
-/// The program, with what is planted in it.
+/// C source of the program with the planted lines.
 fn server(planted: &str) -> Result<String, Trouble> {
     let fake = binaries::fake_llama()?;
     Ok(format!(
@@ -42,14 +42,12 @@ fn server(planted: &str) -> Result<String, Trouble> {
     ))
 }
 
-/// A line of C that sets a variable of a fake-llama.
 pub(crate) fn sets(name: &str, value: &str) -> String {
     format!("    setenv(\"FAKE_LLAMA_{name}\", \"{value}\", 1);")
 }
 
-/// A repository with one commit for each of these.
+/// A repository with one commit for each planted text.
 pub(crate) struct History {
-    /// Where it is.
     pub(crate) folder: PathBuf,
 }
 
@@ -58,7 +56,7 @@ impl History {
         Self::configured(folder, "", planted)
     }
 
-    /// The same, where each is configured with this, too; `${number}` is which commit it is.
+    /// Like `new`, with more lines of CMake; `${number}` is the number of the commit.
     pub(crate) fn configured(folder: PathBuf, more: &str, planted: &[&str]) -> Result<Self, Trouble> {
         let history = Self { folder };
         let cmake = if more.is_empty() { CMAKE.to_owned() } else { format!("{CMAKE}{NUMBER}{more}") };
@@ -74,7 +72,7 @@ impl History {
         history.git(&["init", "--quiet", "--initial-branch", "main"])?;
         for (number, planted) in planted.iter().enumerate() {
             let mut text = server(planted)?;
-            // So that each commit is another one.
+            // This line makes every commit different.
             let _ = writeln!(text, "/* {number} */");
             std::fs::write(history.folder.join("tools/server/server.c"), text)?;
             history.git(&["add", "--all"])?;

@@ -1,4 +1,4 @@
-//! A model that nobody asks for is unloaded after its time, and no request pays for that with more than a load.
+//! An unused model is unloaded after its idle time, and no request pays more for that than a load.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn requests_that_come_just_as_it_is_unloaded_are_all_served() -> Outcome {
     for n in 0..8_u64 {
         let answer = warden.http.post(CHAT, &chat(&format!("r-{n}"), "m", "hi", 2, n % 2 == 0)).await?;
         assert!(answer.status.is_success() && answer.answer()?.is_whole(), "{n}: {}", answer.text());
-        // A few milliseconds before, at and after the moment: what is tested is that none of them matters.
+        // Requests a few milliseconds before, at and after the unloading must all succeed.
         tokio::time::sleep(Duration::from_millis(985 + 4 * n)).await;
     }
     wait_until("it is unloaded", SOON, async || warden.backends().is_empty()).await
@@ -47,7 +47,7 @@ async fn who_only_looks_at_a_model_neither_keeps_it_nor_brings_it_back() -> Outc
     for target in LOOKS {
         assert!(warden.http.get(target).await?.status.is_success(), "{target}");
     }
-    // As from a collector that comes ten times within that time.
+    // A collector would come ten times within the idle time.
     wait_until("it is unloaded, however often somebody looks", SOON, async || {
         for target in LOOKS {
             drop(warden.http.get(target).await);

@@ -1,4 +1,4 @@
-//! `import` makes a configuration of ours of another program's, and says what has no equal.
+//! `import` converts another program's configuration, and lists the parts without an equivalent.
 
 use std::path::Path;
 
@@ -60,7 +60,7 @@ async fn a_command_line_becomes_one_model_and_what_is_no_command_is_told() -> Ou
     Ok(())
 }
 
-/// llama-swap: an alias, parameters by names, and a command that is folded into one line with a comment at its end.
+/// llama-swap: an alias, named parameters, and a folded command with a comment at its end.
 const VARIANTS: &str = r#"
 healthCheckTimeout: 60
 models:
@@ -76,7 +76,7 @@ models:
       -np 1 -t 1 -c 1024 # and no more
 "#;
 
-/// llama-swap: macros, and models that take turns beside one that stays.
+/// llama-swap: macros, and models that take turns next to one that stays.
 const TURNS: &str = r#"
 macros:
   server: llama-server --host 127.0.0.1 --port ${PORT} -np 1 -t 1
@@ -89,7 +89,7 @@ groups:
   in-turn: { swap: true, exclusive: false, members: [day, night] }
 "#;
 
-/// The presets of llama-server's router: flags and variables, for all models and for one.
+/// Presets of llama-server's router: flags and variables, for all models and for one.
 const PRESETS: &str = "version = 1
 [*]
 parallel = 1
@@ -121,7 +121,8 @@ async fn what_was_imported_serves_sentences_by_each_of_its_names() -> Outcome {
     Ok(())
 }
 
-/// Imports the file, starts what came of it with the llama-server of this folder, and asks each name.
+/// Imports the file, starts the result with the llama-server of this folder, and sends a request to each
+/// name.
 async fn serves(file: &str, text: &str, names: &[&str], folder: &Path) -> Outcome {
     let mut setup = Setup::new()?;
     let path = std::env::join_paths([folder, Path::new("/usr/bin"), Path::new("/bin")])?;
@@ -129,7 +130,7 @@ async fn serves(file: &str, text: &str, names: &[&str], folder: &Path) -> Outcom
     setup.home.file(file, text)?;
     let ran = setup.home.warden(["import", file], SOON).await?;
     assert!(ran.code == 0 && ran.stderr.contains("imported"), "{ran:?}");
-    // Only the listeners are the test's.
+    // The test only adds the listeners.
     let config = setup.home.file("warden.toml", setup.config() + &ran.stdout)?;
     let warden = setup.start_with(&["serve".into(), "--config".into(), config.into()]).await?;
     let mut answers = Vec::new();
@@ -144,7 +145,7 @@ async fn serves(file: &str, text: &str, names: &[&str], folder: &Path) -> Outcom
     Ok(())
 }
 
-/// llama-swap: a server behind two wrappers, with what lists say of it, and parameters by names.
+/// llama-swap: a server behind two wrappers, with fields for model lists, and named parameters.
 const WRAPPED: &str = r#"
 models:
   niced:
@@ -165,7 +166,7 @@ models:
 
 #[tokio::test]
 async fn what_was_imported_runs_behind_its_wrapper_and_is_listed_as_it_was() -> Outcome {
-    // The first model is the rig's: it brings what a stand-in needs.
+    // The rig's model provides the setup that fake-llama needs.
     let mut setup = Setup::new()?.fake("own", &json!({}), "")?;
     let place = |name: &str| setup.home.path().join(name).display().to_string();
     let fake = place("llama-server");

@@ -1,4 +1,4 @@
-//! API keys: who gets in, to which models, how much; and that neither keys nor prompts are seen where they must not be.
+//! API keys: access, models and limits; neither keys nor prompts appear where they must not.
 
 use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,7 +22,6 @@ fn write_keys(home: &Path, text: &str) -> Result<(), Trouble> {
     Ok(std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?)
 }
 
-/// A warden with the models `a` and `b`, and these keys.
 async fn start(keys: &str, top: &str) -> Result<Warden, Trouble> {
     let setup = Setup::new()?;
     write_keys(setup.home.path(), keys)?;
@@ -83,7 +82,7 @@ async fn each_key_uses_its_models_and_nobody_else_gets_in() -> Outcome {
     );
     assert_eq!(warden.http.get("/v1/models").await?.status, 401);
     assert!(warden.http.get("/health").await?.status.is_success());
-    // The process itself asks for nothing and has seen no key: what it lists has no header of ours.
+    // The process requires no key and gets none: the list of its headers has none of llama-warden's.
     let props = get(&warden, ALICE, "/props?model=a").await?;
     assert!(props.status.is_success(), "{}", props.text());
     Ok(())
@@ -131,7 +130,7 @@ async fn keys_come_and_go_with_a_reload_and_what_was_used_stays_used() -> Outcom
     let hi = chat("x", "a", "hi", 2, false);
     assert!(post(&warden, ALICE, CHAT, &hi).await?.status.is_success());
     let config = warden.setup.config();
-    // A wrong file changes nothing.
+    // An invalid file changes nothing.
     write_keys(warden.home().path(), &format!("[alice]\nkey = \"{ALICE}\"\nrat = 1\n"))?;
     warden.reload(&config)?;
     warden.says("unknown key `rat`").await?;
@@ -243,7 +242,7 @@ async fn web_pages_call_as_configured() -> Outcome {
     assert_eq!(answer.header("access-control-max-age"), "600");
     let answer = warden.http.send(asked("https://evil.example")?).await?;
     assert_eq!(answer.header("access-control-allow-origin"), "");
-    // The answer of the process, which mirrors everybody, is replaced.
+    // llama-warden replaces the CORS headers of the process, which allows every origin.
     let page = |origin: &str| -> Result<Request<Full<Bytes>>, Trouble> {
         let mut request = json_request(CHAT, &chat("x", "a", "hi", 2, false))?;
         request.headers_mut().insert("origin", HeaderValue::from_str(origin)?);
@@ -253,7 +252,7 @@ async fn web_pages_call_as_configured() -> Outcome {
         Request::get("/props?model=a").header("origin", "https://evil.example").body(Full::default())?;
     let answer = warden.http.send(with(ALICE, seen)?).await?;
     assert_eq!((answer.status.as_u16(), answer.header("access-control-allow-origin")), (200, ""));
-    // What a browser sends without asking is not done.
+    // A simple request, which a browser sends without a preflight, is refused.
     let answer = warden.http.send(page("https://evil.example")?).await?;
     assert_eq!((answer.status.as_u16(), answer.header("access-control-allow-origin")), (403, ""));
     let answer = warden.http.send(page("https://app.example")?).await?;

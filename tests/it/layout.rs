@@ -1,4 +1,4 @@
-//! The promises about the code itself: which crate may depend on which, and what every file opens with.
+//! Promises about the source code: the dependencies of crates, and the beginning of every file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
 use warden_rig::{Context as _, Outcome, Trouble};
 
-/// Crate by crate, which crates of ours it may depend on.
+/// For each crate, our crates that it may depend on.
 const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
     ("warden-policies", &[]),
     ("warden-patches", &[]),
@@ -69,7 +69,7 @@ const PURE_CRATES: [(&str, &str); 3] = [
     ("warden-pages", "proxy/pages/src"),
 ];
 
-/// What a crate without clock, I/O and async may use. `foldhash` hashes, `jiff` formats times, `maud` formats markup,
+/// Foreign crates that these crates may use. `foldhash` hashes, `jiff` formats times, `maud` formats markup,
 /// `toml` parses a compiled-in text.
 const PURE_CRATES_MAY_USE: [&str; 7] =
     ["foldhash", "jiff", "maud", "serde", "serde_json", "thiserror", "toml"];
@@ -84,7 +84,7 @@ fn metadata() -> Result<Metadata, Trouble> {
     Ok(command.exec()?)
 }
 
-/// For every package of the workspace its dependencies, those of tests left out where `kinds` says so.
+/// Dependencies of each package of the workspace, of these kinds.
 fn dependencies(kinds: &[DependencyKind]) -> Result<BTreeMap<String, BTreeSet<String>>, Trouble> {
     let of = |package: &cargo_metadata::Package| {
         let all = package.dependencies.iter().filter(|dependency| kinds.contains(&dependency.kind));
@@ -111,8 +111,8 @@ fn crates_depend_on_each_other_in_one_direction_only() -> Outcome {
     Ok(())
 }
 
-/// Crate by crate, the rooms of its `src` from top to bottom: folders, and files beside `lib.rs`. Each uses only what lies
-/// below it, so there is no circle, and whoever reads one needs nothing of what lies above.
+/// Modules in the `src` of a crate from top to bottom: folders, and files next to `lib.rs`. Each uses only
+/// modules further down, so there is no cycle.
 const ROOMS: [(&str, &[&str]); 2] = [
     (
         "proxy/gateway/src",
@@ -145,7 +145,7 @@ const ROOMS: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// How the names of files and folders end in which only tests are.
+/// Endings of the names of files and folders that contain only tests.
 const OF_TESTS: [&str; 2] = ["tests", "lib"];
 
 #[test]
@@ -177,8 +177,8 @@ fn the_rooms_of_a_crate_use_only_those_below_them() -> Outcome {
     Ok(())
 }
 
-/// The rooms that a file uses: what follows `crate::` in its code, and `super::` where that leads out of its own room,
-/// which lies `depth` levels below `crate`. Tests inside the file may use everything.
+/// Modules that a file uses: names after `crate::`, and after `super::` if that leads out of the file's own
+/// module, which is `depth` levels below `crate`. Tests inside the file may use everything.
 fn rooms_used(text: &str, depth: usize) -> BTreeSet<String> {
     let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     let code: Vec<&str> = code.collect();
@@ -275,8 +275,8 @@ fn no_test_module_is_forgotten() -> Outcome {
     Ok(())
 }
 
-/// These fuzz targets are built in an optional job only, from files of the program that stand in no library. What they need has to
-/// be there, or nobody notices for weeks.
+/// Only an optional job builds these fuzz targets, from files of the program that belong to no library. Check
+/// that their needs are met, because a failure might be noticed weeks later.
 #[test]
 fn the_fuzz_targets_made_of_the_program_have_what_it_has() -> Outcome {
     for target in ["import", "query"] {

@@ -1,4 +1,4 @@
-//! The promise that every link between the pages of the project leads to a file, and to a heading that is there.
+//! Promise: every link between pages of the project leads to a file and an existing heading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -7,7 +7,7 @@ use warden_rig::{Context as _, Outcome, Trouble};
 
 use crate::layout::root;
 
-/// Files and folders with pages that readers open.
+/// Files and folders with pages for readers.
 const PAGES: [&str; 6] = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "patches", "packaging"];
 
 #[test]
@@ -67,7 +67,7 @@ fn collect_pages(place: &Path, pages: &mut Vec<PathBuf>) -> Result<(), Trouble> 
     Ok(())
 }
 
-/// Lines outside of code blocks, with their numbers from 1.
+/// Lines outside code blocks, with their numbers from 1.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut code = false;
     (1..).zip(text.lines()).filter(move |(_, line)| {
@@ -77,7 +77,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What the links of a line lead to, but for addresses of the web and links in code.
+/// Targets of a line's links, except web addresses and links in code.
 fn targets(line: &str) -> impl Iterator<Item = &str> {
     let outside = line.split('`').step_by(2);
     let links = outside.flat_map(|part| part.split("](").skip(1));
@@ -86,14 +86,14 @@ fn targets(line: &str) -> impl Iterator<Item = &str> {
         .filter(|target| !target.contains(':'))
 }
 
-/// The anchors of a page's headings, as GitHub makes them.
+/// Anchors of a page's headings, as GitHub makes them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for (_, line) in prose(text).filter(|(_, line)| line.starts_with('#')) {
         let heading = line.trim_start_matches('#').trim();
         let mut anchor = String::new();
         for (at, part) in heading.split("](").enumerate() {
-            // Of a link its text counts alone.
+            // Only the text of a link counts.
             let part = if at == 0 { part } else { part.split_once(')').map_or("", |(_, rest)| rest) };
             let kept = part.chars().filter(|sign| sign.is_alphanumeric() || [' ', '-', '_'].contains(sign));
             anchor.extend(kept.flat_map(char::to_lowercase).map(|sign| if sign == ' ' { '-' } else { sign }));
@@ -109,7 +109,6 @@ fn anchors(text: &str) -> BTreeSet<String> {
     all
 }
 
-/// The path without `.` and `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {

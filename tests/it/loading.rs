@@ -1,4 +1,4 @@
-//! More models than memory: requests for all of them are answered, and never more models are there than fit.
+//! More models than memory: all requests are answered, and only as many models are loaded as fit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,13 +9,13 @@ use warden_rig::swarm::{all_whole, requests, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, Warden, chat};
 use warden_rig::{FakeGpu, FakeNvml, Outcome, binaries, wait_until};
 
-/// Turns that do not take longer than the test.
+/// Turns short enough for a test.
 const QUICK: &str = "internal.loading.turn_least = \"100ms\"\ninternal.loading.noted = \"100ms\"\n\
                      sensors.interval = \"100ms\"\ninternal.sensors.gpu_age = \"1ms\"";
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// Requests for all models in turn, so that who is asked is rarely there.
+/// Requests for all models in turn, so that the requested model is rarely loaded.
 fn mixed(count: usize) -> Vec<Value> {
     let each: Vec<Vec<Value>> = NAMES.iter().map(|name| requests(name, name, count, 3)).collect();
     (0..count).flat_map(|number| each.iter().map(move |of| of[number].clone())).collect()
@@ -144,7 +144,7 @@ async fn who_stays_together_is_loaded_and_left_in_peace_together() -> Outcome {
     };
     assert!(ask("chat").await?.is_whole());
     until("loaded").await?;
-    // Its time is over long before that of this answer, and nobody has asked for it.
+    // This answer takes longer than the idle time of `embed`, which nothing requests.
     let began = tokio::time::Instant::now();
     wait_until("the time of `embed` is over twice", SOON, async || began.elapsed() > Duration::from_secs(2))
         .await?;
@@ -193,7 +193,7 @@ async fn a_pinned_model_stays_whoever_asks_and_a_reload_takes_its_pin() -> Outco
         .fake("other", &json!({}), "preload = false\nqueue.wait = \"60s\"\n")?;
     let mut warden = setup.start().await?;
     let kept = warden.until_ready(1).await?;
-    // Who would wait for ever is told so, and by whom it is held.
+    // A request that would wait for ever gets an error that names the model in the way.
     let refused = warden.http.post(CHAT, &chat("x", "other", "hi", 2, false)).await?;
     assert_eq!(refused.status, 503, "{refused:?}");
     assert!(
@@ -293,7 +293,7 @@ async fn names_without_a_process_are_asked_for_like_models() -> Outcome {
     let list: Value = serde_json::from_str(&warden.http.get("/v1/models").await?.text())?;
     let listed: Vec<_> = list["data"].as_array().into_iter().flatten().map(|one| one["id"].clone()).collect();
     assert_eq!(listed, ["a", "b", "b-exact", "best"]);
-    // What means nothing is told before the start, and a reload with it changes nothing.
+    // An invalid set is reported at the start, and a reload with it changes nothing.
     let wrong = warden.setup.config().replace("[\"a\", \"b\"]", "[\"a\", \"c\"]");
     let file = warden.home().file("wrong.toml", &wrong)?;
     let ran = warden.home().warden(&["config", "check", &file.display().to_string()], SOON).await?;
@@ -331,7 +331,7 @@ async fn an_access_log_is_played() -> Outcome {
         "{told}"
     );
     assert!(told["wait_seconds"]["max"].as_f64() > Some(1.0), "{told}");
-    // What a recorded trace does not use is refused.
+    // Options without effect on a recorded trace are refused.
     for unused in ["--images", "--fresh", "--cache-ram", "--seed"] {
         let args = ["policy", "simulate", "--trace", &log, "--config", &config, unused, "1"];
         let ran = warden.home().warden(&args, SOON).await?;
@@ -384,14 +384,14 @@ async fn a_folder_of_models_is_enough_and_models_come_and_go() -> Outcome {
     until(&["first", "second"]).await?;
     let asked = warden.http.post(CHAT, &chat("one", "second", "hi", 2, false)).await?;
     assert!(asked.answer()?.is_whole());
-    // A folder that cannot be read takes nothing away.
+    // A folder that cannot be read removes no model.
     let models = warden.home().path().join("models");
     let aside = warden.home().path().join("aside");
     std::fs::rename(&models, &aside)?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(names().await, Some(vec!["first".to_owned(), "second".to_owned()]));
     std::fs::rename(&aside, &models)?;
-    // One comes, as slowly as a copy, and one goes while it is used.
+    // One model appears slowly, as a copy, and one disappears while in use.
     let whole = std::fs::read(warden.home().path().join("models/first.gguf"))?;
     let third = warden.home().path().join("models/third.gguf");
     std::fs::write(&third, &whole[..whole.len() / 2])?;
@@ -416,7 +416,7 @@ async fn a_client_loads_and_unloads_models_as_with_llama_servers_router() -> Out
         let answer = warden.http.post(path, &json!({ "model": model })).await?;
         Ok((answer.status.as_u16(), answer.json()?))
     };
-    // Nothing is loaded to be unloaded, and nothing that serves leaves for it.
+    // No model is loaded only to be unloaded, and no serving model is evicted for that.
     let (code, answer) = call("/models/unload", "b").await?;
     assert_eq!((code, &answer["error"]["message"]), (400, &json!("model is not running")));
     assert_eq!(call("/models/load", "a").await?.0, 400);

@@ -1,4 +1,4 @@
-//! The one integration test binary. One module per promise; a test's name is the promise's sentence.
+//! The only integration test binary: a module for each promise. The name of a test is the promise.
 
 mod admission;
 mod assembled;

@@ -7,11 +7,10 @@ use warden_rig::{Context as _, Outcome, Trouble, binaries, wait_until};
 
 const FEW: usize = 50;
 const MANY: usize = FEW + 1000;
-/// Limit for 1,000 more models, in bytes. They hold 21.6 to 22.4 MiB in a debug build, whose futures are larger than those
-/// of a release build.
+/// Bytes for 1,000 more models, which take 21.6 to 22.4 MiB in a debug build; futures are smaller in a release build.
 const MAX_GROWTH: u64 = 24 << 20;
 
-/// Anonymous memory of the warden in bytes. Mapped pages of its program file do not count: they depend on the page cache.
+/// Anonymous memory in bytes. Mapped pages of the program file do not count: they depend on the page cache.
 fn anonymous(warden: &Warden) -> Result<u64, Trouble> {
     let process = Process::new(warden.kid.pid()).context("process")?;
     let rollup = process.smaps_rollup().context("smaps_rollup")?.memory_map_rollup;
@@ -21,12 +20,12 @@ fn anonymous(warden: &Warden) -> Result<u64, Trouble> {
         .ok_or_else(|| Trouble::new("smaps_rollup does not tell `Anonymous`"))
 }
 
-/// Starts a warden with `count` models that are not loaded, each with arguments, a variable and settings of its own.
+/// Starts a warden with `count` unloaded models, each with arguments, a variable and settings of its own.
 async fn with_models(count: usize) -> Result<Warden, Trouble> {
     let binary = binaries::fake_llama()?;
     let mut setup = Setup::new()?.top("child.measure = false");
-    // The allocator returns freed memory at once. By default it keeps some MiB, more or less from start to start, which would hide
-    // what the models hold.
+    // The allocator returns freed memory at once. By default it keeps some MiB, which would hide the models'
+    // memory.
     setup.home.env.insert("MIMALLOC_PURGE_DELAY".into(), "0".into());
     let file = setup.home.path().join("model.gguf");
     for number in 0..count {
@@ -47,7 +46,7 @@ async fn a_thousand_models_that_were_never_loaded_cost_little_memory() -> Outcom
     let listed = many.http.get("/v1/models").await?.json()?;
     assert_eq!(listed["data"].as_array().map(Vec::len), Some(MANY));
     let mut held = (0, 0);
-    // The tasks of the models begin in the background.
+    // The tasks of the models start in the background.
     let settled = wait_until("1,000 models cost less than 24 MiB", SOON, async || {
         let (Ok(few), Ok(many)) = (anonymous(&few), anonymous(&many)) else { return false };
         held = (few, many);

@@ -1,5 +1,5 @@
-//! Promise: how a llama-server behaves is measured, not guessed: one that we did not build is asked at its first start, beside
-//! the model, and the answer is remembered; one that takes no Unix socket is served by a port.
+//! Promise: llama-warden measures the behaviour of a llama-server that it did not build, at its first start
+//! and in a process of its own, and remembers the result. A server without Unix sockets is served by a port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use warden_rig::raw;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Http, Outcome, Trouble, Warden, wait_until};
 
-/// The switch that tests of other things turn off.
+/// Variable with which other tests turn the measurement off.
 const SWITCH: &str = "LLAMA_WARDEN_CHILD__MEASURE";
 
-/// With a prompt that takes longer than noise, for the process that is measured; the model's own script has none.
+/// The measured process evaluates prompts slowly enough to measure; the model's own script does not.
 fn setup(variables: &[(&str, &str)]) -> Result<Setup, Trouble> {
     let mut setup = Setup::new()?;
     setup.home.env.remove(std::ffi::OsStr::new(SWITCH));
@@ -21,7 +21,6 @@ fn setup(variables: &[(&str, &str)]) -> Result<Setup, Trouble> {
     Ok(setup)
 }
 
-/// What is remembered: of each binary one file.
 fn remembered(warden: &Warden) -> Vec<Value> {
     let folder: PathBuf = warden.home().path().join("cache/llama-warden/measured");
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -45,7 +44,7 @@ async fn a_server_that_we_did_not_build_is_measured_once_beside_its_model() -> O
     warden.until_ready(1).await?;
     assert!(warden.http.post(CHAT, &chat("r", "m", "hello", 4, false)).await?.answer()?.is_whole());
     assert_eq!(warden.terminate(SOON).await?, 0);
-    // A second start has the answer.
+    // A second start uses the remembered result.
     let mut warden = warden.again().await?;
     warden.until_ready(1).await?;
     assert!(warden.http.post(CHAT, &chat("s", "m", "hello", 4, false)).await?.answer()?.is_whole());
@@ -67,7 +66,7 @@ async fn a_server_without_unix_sockets_is_served_by_a_port_once_that_is_known() 
     Ok(())
 }
 
-/// A warden with a raw-llama that does this with bodies that it has not read, once that was measured.
+/// Starts llama-warden with a raw-llama that treats unread bodies like this, and waits for the measurement.
 async fn measured_raw(bodies: &str) -> Result<(Warden, raw::Log, Value), Trouble> {
     let (setup, log) = raw::model(setup(&[("RAW_LLAMA_BODIES", bodies)])?, &BTreeMap::new())?;
     let warden = setup.start().await?;
@@ -76,7 +75,7 @@ async fn measured_raw(bodies: &str) -> Result<(Warden, raw::Log, Value), Trouble
     Ok((warden, log, measured))
 }
 
-/// Connections by which this many requests with a body come to the backend.
+/// Connections that bring this number of requests with a body to the backend.
 async fn connections(warden: &Warden, log: &raw::Log, requests: usize) -> Result<BTreeSet<u64>, Trouble> {
     let before = log.requests()?.len();
     for _ in 0..requests {
@@ -91,7 +90,7 @@ async fn connections(warden: &Warden, log: &raw::Log, requests: usize) -> Result
 async fn connections_of_bodies_are_kept_where_unread_ones_were_seen_to_be_discarded() -> Outcome {
     let (warden, log, measured) = measured_raw("discard").await?;
     assert_eq!(measured["discards_bodies"], json!(true), "{measured}");
-    // The model learns it behind what is remembered.
+    // The model learns the result after it is remembered.
     wait_until("a connection is kept", SOON, async || {
         connections(&warden, &log, 4).await.is_ok_and(|connections| connections.len() == 1)
     })

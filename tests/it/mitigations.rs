@@ -1,4 +1,5 @@
-//! What a model's `mitigations` say reaches its process, and what its llama-server cannot do is told before it starts.
+//! A model's `mitigations` reach its process, and those that its llama-server lacks are reported before the
+//! start.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -63,7 +64,7 @@ async fn a_changed_list_replaces_the_process_at_a_reload() -> Outcome {
     })
     .await?;
     assert_ne!(warden.backends(), before);
-    // A wrong one changes nothing.
+    // An invalid mitigation changes nothing.
     let after = warden.until_ready(1).await?;
     warden.reload(&warden.setup.config().replace("malloc-arenas=4", "malloc-arenas=0"))?;
     warden.says("is out of range: it is a whole number from 1 to 1024 (arenas)").await?;
@@ -91,7 +92,7 @@ async fn a_binary_without_the_fix_is_refused_and_one_with_it_gets_its_variables(
     let ran = setup.home.warden(&serve, SOON).await?;
     assert_eq!(ran.code, 2, "serve refuses, too: {}", ran.all());
 
-    // What follows a program in its file is never run, but it is there to be found.
+    // Bytes after a program in its file are never run, but can be found.
     let mut content = std::fs::read(&copy)?;
     content.extend(MARKER.as_bytes());
     std::fs::write(&copy, content)?;
@@ -107,7 +108,7 @@ async fn a_binary_without_the_fix_is_refused_and_one_with_it_gets_its_variables(
     Ok(())
 }
 
-/// A home whose llama-server lists and takes flags as builds since about b10884 do (`new`), or before (`old`).
+/// A home whose llama-server has the flags of builds since about b10884 (`new`), or before (`old`).
 fn of_time(time: &str, more: &str) -> Result<Setup, Trouble> {
     let mut setup = Setup::new()?;
     setup.home.env.insert(OsString::from("FAKE_LLAMA_HELP"), OsString::from(time));

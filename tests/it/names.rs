@@ -1,10 +1,9 @@
-//! DNS rebinding: a web page whose own name has been given our address does not get past a closed door by it.
+//! DNS rebinding: a web page whose own host name points to llama-warden's address gets no access.
 
 use serde_json::json;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Http, Outcome, Trouble, wait_until};
 
-/// The status of a chat, as a page under this name would have it sent.
 async fn status(http: &Http, host: &str) -> Result<u16, Trouble> {
     let body = chat("c", "m", "hi", 2, false).to_string();
     let head =

@@ -1,4 +1,4 @@
-//! The operator's side: status, logs, events, metrics; over the admin socket, and never on the public listener.
+//! Status, logs, events and metrics are on the admin socket, and never on the public listener.
 
 use std::time::Duration;
 
@@ -156,14 +156,14 @@ async fn what_a_client_sets_in_one_replica_is_set_in_all_and_in_those_that_follo
         .await
     };
     all_have(&first).await?;
-    // One that is killed, and then all.
+    // Kill one process, then all.
     first[1].signal(Signal::KILL);
     wait_until("it is gone", SOON, async || !first[1].is_alive()).await?;
     all_have(&warden.until_ready(3).await?).await?;
     assert_eq!(warden.cli(&["restart", "m"]).await?.code, 0);
     let last = warden.until_ready(3).await?;
     assert!(last.iter().all(|process| !first.contains(process)), "{last:?}");
-    // Before its gate opened, so at once.
+    // The process answers at once, because its gate is not open yet.
     for process in &last {
         let http = process.http().context("a fake was told where to listen")?;
         assert_eq!(http.get("/lora-adapters").await?.json()?, adapters);

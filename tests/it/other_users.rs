@@ -1,5 +1,5 @@
-//! Another ordinary user of the machine reads, answers, deletes and stops nothing of ours. Alice serves, Mallory attacks: both are
-//! numbers that no account of the machine needs to have. Only root can run as two users, so elsewhere these tests say that they are
+//! Another ordinary user can read, answer, delete and stop nothing of ours. Alice serves, Mallory attacks;
+//! both are user ids without an account. Only root can run as two users, so without root these tests are
 //! skipped.
 
 use std::ffi::OsString;
@@ -22,21 +22,20 @@ use warden_rig::process::Kid;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Home, Http, Outcome, Trouble, binaries, wait_until};
 
-/// How often an attacker who has to win a race is given a start of ours. On the fourth to the tenth one she used to win.
+/// Number of starts that an attacker can race with; Mallory used to win on the fourth to the tenth.
 const STARTS: usize = 14;
 
-/// Two users, and programs that they can run.
 struct Users {
     alice: u32,
     mallory: u32,
-    /// The folder with a copy of the program, where the tests' own cannot be reached by other users.
+    /// Folder with a copy of the program, because other users cannot reach the tests' own.
     _programs: tempfile::TempDir,
     warden: PathBuf,
     fake: PathBuf,
 }
 
 impl Users {
-    /// `None` where we are not root, with a word.
+    /// Prints a line and returns `None` without root.
     #[expect(clippy::print_stderr, reason = "captured by the test harness")]
     fn new() -> Result<Option<Self>, Trouble> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -46,7 +45,7 @@ impl Users {
             );
             return Ok(None);
         }
-        // Below 65,536, which a container has, and other ones for each test that runs at the same time.
+        // Ids below 65,536, which a container has, and different ones for concurrent tests.
         let number = (std::process::id() * 16 + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
         let (alice, mallory) = (20_000 + number * 2, 20_001 + number * 2);
         let programs = tempfile::tempdir()?;
@@ -60,13 +59,12 @@ impl Users {
         Ok(Some(Self { alice, mallory, _programs: programs, warden, fake }))
     }
 
-    /// The configuration of a setup, with programs that Alice can run.
+    /// Configuration of a setup, with programs that Alice can run.
     fn config(&self, setup: &Setup) -> Result<String, Trouble> {
         let built = binaries::fake_llama()?.display().to_string();
         Ok(setup.config().replace(&built, &self.fake.display().to_string()))
     }
 
-    /// Gives a home to Alice, with all that is in it.
     fn give_to_alice(&self, home: &Home) -> Outcome {
         fn give(path: &Path, user: u32) -> std::io::Result<()> {
             chown(path, Some(user), Some(user))?;
@@ -80,7 +78,6 @@ impl Users {
         Ok(give(home.path(), self.alice)?)
     }
 
-    /// The words that run a program as a user.
     fn words(user: u32, program: &Path, args: &[&str]) -> Vec<OsString> {
         let as_user = [format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".to_owned()];
         let program = [program.as_os_str().to_owned()];
@@ -92,18 +89,16 @@ impl Users {
             .collect()
     }
 
-    /// Runs llama-warden as a user, to its end.
     async fn run(&self, user: u32, home: &Home, args: &[&str]) -> Result<Ran, Trouble> {
         home.run(Path::new("/usr/bin/setpriv"), Self::words(user, &self.warden, args), SOON).await
     }
 
-    /// Starts llama-warden as Alice.
     fn start(&self, home: &Home, args: &[&str], log: PathBuf) -> Result<Kid, Trouble> {
         let words = Self::words(self.alice, &self.warden, args);
         Kid::start(Path::new("/usr/bin/setpriv"), &words, &home.env, home.path(), log)
     }
 
-    /// Where Alice's sockets go without `XDG_RUNTIME_DIR`.
+    /// Folder of Alice's sockets without `XDG_RUNTIME_DIR`.
     fn base(user: u32) -> Base {
         let path = PathBuf::from(format!("/tmp/llama-warden-{user}"));
         let is_ours = !path.exists();
@@ -111,7 +106,7 @@ impl Users {
     }
 }
 
-/// A directory in the temporary one, which goes with the test, whoever made it; one that was there before stays: root may run a
+/// A directory in the temporary one, removed with the test. An existing one stays, because root may run a
 /// llama-warden on this machine.
 struct Base(PathBuf, bool);
 
@@ -123,7 +118,7 @@ impl Drop for Base {
     }
 }
 
-/// What Mallory does until she is stopped, on a thread that is hers.
+/// Attack that Mallory repeats on her own thread until it is stopped.
 struct Attack<T: Send + 'static> {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<T, Trouble>>>,
@@ -136,7 +131,7 @@ impl<T: Send + 'static> Attack<T> {
         let seen = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
-            // Of this thread alone: the kernel knows users by thread.
+            // Changes only this thread, because the kernel keeps users per thread.
             set_thread_groups(&[]).and_then(|()| set_thread_res_gid(gid, gid, gid))?;
             set_thread_res_uid(uid, uid, uid)?;
             work(&seen)
@@ -157,7 +152,7 @@ impl<T: Send + 'static> Drop for Attack<T> {
     }
 }
 
-/// Makes a directory for all and removes it, again and again, until another user has put something into it: what that is.
+/// Makes and removes a public directory until another user has put files into it; returns their names.
 fn snatch(path: &Path, user: u32, stop: &AtomicBool) -> Vec<OsString> {
     while !stop.load(Ordering::Relaxed) {
         if fs::create_dir(path).is_ok() {
@@ -177,7 +172,6 @@ fn snatch(path: &Path, user: u32, stop: &AtomicBool) -> Vec<OsString> {
     Vec::new()
 }
 
-/// Alice's home with one model that is not loaded yet.
 fn home_of_alice(users: &Users, top: &str) -> Result<Setup, Trouble> {
     let setup = Setup::new()?.top(top).fake("m", &json!({}), "preload = false\n")?;
     setup.home.file("warden.toml", users.config(&setup)?)?;
@@ -236,7 +230,7 @@ async fn a_directory_of_our_name_keeps_nobody_from_starting_who_does_not_use_it(
     Ok(())
 }
 
-/// Answers whatever comes, and keeps what it was asked.
+/// Answers every request on a socket, and records the requests.
 fn impostor(socket: &Path, asked: &Arc<Mutex<Vec<String>>>, stop: &AtomicBool) -> Outcome {
     let listener = UnixListener::bind(socket)?;
     fs::set_permissions(socket, fs::Permissions::from_mode(0o777))?;
@@ -264,7 +258,6 @@ fn impostor(socket: &Path, asked: &Arc<Mutex<Vec<String>>>, stop: &AtomicBool) -
     Ok(())
 }
 
-/// What a pointer says that leads to this socket.
 fn pointer(socket: &Path) -> String {
     json!({"pid": 4711, "version": "0.1.0", "address": "127.0.0.1:8080", "admin_socket": socket,
            "started_at": "2026-11-28T04:37:48Z", "ledger": "/x/ledger.jsonl"})
@@ -277,7 +270,7 @@ const ASKING: [&[&str]; 6] =
 #[tokio::test]
 async fn the_command_line_asks_no_instance_that_another_user_made_up() -> Outcome {
     let Some(users) = Users::new()? else { return Ok(()) };
-    // Root looks in the place that is root's own, which other tests of this machine may use, too.
+    // Root looks in root's own place, which other tests of this machine may use, too.
     let root_base = Users::base(0);
     let for_root = !root_base.0.exists();
     let hers = tempfile::tempdir()?;
@@ -323,7 +316,7 @@ async fn pointers_that_never_end_or_never_answer_hold_nobody_up() -> Outcome {
     kid.says("listening on http", SOON).await?;
     let folder = setup.home.path().join("state/llama-warden/instances");
     wait_until("its pointer is there", SOON, async || folder.exists()).await?;
-    // As Alice's own, so that they are looked at: a pipe, a device, six GiB, and a socket whose queue is full.
+    // Entries that look like Alice's: a pipe, a device, a file of six GiB, and a socket with a full queue.
     let full = setup.home.path().join("full.sock");
     let name = full.clone();
     let listens = rustix::net::socket_with(
@@ -373,7 +366,7 @@ async fn a_folder_that_is_exchanged_while_root_looks_costs_root_no_file() -> Out
     fs::create_dir(&victim)?;
     fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755))?;
     fs::set_permissions(&victim, fs::Permissions::from_mode(0o755))?;
-    // What root would remove in a folder of root's: a pointer to a socket that is gone.
+    // A pointer to a missing socket, which root would remove from a folder of root's.
     let text = pointer(&home.path().join("gone.sock"));
     fs::write(victim.join("daemon.json"), &text)?;
     let (path, to, mallory) = (base.0.clone(), victim.clone(), users.mallory);
@@ -407,7 +400,7 @@ async fn who_binds_our_admin_socket_while_we_are_away_is_told_nothing() -> Outco
     let socket = public.path().join("warden.sock");
     let home = Home::new()?;
     home.file("warden.toml", format!("admin.socket = '{}'\n", socket.display()))?;
-    // A pointer that a killed instance left behind says the same.
+    // A pointer that a killed instance left has the same content.
     home.file("state/llama-warden/instances/4711.json", pointer(&socket))?;
     users.give_to_alice(&home)?;
     let asked = Arc::new(Mutex::new(Vec::new()));
@@ -421,7 +414,7 @@ async fn who_binds_our_admin_socket_while_we_are_away_is_told_nothing() -> Outco
     }
     let ran = users.run(users.alice, &home, &["status"]).await?;
     assert!(ran.code == 1 && ran.all().contains("no llama-warden is running here"), "{ran:?}");
-    // Nor root, whose configuration may name it.
+    // Root refuses as well, although its configuration names the socket.
     let ran = users.run(0, &home, &["restart", "m", "--config", "warden.toml"]).await?;
     assert!(ran.code == 1 && ran.all().contains("answered by user"), "{ran:?}");
     assert_eq!(*asked.lock().unwrap(), Vec::<String>::new());
@@ -432,14 +425,14 @@ async fn who_binds_our_admin_socket_while_we_are_away_is_told_nothing() -> Outco
 #[tokio::test]
 async fn root_finds_the_service_that_it_gave_a_folder() -> Outcome {
     let Some(users) = Users::new()? else { return Ok(()) };
-    // As systemd makes it for a service: root's folder above, the service's own below.
+    // systemd makes such folders for a service: root's above, the service's below.
     let run = tempfile::tempdir()?;
     fs::set_permissions(run.path(), fs::Permissions::from_mode(0o755))?;
     let state = run.path().join("state");
     fs::create_dir(&state)?;
     chown(&state, Some(users.alice), Some(users.alice))?;
     let setup = home_of_alice(&users, &format!("paths.state_dir = '{}'", state.display()))?;
-    // Without a socket that the configuration names, so that it has to be found.
+    // Without a socket in the configuration, it must be found.
     let text = users.config(&setup)?;
     let text: Vec<&str> = text.lines().filter(|line| !line.starts_with("admin.socket")).collect();
     setup.home.file("warden.toml", text.join("\n"))?;
@@ -453,7 +446,7 @@ async fn root_finds_the_service_that_it_gave_a_folder() -> Outcome {
     assert_eq!(ran.code, 0, "{ran:?}");
     kid.signal(Signal::KILL);
     kid.exit(SOON).await?;
-    // What it left is its own to remove.
+    // The service must remove its own leftovers, so root leaves them.
     let ran = users.run(0, &setup.home, &["status", "--config", "warden.toml"]).await?;
     assert!(ran.all().contains("no llama-warden is running here"), "{ran:?}");
     assert_eq!(fs::read_dir(state.join("instances"))?.count(), 1);
@@ -478,7 +471,8 @@ async fn prompts_go_to_no_socket_of_another_user_who_took_the_place_of_our_direc
     let http = Http::Tcp(address.unwrap_or_default().trim_end_matches('/').parse()?);
     let answer = http.post(CHAT, &chat("before", "m", "hi", 3, false)).await?.answer()?;
     assert!(answer.is_whole(), "{answer:?}");
-    // A cleaner of the temporary directory comes by, and Mallory is quicker than the next start: the same names, for all.
+    // A cleaner empties the temporary directory, and Mallory makes the same names, open to all, before the
+    // next start.
     let inside = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let folder = inside(&base.0).find(|path| path.join("lock").exists()).unwrap_or_default();
     let socket =
@@ -496,7 +490,7 @@ async fn prompts_go_to_no_socket_of_another_user_who_took_the_place_of_our_direc
     });
     wait_until("she listens", SOON, async || socket.exists()).await?;
     for _ in 0..3 {
-        // It may wait for a process that cannot start: then nobody has answered, either.
+        // The request may wait for a process that cannot start, which is as good as no answer.
         let request = chat("after", "m", "a secret prompt", 3, false);
         let asking = tokio::time::timeout(Duration::from_secs(3), http.post(CHAT, &request));
         let Ok(answer) = asking.await else { continue };

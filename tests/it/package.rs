@@ -1,7 +1,8 @@
-//! The life of the packages: made twice with one hash, installed into a clean root, at work there, upgraded while it serves, purged.
+//! Packages are reproducible, install into a clean root, serve, are upgraded while they serve, and purge
+//! cleanly.
 //!
-//! The program in them is the one that the other tests run, which makes them large and nothing else. Maintainer scripts run as dpkg runs
-//! them for another root, with `DPKG_ROOT`.
+//! They contain the program of the other tests. Maintainer scripts run as dpkg runs them for another root,
+//! with `DPKG_ROOT`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,14 +19,13 @@ use warden_rig::process::{Kid, children_of};
 use warden_rig::warden::{CHAT, SOON, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, binaries, swarm, wait_for};
 
-/// Compressing, on a machine that does other things as well.
 const LONG: Duration = Duration::from_secs(240);
 
 fn here() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Whether this machine has what makes and installs Debian packages, and lets us install them.
+/// Returns true if this machine has the Debian tools, and allows their use.
 fn can() -> bool {
     let has =
         |program| Command::new(program).arg("--version").output().is_ok_and(|told| told.status.success());
@@ -33,7 +33,7 @@ fn can() -> bool {
     is_root && ["dpkg", "dpkg-deb", "dpkg-shlibdeps", "strip", "python3"].into_iter().all(has)
 }
 
-/// A home in which cargo finds what it has: the list of what is linked is asked of it.
+/// A home in which cargo finds its files, to list the linked crates.
 fn with_cargo(mut home: Home) -> Home {
     for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
         let usual = || Some(Path::new(&std::env::var_os("HOME")?).join(folder).into_os_string());
@@ -44,7 +44,6 @@ fn with_cargo(mut home: Home) -> Home {
     home
 }
 
-/// The packages of this version, made here.
 async fn made(home: &Home, version: &str, folder: &str) -> Result<Vec<PathBuf>, Trouble> {
     let script = here().join("packaging/build.sh");
     let (binary, out) = (binaries::llama_warden()?, home.path().join(folder));
@@ -73,7 +72,7 @@ fn files(root: &Path) -> BTreeSet<PathBuf> {
     found
 }
 
-/// dpkg in another root. What the program depends on is this machine's.
+/// Runs dpkg in another root; dependencies come from this machine.
 fn dpkg(root: &Path, words: &[&str]) -> Outcome {
     let told = Command::new("dpkg")
         .arg(format!("--root={}", root.display()))
@@ -84,7 +83,6 @@ fn dpkg(root: &Path, words: &[&str]) -> Outcome {
     if told.status.success() { Ok(()) } else { Err(Trouble::new(format!("dpkg {words:?}: {told:?}"))) }
 }
 
-/// The service, run from the root that it was installed into.
 async fn served(home: &Home, root: &Path) -> Result<(Kid, Http), Trouble> {
     let models = format!("paths.models=[\"{}\"]", root.join("var/lib/llama-warden/models").display());
     let access = format!("log.access={}", root.join("var/log/llama-warden/access.log").display());
@@ -130,8 +128,8 @@ async fn answers(http: &Http, model: &str) -> Outcome {
     if answer.status.is_success() { Ok(()) } else { Err(Trouble::new(format!("{answer:?}"))) }
 }
 
-/// What the package does where systemd runs, in its own words: only where it looks for systemd and for its state is another place. One that
-/// does not come up changes nothing; one that does takes over, while clients ask.
+/// Runs the package's own script, with other places for systemd and its state. An upgrade that does not start
+/// changes nothing; one that starts takes over while clients send requests.
 async fn configured_under_load(home: &Home, root: &Path, kid: &Kid, http: &Http) -> Outcome {
     let place = |folder: &str| root.join(folder).to_string_lossy().into_owned();
     let script = std::fs::read_to_string(here().join("packaging/deb/postinst"))?
@@ -219,7 +217,7 @@ async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_not
     home.file("root/etc/group", "root:x:0:\n")?;
     let before = files(&root);
 
-    // It says which libraries it needs, and every file of configuration is known as one.
+    // The package declares its libraries, and every configuration file as such.
     let control = Command::new("dpkg-deb").args(["--field", &deb(&old), "Depends"]).output()?;
     let depends = String::from_utf8_lossy(&control.stdout).into_owned();
     assert!(depends.contains("libc6 (>="), "{depends}");
@@ -243,7 +241,7 @@ async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_not
         "{unit}"
     );
 
-    // Its main job, with the configuration that it comes with; without any model first, then with one.
+    // The service runs with the shipped configuration, first without a model, then with one.
     std::fs::create_dir_all(root.join("var/log/llama-warden"))?;
     let (mut kid, http) = served(&home, &root).await?;
     assert!(http.get("/v1/models").await?.json()?["data"].as_array().is_some_and(Vec::is_empty));
@@ -252,7 +250,7 @@ async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_not
     wait_for("the model that was put there answers", SOON, async || answers(&http, "tiny").await.ok())
         .await?;
 
-    // Upgraded while it serves: what runs goes on with the old program, and what somebody changed stays.
+    // During an upgrade, the running service keeps the old program, and changed files stay.
     let config = root.join("etc/llama-warden/warden.toml");
     let changed = format!("{}\n# ours\n", std::fs::read_to_string(&config)?);
     std::fs::write(&config, &changed)?;
@@ -267,20 +265,20 @@ async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_not
     kid.signal(Signal::TERM);
     assert_eq!(kid.exit(SOON).await?, 0);
 
-    // Removed, it leaves what somebody may want again; purged, nothing but models.
+    // Removing keeps configuration and models; purging keeps only models.
     dpkg(&root, &["--remove", "llama-warden"])?;
     assert!(!root.join("usr/bin/llama-warden").exists() && config.exists());
     assert!(root.join("var/lib/llama-warden/ledger.jsonl").exists(), "{:?}", files(&root));
     dpkg(&root, &["--purge", "llama-warden"])?;
     let is_kept = |path: &&PathBuf| {
-        // dpkg's own books, and the user and groups of the service, whose numbers may own files elsewhere.
+        // dpkg's own database, and the accounts of the service, whose ids may own files elsewhere.
         let books = ["var/lib/dpkg", "etc/passwd", "etc/group", "etc/shadow", "etc/gshadow", "etc/.pwd.lock"];
         !books.iter().any(|book| path.starts_with(book))
             && !path.ends_with("passwd-")
             && !path.ends_with("group-")
     };
     let left: Vec<PathBuf> = files(&root).difference(&before).filter(is_kept).cloned().collect();
-    // The folders that all packages share stay as long as dpkg thinks that they are somebody's.
+    // dpkg keeps folders that all packages share.
     let left: Vec<&PathBuf> =
         left.iter().filter(|path| path.to_string_lossy().contains("llama-warden")).collect();
     let models =
@@ -289,13 +287,12 @@ async fn a_package_is_installed_works_is_upgraded_while_it_serves_and_leaves_not
     Ok(())
 }
 
-/// A test that did nothing says so.
 #[expect(clippy::print_stderr, reason = "for whoever reads what tests say")]
 fn say(why: &str) {
     eprintln!("{why}");
 }
 
-/// On a Debian of its own with a real systemd as process 1, where one was unpacked and namespaces can be had.
+/// Runs in an unpacked Debian with a real systemd as process 1, if namespaces are available.
 #[tokio::test]
 async fn on_a_machine_of_its_own_a_package_serves_as_its_user_is_upgraded_under_load_and_comes_back_when_killed()
 -> Outcome {
@@ -354,7 +351,7 @@ async fn two_builds_of_the_packages_have_one_hash_and_say_what_is_in_them() -> O
         .output()?;
     assert!(checked.status.success(), "{checked:?}");
 
-    // The list has every crate that is linked: asked of cargo in another way, by its tree.
+    // `cargo tree` must list the same linked crates.
     let unpacked = Command::new("tar")
         .arg("-xzOf")
         .arg(&first[0])
@@ -426,7 +423,7 @@ async fn completions_and_pages_are_of_the_whole_command_line() -> Outcome {
         let script = home.warden(["completions", shell], SOON).await?;
         assert!(script.code == 0 && names.iter().all(|name| script.stdout.contains(name)), "{shell}");
         let file = home.file(shell, &script.stdout)?;
-        // Where the shell is here, it reads it without a word.
+        // If the shell is installed, it parses the file without a message.
         if let Ok(read) = Command::new(shell).arg("-n").arg(&file).output() {
             assert!(read.status.success() && read.stderr.is_empty(), "{shell}: {read:?}");
         }

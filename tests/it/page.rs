@@ -1,5 +1,5 @@
-//! The page: who may have it, what it shows, what can be done from it; that names and lines of others stay text; that many who
-//! look cost what one does.
+//! The operator's page: access, content and actions; foreign names and lines stay text; many viewers cost as
+//! much as one.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -20,10 +20,9 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
 pub(crate) const TCP: &str = "admin.address = \"127.0.0.1:0\"";
 
-/// What is written all over a hostile model's name.
 const HOSTILE: &str = "\\\"><script>alert(1)</script><img src=x onerror=alert(2)> 'a&b";
 
-/// Where the page is. It is told after the public address, by which a start is known.
+/// Address of the page, which is logged after the public address.
 pub(crate) async fn address(warden: &Warden) -> Result<SocketAddr, Trouble> {
     let told = || {
         let output = warden.kid.output();
@@ -33,7 +32,7 @@ pub(crate) async fn address(warden: &Warden) -> Result<SocketAddr, Trouble> {
     Ok(told().context("no admin address was told")?.parse()?)
 }
 
-/// A request with these headers beside the right host.
+/// Sends a request with these headers and the right host.
 pub(crate) async fn ask(
     at: SocketAddr,
     method: &str,
@@ -58,13 +57,11 @@ pub(crate) async fn get(at: SocketAddr, target: &str) -> Result<Whole, Trouble> 
     ask(at, "GET", target, &[], "").await
 }
 
-/// The token that a page carries.
 pub(crate) fn token(page: &str) -> Result<String, Trouble> {
     let after = page.split_once("name=\"token\" value=\"").context("no token in the page")?.1;
     Ok(after.split('"').next().unwrap_or_default().to_owned())
 }
 
-/// A form as a browser sends it.
 pub(crate) fn form(pairs: &[(&str, &str)]) -> String {
     let mut text = String::new();
     for (name, value) in pairs {
@@ -124,7 +121,7 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
         }
         assert!(text.starts_with("<!doctype html>") && text.contains("<main"), "{view}");
         assert_eq!(text.contains("aria-current=\"page\""), view != "/page/help", "{view}");
-        // One style, which the policy names by its hash.
+        // The page has one style, which the policy names by its hash.
         let style =
             text.split_once("<style>").context("a style")?.1.split_once("</style>").context("its end")?.0;
         let digest = BASE64_STANDARD.encode(Sha256::digest(style));
@@ -136,19 +133,19 @@ async fn every_view_is_a_whole_page_of_ours_and_nothing_of_it_comes_from_elsewhe
         }
         let scripts = text.matches("<script").count();
         assert_eq!(scripts, 1, "{view}");
-        // All that it loads is there, small and never changes.
+        // All files that the page loads exist, are small and never change.
         for file in text.split('"').filter(|part| part.starts_with("/page/files/")) {
             let loaded = ask(at, "GET", file, &[("accept-encoding", "gzip")], "").await?;
             assert_eq!((loaded.status.as_u16(), loaded.header("content-encoding")), (200, "gzip"), "{file}");
             assert!(loaded.header("cache-control").contains("immutable"), "{file}");
             assert!(loaded.body.len() < 30_000, "{file}: {}", loaded.body.len());
         }
-        // Behind a fragment's tag is nothing new.
+        // With the tag of an unchanged fragment, the answer is empty.
         let fragment = format!("{view}?fragment=1");
         let one = get(at, &fragment).await?;
         assert!(one.text().contains("<main") && !one.text().contains("<html"), "{view}");
     }
-    // Whoever looks at every view once, and takes the script with it, has taken no more than this.
+    // Size of all views with the script.
     assert!((5_000..120_000).contains(&sent), "{sent}");
     assert_eq!(get(at, "/page/nothing").await?.status.as_u16(), 404);
     assert_eq!(get(at, "/page/reports/../ledger.jsonl").await?.status.as_u16(), 404);
@@ -176,7 +173,7 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
     let at = address(&warden).await?;
     let own = format!("http://{at}");
     let right = token(&get(at, "/page/").await?.text())?;
-    // Reading.
+    // Requests that read.
     for (headers, wanted) in [
         (&[("host", "evil.example")][..], 403),
         (&[("host", "evil.example:9090"), ("sec-fetch-site", "same-origin")], 403),
@@ -207,11 +204,11 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
         assert!(wanted == 200 || !page.text().contains("token\""), "{headers:?}");
         assert!(page.header("access-control-allow-origin").is_empty());
     }
-    // What is no whole page is for the page itself, also where a tab is opened with it.
+    // A fragment is refused as a page of its own, even in a new tab.
     let tab =
         [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
     assert_eq!(ask(at, "GET", "/page/live", &tab, "").await?.status.as_u16(), 403);
-    // Doing.
+    // Requests that act.
     let act = |token: &str| form(&[("token", token), ("do", "restart m")]);
     let ours = ("origin", own.as_str());
     let (good, wrong, none) = (act(&right), act(&"0".repeat(64)), form(&[("do", "restart m")]));
@@ -246,7 +243,7 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
             .as_u16(),
         400
     );
-    // The other routes are as closed to browsers as they were, over the socket, too.
+    // Other routes stay closed to browsers, over the socket, too.
     for target in ["/status", "/metrics", "/events", "/models/m/logs?reveal=1"] {
         for headers in [
             &[("sec-fetch-site", "same-origin")][..],
@@ -267,7 +264,7 @@ async fn other_pages_names_and_programs_get_nothing_and_do_nothing() -> Outcome 
         .body(Full::default())?;
     assert_eq!(warden.admin().send(led).await?.status.as_u16(), 403);
     assert_eq!(warden.backends(), before, "nothing was done");
-    // And none of it is on the public listener.
+    // The public listener has none of the views.
     for view in VIEWS {
         assert!(!warden.http.get(view).await?.text().contains("llama-warden</title>"), "{view}");
     }
@@ -300,7 +297,7 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
         "{entry}"
     );
     assert!(warden.cli(&["events"]).await?.stdout.contains("page, 127.0.0.1 asks for: restart"));
-    // For a script the answer is the number of the notice.
+    // A script gets the number of the notice.
     let done = act("drain m", "application/json").await?;
     assert_eq!((done.status.as_u16(), done.json()?["notice"].as_u64()), (202, Some(2)));
     wait_until("it is unloaded", SOON, async || {
@@ -313,7 +310,7 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
     .await?;
     act("load m", "application/json").await?;
     warden.until_ready(1).await?;
-    // What cannot be done says why.
+    // An impossible action gives its reason.
     act("reclaim m", "application/json").await?;
     act("restart nobody", "application/json").await?;
     wait_until("what was not done is told", SOON, async || {
@@ -322,7 +319,7 @@ async fn what_is_done_from_the_page_is_done_and_stands_in_events_and_ledger_with
     .await?;
     assert!(get(at, "/page/").await?.text().contains("its build cannot be asked"));
     assert!(get(at, "/page/events?q=asks").await?.text().contains("asks for: load"));
-    // What is pinned is shown with who did it, and outlasts a reload.
+    // A pinned model shows who pinned it, and stays pinned after a reload.
     act("pin m", "application/json").await?;
     let pinned = async |by: &str| {
         get(at, "/page/").await.is_ok_and(|page| {
@@ -424,7 +421,7 @@ async fn all_who_look_share_one_picture_and_one_that_does_not_read_holds_up_nobo
         assert!(hello.contains("\"token\"") && hello.contains("\"boot\""), "{hello}");
         viewers.push(viewer);
     }
-    // The last of them never reads again.
+    // The last viewer stops reading.
     let deaf = viewers.pop();
     let begun = Instant::now();
     warden.restart("m", 1).await?;
@@ -440,7 +437,7 @@ async fn all_who_look_share_one_picture_and_one_that_does_not_read_holds_up_nobo
         assert!(answer.answer()?.is_whole());
     }
     drop(deaf);
-    // Too many are refused with a sentence, and reading without the stream goes on.
+    // Viewers beyond the limit are refused with a sentence, and can still read without the stream.
     let mut more = Vec::new();
     let refused = loop {
         let request = Request::get("/page/live").header("host", at.to_string()).body(Full::default())?;
@@ -523,7 +520,6 @@ async fn a_thousand_models_are_shown_in_parts_that_stay_small() -> Outcome {
     Ok(())
 }
 
-/// For whoever reads the test's output.
 #[expect(clippy::print_stderr, reason = "numbers that are told and not judged: they depend on the machine")]
 fn eprintln_line(line: &str) {
     eprintln!("{line}");

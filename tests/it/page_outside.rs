@@ -1,5 +1,5 @@
-//! The page on the public listener: nobody gets in without a key that has the right, everybody who does is named, and without such
-//! a key none of it is there.
+//! The page on the public listener needs a key with the right; every action names the key, and without one
+//! nothing is shown.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,6 @@ fn write_keys(path: &std::path::Path, text: &str) -> Outcome {
     Ok(())
 }
 
-/// Signs in, and returns the cookie as a browser sends it.
 async fn sign_in(at: SocketAddr, own: &str) -> Result<String, Trouble> {
     let body = form(&[("key", OPERATOR), ("back", "/page/events")]);
     let done = ask(at, "POST", "/page/sign-in", &[("origin", own)], &body).await?;
@@ -50,7 +49,7 @@ async fn the_page_outside_opens_for_a_key_with_the_right_and_for_nobody_else() -
     let at = warden.address();
     let own = format!("http://{at}");
     let ours = ("origin", own.as_str());
-    // Without a key there is a form, and nothing else.
+    // Without a key there is only the form.
     let led = ask(at, "GET", "/page/memory?model=m", &[], "").await?;
     let wanted = "/page/sign-in?back=%2Fpage%2Fmemory%3Fmodel%3Dm";
     assert_eq!((led.status.as_u16(), led.header("location")), (303, wanted));
@@ -67,7 +66,7 @@ async fn the_page_outside_opens_for_a_key_with_the_right_and_for_nobody_else() -
         let answer = ask(at, "POST", "/page/act", headers, &act).await?;
         assert_eq!(answer.status.as_u16(), wanted, "{headers:?}: {}", answer.text());
     }
-    // Another page cannot even sign somebody in, and a key without the right opens nothing.
+    // Another site cannot sign a user in, and a key without the right opens nothing.
     let right = form(&[("key", OPERATOR)]);
     for headers in [&[foreign][..], &[], &[ours, cross]] {
         let answer = ask(at, "POST", "/page/sign-in", headers, &right).await?;
@@ -80,7 +79,7 @@ async fn the_page_outside_opens_for_a_key_with_the_right_and_for_nobody_else() -
         let shown = ask(at, "GET", "/page/", &[("authorization", &bearer)], "").await?;
         assert!(!shown.text().contains("restart m"), "{key}");
     }
-    // With it everything is there, and who did it is told.
+    // With the key all views are there, and actions name the key.
     let cookie = sign_in(at, &own).await?;
     let with = ("cookie", cookie.as_str());
     let page = ask(at, "GET", "/page/", &[with], "").await?;
@@ -100,15 +99,16 @@ async fn the_page_outside_opens_for_a_key_with_the_right_and_for_nobody_else() -
         })
     })
     .await?;
-    // A program shows its key itself.
+    // A program sends its key with each request.
     let basic = ("authorization", "Basic dTpzay1vcGVyYXRvci0wMTIzNDU2Nzg5YWJjZGVm");
     assert_eq!(ask(at, "GET", "/page/requests", &[basic], "").await?.status.as_u16(), 200);
-    // Signed out is out, for whoever has kept the cookie, too.
+    // Signing out invalidates a copied cookie, too.
     let out = form(&[("token", &token(&page.text())?)]);
     assert_eq!(ask(at, "POST", "/page/sign-out", &[with, foreign], &out).await?.status.as_u16(), 403);
     assert_eq!(ask(at, "POST", "/page/sign-out", &[with, ours], &out).await?.status.as_u16(), 303);
     assert_eq!(ask(at, "GET", "/page/?fragment=1", &[with], "").await?.status.as_u16(), 401);
-    // Who guesses is not looked at any more. Who is right is, for behind a proxy all have one address.
+    // Wrong keys are soon ignored. The right key still works, because behind a proxy all clients have one
+    // address.
     let wrong = form(&[("key", "sk-guessed-0123456789")]);
     for _ in 0..10 {
         ask(at, "POST", "/page/sign-in", &[ours], &wrong).await?;
@@ -183,7 +183,7 @@ async fn in_a_browser_only_the_key_with_the_right_opens_it_and_who_loses_the_rig
         "{told:#}"
     );
     assert_eq!((&told["elsewhere"], &told["dialogs"]), (&json!([]), &json!([])));
-    // A browser says so of each page that comes with such a status.
+    // A browser reports each page with such a status.
     let complaints = told["complaints"].as_array().context("no complaints")?;
     let is_known =
         |one: &Value| ["status of 401", "status of 403"].iter().any(|known| one.to_string().contains(known));

@@ -1,10 +1,10 @@
-//! What commands print, as pages to be compared: without the folder of the test and without figures that differ from run to run.
+//! Output of commands for snapshots, without the test's folder and varying figures.
 
 use std::path::Path;
 
 use warden_rig::home::Ran;
 
-/// What a command said: its output, its errors behind `!`, its exit code. The home of the test is `~`.
+/// Output, errors after `!`, and exit code of a command; `~` is the home of the test.
 pub(crate) fn page(home: &Path, ran: &Ran) -> String {
     let home = home.display().to_string();
     let errors = ran.stderr.lines().map(|line| format!("! {line}\n"));
@@ -12,7 +12,6 @@ pub(crate) fn page(home: &Path, ran: &Ran) -> String {
     format!("{text}= {}\n", ran.code)
 }
 
-/// The text with an `N` for each number.
 pub(crate) fn without_figures(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {

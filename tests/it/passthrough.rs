@@ -1,4 +1,4 @@
-//! Everything llama-server serves passes through unchanged for the addressed model.
+//! Every route of llama-server passes through unchanged for the addressed model.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn sha(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// The headers an echo has seen, as lowercase `name: value`.
+/// Headers that the echo reports, as lowercase `name: value`.
 fn seen(echo: &Value) -> Vec<String> {
     let pair =
         |pair: &Value| format!("{}: {}", pair[0].as_str().unwrap_or(""), pair[1].as_str().unwrap_or(""));
@@ -48,7 +48,7 @@ async fn answers_are_byte_for_byte_those_of_llama_server() -> Outcome {
         let request = chat("a", "m", "hello", 20, stream);
         let (through, plain) = (warden.http.post(CHAT, &request).await?, direct.post(CHAT, &request).await?);
         let neutral = |text: String| {
-            // Times differ; nothing else may.
+            // Only times may differ.
             let cut = text.find("\"timings\"").unwrap_or(text.len());
             let mut text = text[..cut].to_owned();
             while let Some(at) = text.find("\"created\":1") {
@@ -97,7 +97,7 @@ async fn the_head_arrives_without_what_belongs_to_a_connection_only() -> Outcome
     let all = raw.to_end(SOON).await?;
     let (head, body) = all.split_once("\r\n\r\n").context("no body")?;
     assert!(head.starts_with("HTTP/1.1 200"), "{all}");
-    // The body may be chunked: the echo is one line of JSON in it.
+    // The body may be chunked; the echo is one line of JSON in it.
     let json = body.lines().find(|line| line.starts_with('{')).context(body)?;
     let echo: Value = serde_json::from_str(json)?;
     assert_eq!(echo["target"], "/fake/echo?model=m&x=%20y");

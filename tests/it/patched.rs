@@ -1,4 +1,4 @@
-//! What the patch sets do to a real llama-server: nothing at all until a variable is set, and then what they promise.
+//! The patch sets leave a real llama-server unchanged until a variable is set, and then do what they promise.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,24 +17,22 @@ use warden_rig::wait::wait_for;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, binaries, wait_until};
 
-/// The variable that switches the fix on.
 const CANCEL: &str = "LLAMA_WARDEN_CANCEL_NONSTREAM";
-/// What a process says at its start when the fix is on.
+/// Line that a process prints at its start if the fix is on.
 const ACTIVE: &str = "llama-warden: fix cancel-nonstream active";
-/// Where text is completed without a template.
+/// Route that completes text without a template.
 const COMPLETION: &str = "/completion";
 
-/// What differs from one run to the next: times, and names drawn at random.
+/// Fields that differ from run to run.
 const VOLATILE: [&str; 3] = ["id", "created", "timings"];
 
-/// Two slots, each with the whole context of the slow model, and outputs that can be compared.
+/// Two slots, each with the whole context of the slow model, and reproducible output.
 fn flags() -> Vec<&'static str> {
     let mut flags = vec!["-np", "2", "-c", "16384", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
     flags
 }
 
-/// Takes out the fields that differ from run to run, and nothing else.
 fn settled(mut value: Value) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.retain(|key, _| !VOLATILE.contains(&key.as_str()));
@@ -42,8 +40,8 @@ fn settled(mut value: Value) -> Value {
     value
 }
 
-/// Chat and completion, streamed and not, greedy and drawn: with the probabilities of the tokens, which differ before
-/// a text does.
+/// Chat and completion, streamed and not, greedy and sampled; with token probabilities, which differ before
+/// texts do.
 fn questions() -> Vec<(&'static str, Value)> {
     let mut all = Vec::new();
     for words in ["hello", "tell me a story", "w1 w2 w3 w4 w5 w6 w7 w8", "Ünïcödé — 漢字", "{\"a\": [1, 2]}"]
@@ -67,7 +65,7 @@ fn questions() -> Vec<(&'static str, Value)> {
     all
 }
 
-/// All that came back: one value per event of a stream, or the one answer.
+/// Returns one value per event of a stream, or the whole answer.
 async fn asked(http: &Http, (route, body): &(&str, Value)) -> Result<Vec<Value>, Trouble> {
     let mut flow = http.stream(route, body).await?;
     assert_eq!(flow.status(), 200, "{route} {body}");
@@ -94,7 +92,7 @@ async fn with_no_variable_a_patched_and_a_plain_llama_server_answer_byte_for_byt
         for question in &questions {
             one_by_one.push(asked(&running.http, question).await?);
         }
-        // And with two at work and two that wait, where results wake up waiting threads of others.
+        // Two requests run and two wait, so results also wake the threads of other requests.
         answers.push((one_by_one, swarm(&running.http, &many, 4).await));
     }
     let [(patched, patched_many), (plain, plain_many)] = answers.as_slice() else {
@@ -103,7 +101,7 @@ async fn with_no_variable_a_patched_and_a_plain_llama_server_answer_byte_for_byt
     for ((question, patched), plain) in questions.iter().zip(patched).zip(plain) {
         assert_eq!(patched, plain, "{question:?}");
     }
-    // Else nothing was compared: each question has an answer of its own.
+    // Each question must have a different answer, or the comparison would prove nothing.
     for (n, answer) in plain.iter().enumerate() {
         let tokens = answer.iter().any(|part| part.to_string().contains("prob"));
         assert!(tokens && !plain[..n].contains(answer), "{:?}: {answer:?}", questions[n]);
@@ -111,7 +109,7 @@ async fn with_no_variable_a_patched_and_a_plain_llama_server_answer_byte_for_byt
     same(plain_many, patched_many)
 }
 
-/// Lines of ours in what a llama-server printed until it was ready.
+/// llama-warden's lines in the output of a llama-server until it is ready.
 async fn own_lines(server: &Path, variables: &[(&str, &str)]) -> Result<Vec<String>, Trouble> {
     let running = Undisturbed::start_server(server, SamplePreset::Chat, &flags(), variables).await?;
     let output = running.kid.output();
@@ -134,33 +132,28 @@ async fn a_patched_llama_server_says_one_line_per_active_fix_and_none_when_none_
     Ok(())
 }
 
-/// Tokens that are asked for: more than a minute's work. Both slots have room for them.
+/// Tokens of more than a minute's work; both slots have room for them.
 const TOKENS: u64 = 8000;
 
-/// A generation in the given slot.
 fn work(slot: u64, stream: bool) -> Value {
     let mut body = chat("-", "m", "go on", TOKENS, stream);
     body["id_slot"] = json!(slot);
     body
 }
 
-/// A stream in slot 0 whose client reads on, and a client of slot 1 that asked for a whole answer and left.
+/// A stream in slot 0 whose client reads on, and a client of slot 1 that requested a whole answer and left.
 struct Left {
-    /// Where llama-server itself listens.
     direct: Http,
-    /// Events of the stream so far.
     progress: Arc<AtomicU64>,
-    /// Tokens a second of the stream while both slots work.
+    /// Tokens per second of the stream while both slots work.
     rate: f64,
-    /// When the client left.
     at: Instant,
-    /// How far slot 1 was then, or a little before.
+    /// Tokens decoded in slot 1 when the client left, or a little before.
     decoded: u64,
-    /// Reads the stream.
     _reader: JoinSet<()>,
 }
 
-/// What `/slots` says about one slot: whether it works, and how many tokens it has decoded.
+/// Reads from `/slots` if a slot works, and its number of decoded tokens.
 async fn slot(direct: &Http, number: usize) -> Option<(bool, u64)> {
     let slots = direct.get("/slots").await.ok()?.json().ok()?;
     let slot = &slots[number];
@@ -169,7 +162,7 @@ async fn slot(direct: &Http, number: usize) -> Option<(bool, u64)> {
 }
 
 impl Left {
-    /// Sends both to `through`, waits until both are at work, and leaves.
+    /// Sends both requests to `through`, waits until both run, and leaves.
     async fn set_up(through: &Http, direct: &Http) -> Result<Self, Trouble> {
         let progress = Arc::new(AtomicU64::new(0));
         let mut flow = through.stream(CHAT, &work(0, true)).await?;
@@ -216,16 +209,16 @@ impl Left {
         wait_until(&what, deadline, async || self.streamed() >= tokens).await
     }
 
-    /// How long the rest of slot 1 takes if nobody stops it.
+    /// Time of the rest of slot 1 if it is not stopped.
     fn rest(&self) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "thousands")]
         let tokens = TOKENS.saturating_sub(self.decoded) as f64;
         Duration::from_secs_f64(tokens / self.rate)
     }
 
-    /// Waits until slot 1 is free while slot 0 goes on; returns how long that took.
+    /// Waits until slot 1 is free while slot 0 continues; returns the time.
     async fn until_free(&self) -> Result<Duration, Trouble> {
-        // A cut generation takes some 1 s; a whole one more than a minute.
+        // A cut generation takes some 1 s, a whole one more than a minute.
         let deadline = self.rest() / 4;
         let what = format!("slot 1 is free (its rest takes {:?})", self.rest());
         let took = wait_for(&what, deadline, async || match slot(&self.direct, 1).await {
@@ -258,7 +251,7 @@ async fn with_cancel_nonstream_a_slot_is_free_soon_after_its_client_left_though_
 #[tokio::test]
 async fn without_its_variable_the_same_slot_works_on_for_nobody() -> Outcome {
     let (_running, left) = on_its_own(&[]).await?;
-    // Five seconds' worth of the stream, whatever this machine's speed: more than a wait of one second.
+    // Five seconds of the stream, at any machine's speed.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "thousands at most")]
     let more = ((left.rate * 5.0) as u64).max(400);
     assert!(left.streamed() + more < TOKENS, "too fast a machine for this model: {} tokens/s", left.rate);
@@ -284,7 +277,6 @@ async fn cancel_nonstream_as_a_mitigation_reaches_the_process_and_frees_slots_be
     Ok(())
 }
 
-/// The id of a build in the tests' store.
 fn id(server: &Path) -> Result<String, Trouble> {
     let name = server.parent().and_then(Path::file_name).context("a build has a folder")?;
     Ok(name.to_string_lossy().into_owned())
@@ -293,7 +285,7 @@ fn id(server: &Path) -> Result<String, Trouble> {
 #[tokio::test]
 async fn a_mitigation_of_another_backend_is_left_out_and_one_that_the_build_lacks_is_refused() -> Outcome {
     if std::env::var_os(SERVER_VARIABLE).is_some() {
-        // By hand, with a server from elsewhere: it has no provenance that says what it computes on.
+        // A given server has no provenance with its backend.
         return Ok(());
     }
     let (patched, plain) = (id(&llama_server().await?)?, id(&llama_server_plain().await?)?);
@@ -325,7 +317,7 @@ async fn a_mitigation_of_another_backend_is_left_out_and_one_that_the_build_lack
 #[tokio::test]
 async fn the_fix_is_on_by_itself_in_a_build_that_has_it_unless_the_operator_says_otherwise() -> Outcome {
     if std::env::var_os(SERVER_VARIABLE).is_some() {
-        // By hand, with a server from elsewhere: no provenance says what is in it.
+        // A given server has no provenance with its patches.
         return Ok(());
     }
     let patched = id(&llama_server().await?)?;

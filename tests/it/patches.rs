@@ -1,4 +1,5 @@
-//! Patch sets on an invented tree: judged, applied, reversed, exported, over a history; all or nothing, and loud.
+//! Patch sets on an invented tree: checked, applied, reversed, exported, and followed over a history, always
+//! as a whole.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -61,7 +62,7 @@ effect = "it counts"
 const ENGINE: &str = "#include <cstdio>\r\n\r\nint run(int n) {\r\n    int total = 0;\r\n    for (int i = 0; i < n; i++) {\r\n        \
                       total += i;\r\n    }\r\n    return total;\r\n}";
 
-/// A home with an invented llama.cpp in `tree` and the set `demo` in `sets`, which knows this version.
+/// A home with an invented llama.cpp in `tree`, and the set `demo` in `sets`, which knows this version.
 async fn home() -> Result<Home, Trouble> {
     let home = Home::new()?;
     for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
@@ -75,7 +76,7 @@ async fn home() -> Result<Home, Trouble> {
     Ok(home)
 }
 
-/// What a maintainer does who has read a new version.
+/// Adds a version's fingerprints, as a maintainer does after a review.
 async fn learn(home: &Home, source: &str, label: &str) -> Outcome {
     let file = "sets/demo/fingerprints.json";
     let args = ["fingerprint", "demo", "--source", source, "--label", label, "--write", file];
@@ -83,7 +84,7 @@ async fn learn(home: &Home, source: &str, label: &str) -> Outcome {
     if ran.stdout.contains("1 new versions") { Ok(()) } else { Err(Trouble::new(format!("{ran:?}"))) }
 }
 
-/// Runs `patches` with the sets of the home; the exit code must be this one.
+/// Runs `patches` with the sets of the home; checks the exit code.
 async fn patches(home: &Home, args: &[&str], code: i32) -> Result<Ran, Trouble> {
     let mut all = vec!["patches", args[0]];
     all.extend(&args[1..]);
@@ -105,7 +106,7 @@ async fn json(home: &Home, args: &[&str], code: i32) -> Result<Value, Trouble> {
 
 const DEMO: [&str; 2] = ["--patch-set", "demo"];
 
-/// The rows of a check as `patch status`.
+/// Rows of a check as `patch status`.
 fn rows(value: &Value) -> Vec<String> {
     let text = |row: &Value, key: &str| row[key].as_str().unwrap_or_default().to_owned();
     let rows = value.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -161,14 +162,14 @@ async fn a_check_has_a_row_for_each_fix_and_the_code_of_the_worst() -> Outcome {
     let keys: Vec<&String> = value[0].as_object().context("an object")?.keys().collect();
     assert_eq!(keys, ["revision", "patch", "status", "reason"]);
     assert_eq!(rows(&json(&home, &check(&["--sets"]), 0).await?), ["demo verified"]);
-    // A statement more: known hooks, unknown code.
+    // A further statement: hooks are known, the code is not.
     let engine = "tree/vendor/llama.cpp/src/engine.cpp";
     home.file(engine, ENGINE.replace("int total = 0;", "int total = 0; total += 7;"))?;
     let value = json(&home, &check(&[]), 3).await?;
     assert_eq!(rows(&value), ["demo/counting unverified"]);
     assert!(value[0]["reason"].as_str().is_some_and(|why| why.contains("engine.cpp:")), "{value}");
     json(&home, &check(&["--allow-unverified"]), 0).await?;
-    // A second anchor: refused, whatever is allowed.
+    // A second anchor is refused, whatever is allowed.
     home.file(engine, ENGINE.replace("int total = 0;", "int total = 0; if (n < 0) { return total; }"))?;
     let value = json(&home, &check(&["--allow-unverified"]), 3).await?;
     assert_eq!(rows(&value), ["demo/counting refused"]);
@@ -198,7 +199,7 @@ async fn applied_twice_is_once_and_reversed_is_byte_for_byte() -> Outcome {
     assert_eq!(json(&home, &apply(&[]), 0).await?["outcome"], "already");
     assert!(patches(&home, &apply(&[]), 0).await?.stdout.contains("is applied already"));
     assert_eq!(snapshot(&tree)?, patched);
-    // The next version of the set is not put on top of it.
+    // The next version of the set is not applied over this one.
     home.file("sets/demo/set.toml", SET.replace("demo::count(total);", "demo::count(total + 1);"))?;
     assert!(patches(&home, &apply(&[]), 3).await?.stderr.contains("--reverse"));
     let reversed = json(&home, &["apply", "--source", "tree", "--reverse"], 0).await?;
@@ -247,14 +248,14 @@ async fn what_is_refused_or_edited_is_left_as_it_is_and_named() -> Outcome {
     let tree = home.path().join("tree");
     let engine = "tree/vendor/llama.cpp/src/engine.cpp";
     let apply = |more: &'static [&'static str]| [&["apply", "--source", "tree"], &DEMO[..], more].concat();
-    // Unknown code: only when allowed.
+    // Unknown code is patched only if allowed.
     home.file(engine, ENGINE.replace("int total = 0;", "int total = 5;"))?;
     let before = snapshot(&tree)?;
     assert_eq!(json(&home, &apply(&[]), 3).await?["outcome"], "refused");
     assert!(patches(&home, &apply(&[]), 3).await?.stderr.contains("--allow-unverified"));
     assert_eq!(snapshot(&tree)?, before);
     patches(&home, &apply(&["--allow-unverified"]), 0).await?;
-    // Somebody edits the patched file: neither way is gone on.
+    // If the patched file was edited, neither applying nor reversing continues.
     let patched = std::fs::read_to_string(home.path().join(engine))?;
     home.file(engine, patched.replace("int total = 5;", "int total = 6;"))?;
     let edited = snapshot(&tree)?;
@@ -266,7 +267,7 @@ async fn what_is_refused_or_edited_is_left_as_it_is_and_named() -> Outcome {
     home.file(engine, &patched)?;
     patches(&home, &["apply", "--source", "tree", "--reverse"], 0).await?;
     assert_eq!(snapshot(&tree)?, before);
-    // What is no tree, or no folder.
+    // Folders that are no tree or do not exist.
     patches(&home, &["apply", "--source", "sets"], 2).await?;
     patches(&home, &["apply", "--source", "/no/such/folder"], 2).await?;
     patches(&home, &["apply", "--source", "tree", "--patch-set", "nothing"], 2).await?;
@@ -284,7 +285,7 @@ async fn a_users_diff_is_placed_strictly_or_not_at_all() -> Outcome {
     let diff = "--- a/CMakeLists.txt\n+++ b/CMakeLists.txt\n@@ -1 +1,2 @@\n # nothing\n+# something\n";
     home.file("sets/mine/mine.patch", diff)?;
     let args = ["--source", "tree", "--patch-set", "mine"];
-    // The tree does not say which build it is.
+    // The tree does not tell its build.
     let unknown = json(&home, &[&["check"], &args[..]].concat(), 3).await?;
     assert_eq!(rows(&unknown), ["mine unverified"]);
     let info = "tree/vendor/llama.cpp/common/build-info.cpp";
@@ -306,7 +307,7 @@ async fn a_users_diff_is_placed_strictly_or_not_at_all() -> Outcome {
     Ok(())
 }
 
-/// A repository of the tree, one commit for each state of the engine, with build tags from b1 on.
+/// A repository with a commit for each state of the engine, with build tags from b1 on.
 async fn repository(home: &Home, states: &[&str]) -> Outcome {
     let git = async |args: &[&str]| {
         let config = ["-C", "tree", "-c", "user.name=t", "-c", "user.email=t@example.com"];
@@ -328,7 +329,7 @@ async fn over_a_history_every_commit_is_judged_and_the_first_that_breaks_is_foun
     let home = home().await?;
     let other = ENGINE.replace("total += i;", "total -= i;");
     let twice = ENGINE.replace("int total = 0;", "int total = 0; if (n < 0) { return total; }");
-    // It breaks, comes back, and breaks again: halving the range would find the wrong one.
+    // The set breaks, fits again, and breaks again, so bisection would find the wrong commit.
     let states = [ENGINE, ENGINE, &other, ENGINE, ENGINE, &twice, &twice];
     repository(&home, &states).await?;
     let range = ["--git", "tree", "--range", "b1..b7", "--patch-set", "demo"];
@@ -366,7 +367,7 @@ async fn an_exported_series_makes_what_we_would_write() -> Outcome {
     let first = std::fs::read(home.path().join("out/0001-demo.patch"))?;
     patches(&home, &export, 0).await?;
     assert_eq!(std::fs::read(home.path().join("out/0001-demo.patch"))?, first);
-    // The patch is for llama.cpp's own folder, as a user of upstream has it.
+    // The exported patch applies to llama.cpp's own folder.
     let copy = home.run("cp".as_ref(), ["-r", "tree/vendor/llama.cpp", "plain"], SOON).await?;
     assert_eq!(copy.code, 0, "{copy:?}");
     let patch = home.path().join("out/0001-demo.patch");

@@ -1,10 +1,10 @@
-//! `plan` says what models need and who fits together, and loads nothing.
+//! `plan` reports the memory that models need and which fit together, and loads nothing.
 
 use serde_json::{Value, json};
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, Trouble, wait_until};
 
-/// A home with two sample models and a configuration of them, whose program is not there.
+/// A home with two sample models and a configuration whose program is missing.
 async fn home() -> Result<Home, Trouble> {
     let home = Home::new()?;
     let mut models = Vec::new();
@@ -44,7 +44,7 @@ async fn each_model_has_its_parts_and_those_that_do_not_fit_together_are_told() 
     let told: Value = serde_json::from_str(&plan(&home, &["--json", "--gpus", "2GiB"]).await?)?;
     let needed = |model: usize| told["models"][model]["gpu_bytes"].as_u64().unwrap_or(0);
     assert!(needed(0) > 0 && needed(1) > needed(0), "{told}");
-    // Room for the larger one, and not for the other beside it.
+    // Room for the larger model alone.
     let gpu = format!("{}B", (needed(1) + needed(0) / 2) * 64 / 63);
     let told = plan(&home, &["--gpus", &gpu]).await?;
     for words in
@@ -54,7 +54,7 @@ async fn each_model_has_its_parts_and_those_that_do_not_fit_together_are_told() 
     }
     let told = plan(&home, &["--gpus", &format!("{gpu},{gpu}")]).await?;
     assert!(told.contains("all 2 fit together: long on GPU") && told.contains("small on GPU"), "{told}");
-    // One that is too large for the machine, and what would do.
+    // A model that is too large for the machine, and a setting that would fit.
     let gpu = format!("{}B", (needed(0) + 1) * 64 / 63 + 2);
     let told = plan(&home, &["--gpus", &gpu]).await?;
     assert!(told.contains("long does not fit even alone") && told.contains("with `-c "), "{told}");
@@ -162,7 +162,7 @@ async fn what_was_measured_takes_the_place_of_what_was_planned() -> Outcome {
     assert_ne!(of("planned_host_bytes"), of("host_bytes"), "{told}");
     let told = plan(warden.home(), &[]).await?;
     assert!(told.contains(" MiB (measured)") && told.contains("measured: "), "{told}");
-    // Another machine is not this one.
+    // Measurements of this machine do not count for another one.
     let told: Value = serde_json::from_str(&plan(warden.home(), &["--json", "--gpus", "2GiB"]).await?)?;
     assert!(told["models"][0]["measured_host_bytes"].is_null(), "{told}");
     Ok(())
@@ -196,7 +196,7 @@ async fn vram_that_was_measured_counts_and_what_was_estimated_does_not() -> Outc
     source("estimate").await?;
     nvml.say(&[used(vec![(pid, 3 * GIB)], 9 * GIB)])?;
     source("process").await?;
-    // It is written down at the end of the process at the latest.
+    // The measurement is written at the end of the process at the latest.
     assert_eq!(warden.cli(&["drain", "m"]).await?.code, 0);
     wait_until("what it held is kept", SOON, async || {
         std::fs::read_to_string(&kept).is_ok_and(|text| text.contains("\"vram0\""))

@@ -1,5 +1,5 @@
-//! What policies would do can be seen before they do it: recordings are replayed, a configuration is explained, made-up
-//! leaks are simulated. Wrong input costs one clear error and no half of an answer.
+//! Policies can be tried before use: recordings are replayed, a configuration is explained, leaks are
+//! simulated. Wrong input gives one clear error.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Home, Outcome, Trouble};
 
-/// A recording that is in the source.
 fn trace(name: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../policies/tests/traces");
     folder.join(name).to_string_lossy().into_owned()
@@ -18,7 +17,6 @@ const NO_GRAPHS: &str = "b8827-gemma4-image-nographs.jsonl";
 const PROMPTS: &str = "b8827-llama-text-promptcache.jsonl";
 const MIXED: &str = "b8827-gemma4-mixed-np3.jsonl";
 
-/// What a command prints, if it ran.
 async fn said(home: &Home, args: &[&str]) -> Result<String, Trouble> {
     let ran = home.warden(args, SOON).await?;
     if ran.code != 0 {
@@ -27,7 +25,6 @@ async fn said(home: &Home, args: &[&str]) -> Result<String, Trouble> {
     Ok(ran.stdout)
 }
 
-/// The objects that a replay prints, one a line.
 async fn replayed(home: &Home, args: &[&str]) -> Result<Vec<Value>, Trouble> {
     let args: Vec<&str> = ["policy", "replay", "--json"].iter().chain(args).copied().collect();
     let text = said(home, &args).await?;
@@ -70,7 +67,7 @@ async fn a_replay_tells_a_leak_from_a_cache_and_from_nothing() -> Outcome {
     assert_eq!(host["final"], "Bounded", "{host}");
     assert!(host["fill"]["allowed_mib"].as_f64().unwrap() >= 2048.0, "{host}");
     assert!(host["fill"]["used_mib"].as_f64().unwrap() > 1000.0, "{host}");
-    // Without a bound it may be half of the machine, as for a server that runs.
+    // Without a bound, the cache may take half of the machine, as for a running server.
     let unbounded = [prompts.as_str(), "--cache-ram", "-1", "--host-memory", "8GiB"];
     let [unbounded] = replayed(&home, &unbounded).await?.try_into().unwrap();
     let host = &unbounded["series"]["host"];
@@ -104,12 +101,12 @@ async fn a_replay_with_a_policy_says_what_would_be_done_and_when() -> Outcome {
     let number = acts.len();
     assert!(number <= 6, "each decision is listed once: {acts:?}");
 
-    // A share of what nobody told of is no budget, and that is said.
+    // A share of an unknown amount is no budget, and the output says so.
     home.file("share.toml", "vram.soft = \"80%\"\n")?;
     let text = said(&home, &["policy", "replay", &images, "--policy", "share.toml"]).await?;
     assert!(text.contains("off: give --gpu-memory"), "{text}");
 
-    // A slope alone is told and not acted on, unless the policy says so.
+    // A slope alone is reported without an action, unless the policy demands one.
     let limits = [images.as_str(), "--host-memory", "16GiB"];
     let [observed] = replayed(&home, &limits).await?.try_into().unwrap();
     assert_eq!(observed["actions"], json!([]));

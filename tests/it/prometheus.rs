@@ -1,6 +1,6 @@
-//! What we export and ship for Prometheus and Grafana is read by the real ones' rules: `promtool` checks the metrics, the alerts and
-//! their tests; a real Prometheus scrapes a real fleet, and every expression of the dashboard and of the alerts is evaluated there.
-//! Where Prometheus is not installed the tests say so and are skipped; in CI, where it is, they are not.
+//! Checks our metrics, alerts and dashboard: `promtool` checks the metrics, the alerts and their tests, and a
+//! real Prometheus scrapes llama-warden and evaluates every expression. Without Prometheus these tests are
+//! skipped, except in CI.
 
 mod shipped;
 
@@ -16,13 +16,12 @@ use warden_rig::{Context as _, Home, Http, Outcome, Trouble, Warden, ports, wait
 
 use self::shipped::{ALERTS, ALERTS_TEST, alerts, panels, queries};
 
-/// Set by `.ci/run`, which installs it.
+/// Set in CI, which installs Prometheus.
 const REQUIRED: &str = "WARDEN_TEST_PROMETHEUS";
 
-/// How often the real one scrapes and evaluates.
 const EVERY: &str = "250ms";
 
-/// Panels that show nothing here: there is no GPU, no patched backend, nobody dies, no key, no TLS.
+/// Panels without data here: there is no GPU, patched backend, death, key or TLS.
 const EMPTY: [&str; 15] = [
     "Certificate ends in",
     "Conversations at replacements",
@@ -41,7 +40,6 @@ const EMPTY: [&str; 15] = [
     "Failed",
 ];
 
-/// Programs of Prometheus, wherever they lie.
 fn program(name: &str) -> Option<PathBuf> {
     let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .map(|folder| folder.join(name))
@@ -50,7 +48,6 @@ fn program(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Runs promtool with these words and what it reads.
 async fn promtool(program: &Path, home: &Home, args: &[&str], input: Option<&str>) -> Outcome {
     let mut command = tokio::process::Command::new(program);
     command.args(args).current_dir(home.path()).kill_on_drop(true);
@@ -77,7 +74,7 @@ async fn alerts_are_sound_and_do_what_their_tests_say() -> Outcome {
     promtool(&promtool_, &home, &["test", "rules", ALERTS_TEST], None).await
 }
 
-/// A fleet of which as much can be told as there is without a GPU: one model that leaks towards its budget, and one that does not.
+/// Starts one model that leaks towards its budget, and one that does not.
 async fn fleet(port: u16) -> Result<Warden, Trouble> {
     let top = format!(
         "admin.address = \"127.0.0.1:{port}\"\nsensors.interval = \"50ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
@@ -104,7 +101,7 @@ async fn leaking(warden: &Warden) -> bool {
     warden.metric(name).await.is_ok_and(|seconds| seconds.is_some())
 }
 
-/// A real Prometheus that scrapes us and evaluates the alerts.
+/// Starts a Prometheus that scrapes llama-warden and evaluates the alerts.
 async fn prometheus(program: &Path, home: &Home, scraped: u16) -> Result<(Kid, Http), Trouble> {
     let port = ports::free()?;
     let config = format!(
@@ -135,7 +132,6 @@ fn encoded(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// How many series an expression has now.
 async fn series(http: &Http, expression: &str) -> Result<usize, Trouble> {
     let answer = http.get(&format!("/api/v1/query?query={}", encoded(expression))).await?.json()?;
     if answer["status"] != "success" {
@@ -163,7 +159,7 @@ async fn a_real_prometheus_evaluates_all_that_is_shipped_over_a_real_fleet() -> 
     let (_server, http) = prometheus(&server, &home, scraped).await?;
     warden.restart("m", 1).await?;
 
-    // The format that everybody can read, by the rules of those who made it.
+    // promtool checks the text format.
     let text = warden.admin().get("/metrics").await?.text();
     promtool(&promtool_, &home, &["check", "metrics"], Some(&text)).await?;
 
@@ -183,7 +179,7 @@ async fn a_real_prometheus_evaluates_all_that_is_shipped_over_a_real_fleet() -> 
     let mut n = 1;
     let filled = wait_until("all expressions of the dashboard have data", SOON * 2, async || {
         n += 1;
-        // Rates need something that goes on, and percentiles a stream.
+        // Rates need continuous requests, and percentiles a stream.
         for model in ["m", "leaks"] {
             ask(&warden, model, n).await.unwrap_or_default();
         }
@@ -204,7 +200,7 @@ async fn a_real_prometheus_evaluates_all_that_is_shipped_over_a_real_fleet() -> 
         return Err(Trouble::new(format!("{late}:\n{}", errors.join("\n"))));
     }
 
-    // Alerts and annotations are evaluated without an error, and nothing is wrong here that would be told.
+    // Alerts and annotations evaluate without an error, and no alert fires.
     let rules = http.get("/api/v1/rules").await?.json()?;
     let rules = rules["data"]["groups"][0]["rules"].as_array().context("no rules")?.clone();
     assert_eq!(rules.len(), alerts()?.len());

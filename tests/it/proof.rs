@@ -1,4 +1,4 @@
-//! `diagnose --against`: two llama-servers that differ in one thing, and what is said of the new one.
+//! `diagnose --against` compares two llama-servers that differ in one point.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use warden_rig::process::Kid;
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Context as _, Outcome, Trouble, binaries};
 
-/// Eight rounds of two processes at most, and for growth some more.
+/// Limit for eight rounds of two processes and the search for growth.
 const LONG: Duration = Duration::from_secs(300);
 
-/// Short requests, few rounds: a fake differs from another by nothing or by much.
+/// Short requests and few rounds, because two fakes differ by nothing or by much.
 const NUMBERS: &str = "internal.proof.rounds_most = 4\ninternal.proof.repeats = 2\ninternal.proof.answer = 8\n\
     internal.proof.prompt = 64\ninternal.growth.host_effect = \"4MiB\"\ninternal.growth.allowance_slack = \"4MiB\"\n";
 
@@ -33,7 +33,7 @@ impl Two {
         Ok(Self { setup, config })
     }
 
-    /// A llama-server of which these lines are true, as a shell has them.
+    /// Writes a llama-server with these shell lines before fake-llama.
     fn server(&self, name: &str, lines: &str) -> Result<String, Trouble> {
         let fake = binaries::fake_llama()?.display().to_string();
         let path = self.setup.home.program(name, format!("#!/bin/sh\n{lines}\nexec '{fake}' \"$@\"\n"))?;
@@ -103,7 +103,7 @@ async fn a_build_that_is_worse_in_one_thing_is_told_with_that_thing() -> Outcome
     Ok(())
 }
 
-/// The new build was seen to start ten seconds later. A machine that takes as long for any start may hide that, which is then said.
+/// Checks that the report shows the new build to start ten seconds later, or says why this cannot be known.
 fn later(report: &Value) -> Outcome {
     let ratios = report["proof"]["ratios"].as_array().context("no ratios")?;
     let start = ratios.iter().find(|ratio| ratio["metric"] == "start").context("no start")?;

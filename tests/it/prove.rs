@@ -1,5 +1,5 @@
-//! Sets of the user's own, from their folder to the process of a model; and `patches prove`, whose record counts for the code that it
-//! was shown for, and for no other.
+//! Patch sets of a user, from their folder to the process of a model; and `patches prove`, whose record
+//! counts only for the code that it was made with.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use warden_rig::sdists::ERAS;
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 
-/// For what compiles a small program and plays it, with busy neighbours.
+/// Limit for compiling and running a small program on a busy machine.
 const LONG: Duration = Duration::from_secs(300);
-/// For nine scenarios in three ways with the structs of a real tree.
+/// Limit for nine scenarios in three variants with the structs of a real tree.
 const VERY_LONG: Duration = Duration::from_secs(1200);
 
 const SET: &str = r#"schema = 1
@@ -88,7 +88,7 @@ unit = "turns"
 const SIDECAR: &str = "#pragma once\n#include <cstdlib>\nnamespace mine {\ninline int & counted() { static int all = 0; return all; }\n\
                        inline void count(int) { if (std::getenv(\"MINE_LIMIT\")) { counted() += 1; } }\n}\n";
 
-/// Stands in the way of the tree's function until the sidecar is there: the program is what calls it.
+/// Program that calls the tree's function through the sidecar.
 const PROGRAM: &str = "#include <cstring>\nint main(int, char ** words) {\n\
     \x20   if (std::strcmp(words[1], \"elsewhere\") == 0) { return 77; }\n\
     \x20   const int total = turn(4);\n    mine::count(total);\n\
@@ -97,7 +97,7 @@ const PROGRAM: &str = "#include <cstring>\nint main(int, char ** words) {\n\
 
 const WHEEL: &str = "int turn(int n) {\n    int total = 0;\n    for (int i = 0; i < n; i++) {\n        total += i;\n    }\n    return total;\n}\n";
 
-/// A home with an invented llama.cpp in `tree`, and a set in `sets` that the configuration names.
+/// A home with an invented llama.cpp in `tree`, and a configured set in `sets`.
 fn home() -> Result<Home, Trouble> {
     let home = Home::new()?;
     for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
@@ -138,11 +138,11 @@ async fn what_was_shown_counts_for_just_that_code_and_that_set() -> Outcome {
     let record = home.path().join("conf/verified.toml");
     assert_eq!(status(&home, 3).await?, "unverified");
     assert!(ran(&home, &APPLY, 3).await?.stderr.contains("llama-warden patches prove"));
-    // A look shows what is new, and does nothing.
+    // A plan shows new code and does nothing.
     let plan = ran(&home, &[&PROVE[..], &["--plan"]].concat(), 0).await?;
     assert!(plan.stdout.contains("of 1 seams 1 nobody has looked at (turn)"), "{plan:?}");
     assert!(!record.exists());
-    // Nothing but the program: there is no server in this tree.
+    // The tree has no server, so only the program can prove the set.
     let shown = ran(&home, &[&PROVE[..], &["--no-servers"]].concat(), 0).await?;
     for line in [
         "shown      sum: ",
@@ -158,24 +158,24 @@ async fn what_was_shown_counts_for_just_that_code_and_that_set() -> Outcome {
     assert_eq!(status(&home, 0).await?, "locally-verified");
     ran(&home, &APPLY, 0).await?;
     ran(&home, &["patches", "apply", "--source", "tree", "--reverse"], 0).await?;
-    // Nothing is done twice without being asked to.
+    // A proven set is proven again only on request.
     let again = ran(&home, &PROVE, 0).await?;
     assert!(again.stderr.contains("mine is locally-verified in tree already"), "{again:?}");
 
-    // Other code: it counts no more. Back again: it does.
+    // With other code the record does not count; with the old code it counts again.
     home.file("tree/src/wheel.cpp", WHEEL.replace("int total = 0;", "int total = 0; n += 0;"))?;
     assert_eq!(status(&home, 3).await?, "unverified");
     home.file("tree/src/wheel.cpp", WHEEL)?;
     assert_eq!(status(&home, 0).await?, "locally-verified");
-    // Another version of the set.
+    // A changed set needs a new proof.
     home.file("sets/mine/mine.h", SIDECAR.replace("+= 1", "+= 2"))?;
     assert_eq!(status(&home, 3).await?, "unverified");
     home.file("sets/mine/mine.h", SIDECAR)?;
-    // Another configuration knows nothing of it.
+    // The record does not count for another configuration.
     home.file("other/w.toml", "[paths]\npatches = [\"../sets\"]\n")?;
     let args = ["patches", "check", "--source", "tree", "--patch-set", "mine", "--config", "other/w.toml"];
     assert_eq!(home.warden(args, SOON).await?.code, 3);
-    // A record that cannot be read is told, and stays.
+    // An unreadable record is reported and kept.
     std::fs::write(&record, "half a rec")?;
     for args in [&APPLY[..], &PROVE] {
         let told = ran(&home, args, 2).await?;
@@ -190,14 +190,14 @@ async fn what_does_not_behave_does_not_fit_or_cannot_be_shown_is_not_recorded() 
     let home = home()?;
     let record = home.path().join("conf/verified.toml");
     let prove = [&PROVE[..], &["--no-servers"]].concat();
-    // It turns once too often: the hook fits all the same.
+    // The loop turns once too often, but the hook still fits.
     home.file("tree/src/wheel.cpp", WHEEL.replace("i < n", "i <= n"))?;
     let told = ran(&home, &prove, 3).await?;
     assert!(
         told.stdout.contains("FAILED     sum: ") && told.stderr.contains("nothing was recorded"),
         "{told:?}"
     );
-    // It does not compile with the sidecar.
+    // The code does not compile with the sidecar.
     home.file("tree/src/wheel.cpp", WHEEL.replace("total += i;", "total += wheel_size;"))?;
     let told = ran(&home, &prove, 3).await?;
     assert!(told.stdout.contains("FAILED     compiles") && told.stdout.contains("wheel_size"), "{told:?}");
@@ -225,7 +225,7 @@ async fn the_cuda_part_is_played_with_the_structs_of_a_real_tree_that_nobody_has
     let tree = era.tree().await?;
     let common = tree.path().join("ggml/src/ggml-cuda/common.cuh");
     let text = std::fs::read_to_string(&common)?;
-    // A member more, as forks have them.
+    // A further member, as forks have them.
     let member = "struct ggml_backend_cuda_context {\n    int device;";
     assert!(text.contains(member));
     std::fs::write(&common, text.replace(member, &format!("{member}\n    int of_a_fork = 0;")))?;
@@ -248,7 +248,7 @@ async fn the_cuda_part_is_played_with_the_structs_of_a_real_tree_that_nobody_has
     let told: Value = serde_json::from_str(&ran.stdout).context(&ran.stdout)?;
     let steps = told["sets"][0]["proof"]["steps"].as_array().context("steps")?;
     let shown = steps.iter().filter(|step| step["how"] == "shown").count();
-    // Three compilations and nine scenarios: this tree has all that they are about.
+    // Three compilations and nine scenarios, all of which concern this tree.
     assert_eq!(shown, 12, "{steps:#?}");
     let check = ["patches", "check", "--config", "w.toml", "--patch-set", "cuda-memory", "--source", &source];
     let ran = home.warden(check, SOON).await?;
@@ -256,7 +256,7 @@ async fn the_cuda_part_is_played_with_the_structs_of_a_real_tree_that_nobody_has
     Ok(())
 }
 
-/// Puts a build with the set into a store: a stand-in for llama-server with the provenance that `build` would write.
+/// Writes a fake llama-server with the provenance of a `build` with the set into a store.
 fn put_build(home: &Home, id: &str) -> Outcome {
     let folder = home.path().join("data/llama-warden/builds").join(id);
     std::fs::create_dir_all(&folder)?;
@@ -300,7 +300,7 @@ async fn a_fix_of_ones_own_is_switched_on_for_a_model_with_or_without_its_folder
     let config = config.replace(line, &format!("build = \"{id}\""));
     let file = setup.home.file("w.toml", &config)?;
     let check = |file: &Path| ["config".into(), "check".into(), file.as_os_str().to_owned()];
-    // The set's folder is nowhere: what the build says of it is enough.
+    // The set's folder is missing, but the build's provenance suffices.
     let ran = setup.home.warden(check(&file), SOON).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
     let wrong = setup.home.file("wrong.toml", config.replace("count-turns=32", "count-turn=32"))?;
@@ -309,7 +309,7 @@ async fn a_fix_of_ones_own_is_switched_on_for_a_model_with_or_without_its_folder
     let wrong = setup.home.file("wrong.toml", config.replace("count-turns=32", "count-turns=0"))?;
     let ran = setup.home.warden(check(&wrong), SOON).await?;
     assert!(ran.code == 2 && ran.stderr.contains("from 1 to 1000 (turns)"), "{ran:?}");
-    // Another server has not got it: the folder makes it known, and the error says what is missing.
+    // Another server lacks the fix. The folder makes the fix known, and the error says what is missing.
     setup.home.file("sets/mine/set.toml", SET)?;
     for (name, text) in [("mine.h", SIDECAR), ("show/before.h", ""), ("show/program.cpp", PROGRAM)] {
         setup.home.file(&format!("sets/mine/{name}"), text)?;
@@ -328,7 +328,7 @@ async fn a_fix_of_ones_own_is_switched_on_for_a_model_with_or_without_its_folder
         shown.code == 0 && shown.stdout.contains("a set of your own: build aaaaaaaaaaaaaaaa"),
         "{shown:?}"
     );
-    // A set that takes one of our names is refused, wherever it is named.
+    // A user's fix with the name of an embedded one is refused.
     setup.home.file("sets/mine/set.toml", SET.replace("id = \"count-turns\"", "id = \"graph-cache-cap\""))?;
     let ran = setup.home.warden(check(&plain), SOON).await?;
     assert!(
@@ -370,7 +370,7 @@ async fn a_plain_and_a_patched_server_are_held_against_each_other_fix_by_fix() -
     let steps = compare_builds(&builder, &pair).await?;
     assert!(steps.len() == 3 && steps.iter().all(|step| step.how == StepResult::Shown), "{steps:#?}");
     assert!(steps[2].text.contains("llama-server's part gave back"), "{steps:#?}");
-    // A server without the fixes answers the same, and does not say that they are on.
+    // A server without the fixes answers alike, but does not log that they are on.
     let patience = Duration::from_secs(2);
     let steps = compare_builds(&builder, &BuildPair { patched: &plain, patience, ..pair }).await?;
     assert_eq!(steps[0].how, StepResult::Shown, "{steps:#?}");

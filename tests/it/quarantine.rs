@@ -1,5 +1,5 @@
-//! A request that kills its server costs two deaths, not the model: it is tried alone once more, and then refused.
-//! Everybody else is served.
+//! A request that kills its server costs two deaths: it is retried alone once and then refused. All other
+//! requests are served.
 
 use std::time::Duration;
 
@@ -10,14 +10,12 @@ use warden_rig::storm::{Told, one};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-/// Crashes are forgiven fast, so that tests need not wait.
 const HASTY: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
 
 fn poisonous() -> Value {
     json!({"ms_per_token": 2, "faults": [{"do": "crash", "body_has": "POISON"}]})
 }
 
-/// What `status` says of the requests that are known.
 async fn known(warden: &Warden) -> Result<Vec<Value>, Trouble> {
     let status = warden.status("m").await?;
     status["quarantine"]["requests"].as_array().cloned().context("a list of requests")
@@ -27,7 +25,7 @@ async fn crashes(warden: &Warden) -> Result<u64, Trouble> {
     warden.status("m").await?["crashes"].as_u64().context("a number of crashes")
 }
 
-/// A client is answered before the death that it is answered about has been counted.
+/// Waits until the deaths are counted, which happens after a client's answer.
 async fn until_crashed(warden: &Warden, least: u64) -> Result<u64, Trouble> {
     wait_until("its deaths are counted, and it serves", SOON, async || {
         crashes(warden).await.is_ok_and(|deaths| deaths >= least)
@@ -37,7 +35,7 @@ async fn until_crashed(warden: &Warden, least: u64) -> Result<u64, Trouble> {
     crashes(warden).await
 }
 
-/// Sends it as a client does that tries again, until it is refused for good.
+/// Sends the request again and again, as a retrying client does, until it is quarantined.
 async fn until_refused(warden: &Warden, request: &Value) -> Result<(u32, Value, String), Trouble> {
     for sent in 1..=4 {
         let answer = warden.http.post(CHAT, request).await?;
@@ -62,7 +60,7 @@ async fn two_poisonous_requests_are_refused_and_a_hundred_others_are_served() ->
             let mut cut = 0;
             for n in 0..10_u64 {
                 let request = chat(&format!("o{client}-{n}"), "m", "hi", 10, n.is_multiple_of(2));
-                // Who was in flight at a death is cut, and sends the same again: then it has to be served.
+                // A request in flight at a death is cut; its repetition must be served.
                 let mut told = one(&http, &request, None).await?;
                 for _ in 0..4 {
                     if matches!(told, Told::Whole(_)) {
@@ -87,7 +85,7 @@ async fn two_poisonous_requests_are_refused_and_a_hundred_others_are_served() ->
     while let Some(ended) = others.join_next().await {
         ended??;
     }
-    // At most two deaths each, and what is known costs none.
+    // At most two deaths each, and none for a known request.
     let deaths = until_crashed(&warden, 3).await?;
     assert!((3..=4).contains(&deaths), "{deaths}");
     for request in [&one, &two] {
@@ -116,7 +114,7 @@ async fn an_operator_lists_and_releases_what_is_refused() -> Outcome {
     let warden = Setup::new()?.fake("m", &poisonous(), HASTY)?.start().await?;
     let poison = chat("p", "m", "POISON", 4, false);
     let (sent, body, executed) = until_refused(&warden, &poison).await?;
-    // The second chance was one alone, and whether it ran is not known.
+    // The retry ran alone, and may have been executed.
     assert_eq!((sent, executed.as_str()), (2, "maybe"));
     let print = body["error"]["details"]["fingerprint"].as_str().context("a fingerprint")?.to_owned();
     let status = warden.cli(&["status"]).await?;
@@ -126,7 +124,7 @@ async fn an_operator_lists_and_releases_what_is_refused() -> Outcome {
     assert!(!list.stdout.contains("POISON") && !body.to_string().contains("POISON"), "no text is told");
     let wrong = warden.cli(&["quarantine", "release", "nobody"]).await?;
     assert!(wrong.code != 0 && wrong.stderr.contains("nobody"), "{wrong:?}");
-    // Cured meanwhile.
+    // The fault is repaired.
     warden.script("m", &json!({"faults": []})).await?;
     let released = warden.cli(&["quarantine", "release", &print]).await?;
     assert!(released.stdout.contains("1 request(s) released"), "{released:?}");
@@ -168,7 +166,7 @@ async fn who_was_in_flight_with_a_poisonous_request_is_served_when_it_comes_agai
         known(&warden).await.is_ok_and(|all| all.len() == 2 && all.iter().all(|one| one["refused"] == false))
     })
     .await?;
-    // While it is tried alone, others wait and are served behind it or beside it.
+    // While the suspect runs alone, other requests wait and are then served.
     let other = chat("other", "m", "hi", 4, false);
     let (again, other) = tokio::join!(warden.http.post(CHAT, &innocent), warden.http.post(CHAT, &other));
     assert!(again?.answer()?.is_whole());
@@ -201,7 +199,7 @@ async fn a_client_that_never_waits_for_the_death_of_its_server_is_refused_all_th
     warden.until_ready(1).await?;
     let poison = chat("p", "m", "POISON", 4, false);
     let leaves = async || {
-        // It is gone long before.
+        // The client leaves long before the answer.
         drop(tokio::time::timeout(Duration::from_millis(100), warden.http.post(CHAT, &poison)).await);
     };
     wait_until("it was in flight, whoever waited for it, then alone, and is refused", SOON, async || {

@@ -1,4 +1,4 @@
-//! Requests that cannot be served at once wait their turn, up to a bound in number and time, and no longer.
+//! Requests that cannot be served at once wait in a queue, bounded in number and time.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ async fn beyond_the_bound_it_is_503_with_retry_after_and_an_openai_error() -> Ou
 async fn who_waits_longer_than_allowed_is_told_and_was_not_executed() -> Outcome {
     let toml = format!("{ONE_SLOT}queue.wait = \"300ms\"\n");
     let warden = Setup::new()?.fake("m", &json!({"ms_per_token": 20}), &toml)?.start().await?;
-    // Its start may take longer than anybody may wait.
+    // The start may take longer than a request may wait.
     warden.until_ready(1).await?;
     let running = warden.http.stream(CHAT, &chat("0", "m", "go", 100_000, true)).await?;
     assert!(running.status().is_success());

@@ -1,5 +1,5 @@
-//! The main promise, on a real llama-server built from the pinned source: replaced again and again under load, not one
-//! request fails, none is executed twice, and every answer is what an undisturbed run gives.
+//! The main promise, with a real llama-server built from the pinned source: under repeated replacements no
+//! request fails, none is executed twice, and every answer equals the undisturbed one.
 
 use std::time::Duration;
 
@@ -11,31 +11,29 @@ use warden_rig::swarm::{all_whole, requests, same, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Outcome, Trouble, Warden, wait_until};
 
-/// How many clients there are.
 const CLIENTS: usize = 8;
 
-/// How many requests they send, and how many replacements there are meanwhile at least.
+/// Number of requests, and the least number of replacements meanwhile.
 fn work() -> (usize, usize) {
     if warden_rig::is_long() { (400, 5) } else { (160, 3) }
 }
 
-/// What llama-server writes to its log when a request gets its slot.
+/// Line that llama-server logs when a request gets its slot.
 const BEGUN: &str = "processing task";
 
-/// Two slots, and a prompt cache that takes about 4 MiB of host memory with every new prompt.
+/// Two slots, and a prompt cache that takes about 4 MiB of host memory per new prompt.
 fn flags(cache_mib: &'static str) -> Vec<&'static str> {
     let mut flags = vec!["-np", "2", "-c", "2048", "--cache-ram", cache_mib];
     flags.extend(REPRODUCIBLE);
     flags
 }
 
-/// Requests with prompts that have nothing in common but their shape.
+/// Requests whose prompts have no common beginning.
 fn distinct() -> Vec<Value> {
     let words = |n: usize| (0..15).fold(String::new(), |text, k| text + &format!("w{} ", n * 100 + k));
     (0..work().0).map(|n| chat(&format!("r-{n}"), "m", &words(n), 8, n.is_multiple_of(2))).collect()
 }
 
-/// Until this many of the warden's `replacements` have `reason`.
 async fn until_reason(warden: &Warden, reason: &str, count: usize) -> Outcome {
     wait_until(&format!("{count} replacements by {reason}"), Duration::from_secs(120), async || {
         let found = json_lines(&warden.recycles()).unwrap_or_default();
@@ -63,7 +61,7 @@ async fn survives(replace: &str) -> Outcome {
         until_reason(&warden, "host_soft", 1).await?;
         let ran = warden.cli(&["restart", "m"]).await?;
         assert_eq!(ran.code, 0, "{ran:?}");
-        // Another bound for the prompt cache is another command line.
+        // A changed prompt cache changes the command line.
         let changed = warden.setup.config().replace("\"4096\"", "\"4097\"");
         warden.reload(&changed)?;
         until_reason(&warden, "configuration", 1).await
@@ -83,7 +81,7 @@ async fn survives(replace: &str) -> Outcome {
             assert_eq!(entry["gap_ms"], 0, "{entry}");
         }
     }
-    // At its end it has written all that it had to say.
+    // All output is written at the end.
     assert_eq!(warden.terminate(SOON).await?, 0);
     let begun = warden.kid.output().matches(BEGUN).count();
     assert_eq!(begun, all.len(), "requests that got a slot, over all generations");
@@ -100,7 +98,7 @@ async fn many_requests_survive_replacements_by_overlap() -> Outcome {
     survives("overlap").await
 }
 
-/// One slot of a model that decodes some 150 tokens a second.
+/// A model with one slot that generates some 150 tokens per second.
 async fn slow() -> Result<Warden, Trouble> {
     let mut flags = vec!["-np", "1", "-c", "4096", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
@@ -141,7 +139,7 @@ async fn a_client_that_leaves_ends_the_generation_of_a_real_llama_server() -> Ou
     flow.event().await?;
     drop(flow);
     let begun = tokio::time::Instant::now();
-    // The only slot: this one waits for it if the first is still generated for nobody, which would take 20 s.
+    // The request waits for the only slot if the first generation continues, which would take 20 s.
     let answer = warden.http.post(CHAT, &chat("next", "m", "hi", 4, false)).await?;
     assert!(answer.answer()?.is_whole());
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());

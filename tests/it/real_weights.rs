@@ -1,4 +1,4 @@
-//! Promise: what holds with the sample models holds with models that were trained and quantised by others.
+//! Promise: results with sample models also hold for trained and quantised models.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ async fn plan_knows_models_that_others_quantised() -> Outcome {
         let model = model(name);
         let bytes = std::fs::metadata(file)?.len();
         assert_eq!(model["context"], context, "{told}");
-        // All but the vocabulary and the numbers of the file is weights.
+        // Except for vocabulary and metadata, the file consists of weights.
         let mapped = model["mapped_bytes"].as_u64().unwrap_or(0);
         assert!(mapped <= bytes && mapped + (16 << 20) > bytes, "{mapped} of {bytes}: {told}");
     }
@@ -66,7 +66,7 @@ async fn plan_knows_what_a_process_holds_after_its_longest_prompt() -> Outcome {
         let planned = told["models"][0]["host_bytes"].as_u64().context("host_bytes")?;
 
         let real = Undisturbed::start_model(&server, file, &flags, &[]).await?;
-        // No two tokens beside each other are the same as elsewhere, as in no text.
+        // No pair of neighbouring tokens repeats.
         let prompt: Vec<usize> = (0..CONTEXT - 8).map(|at| 300 + at * 7919 % 40_000).collect();
         let asked = json!({ "prompt": prompt, "n_predict": 2 });
         let answer = real.http.post("/completion", &asked).await?;

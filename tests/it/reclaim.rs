@@ -1,6 +1,5 @@
-//! A backend that leaks is asked to give memory back before it is replaced. What that cures saws below its budget, without a
-//! replacement; what it does not cure is replaced as without it; and no answer, no kill and no drain in the middle of it costs a
-//! request.
+//! A leaking backend must first try to give memory back. If that succeeds, no replacement is needed;
+//! otherwise the backend is replaced. No answer, kill or drain in the meantime costs a request.
 
 use std::time::Duration;
 
@@ -11,12 +10,12 @@ use warden_rig::process::ProcessId;
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_for, wait_until};
 
-/// Memory is read often, and limits in seconds are shorter, so that tests need not wait.
+/// Frequent readings and short limits, so that tests need not wait.
 const OFTEN: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
                      internal.recycle.reclaim_again = \"1ms\"\ninternal.recycle.reclaim_wait = \"1s\"\n\
                      internal.recycle.reclaim_limit = \"60s\"";
 
-/// A fake holds some MiB of its own; what it leaks is a MiB a request.
+/// A fake has some MiB of its own and leaks a MiB per request.
 const POLICY: &str = "policy.host.soft = \"64MiB\"\npolicy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\n\
                       policy.quiet_within = \"100ms\"\npolicy.min_interval = \"1ms\"\npolicy.growth = \"off\"\n";
 
@@ -37,7 +36,7 @@ async fn ask(warden: &Warden, n: usize) -> Outcome {
     Err(Trouble::new(format!("request {n}: {}: {}", answer.status, answer.text())))
 }
 
-/// Entries of the ledger: those of reclaims, and of replacements.
+/// Entries of reclaims and of replacements in the ledger.
 fn ledger(warden: &Warden) -> (Vec<Value>, Vec<Value>) {
     let all = json_lines(&warden.recycles()).unwrap_or_default();
     all.into_iter().partition(|entry| entry["kind"] == "reclaim")
@@ -47,7 +46,7 @@ async fn backend(warden: &Warden) -> Value {
     warden.status("m").await.unwrap_or_default()["backends"][0].clone()
 }
 
-/// Its first reading was taken in: it is known who can be asked.
+/// Waits for the first reading, which shows if the process can reclaim memory.
 async fn known(warden: &Warden) -> Result<Value, Trouble> {
     wait_for("it is known who can be asked", SOON, async || {
         let parts = backend(warden).await["reclaim"]["parts"].clone();
@@ -179,21 +178,21 @@ async fn a_kill_a_drain_and_the_end_in_the_middle_of_it_cost_no_request_and_leav
     let asking = async |warden: &Warden| {
         wait_until("it is asked", SOON, async || backend(warden).await["reclaim"]["asking"] == true).await
     };
-    // Killed.
+    // The process is killed meanwhile.
     let waiting = by_hand(&warden);
     asking(&warden).await?;
     first.signal(Signal::KILL);
     assert_eq!(waiting.await??["entries"][0]["outcome"], "no_answer");
     ask(&warden, 1).await?;
     wait_until("its file is gone", SOON, async || !file.exists()).await?;
-    // Drained, for another one.
+    // The process is drained meanwhile.
     known(&warden).await?;
     let waiting = by_hand(&warden);
     asking(&warden).await?;
     warden.cli(&["restart", "m"]).await?;
     assert_eq!(waiting.await??["entries"][0]["outcome"], "no_answer");
     ask(&warden, 2).await?;
-    // The end.
+    // llama-warden ends meanwhile.
     known(&warden).await?;
     let waiting = by_hand(&warden);
     asking(&warden).await?;
@@ -203,7 +202,7 @@ async fn a_kill_a_drain_and_the_end_in_the_middle_of_it_cost_no_request_and_leav
     Ok(())
 }
 
-/// `POST /models/m/reclaim`, in a task of its own.
+/// Sends `POST /models/m/reclaim` in a task of its own.
 fn by_hand(warden: &Warden) -> AbortOnDropHandle<Result<Value, Trouble>> {
     let admin = warden.admin();
     let task =

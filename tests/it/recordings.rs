@@ -1,5 +1,5 @@
-//! What a model is asked is recorded without what was said, and can be sent again to the server that it was for: calls of
-//! tools, pictures of each API, and texts to fill in are understood as the originals were.
+//! Requests are recorded without their texts and can be sent to the same server again: tool calls, pictures
+//! of each API and texts to fill in work as in the originals.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,13 +12,12 @@ use warden_rig::{Context as _, Home, Outcome, Trouble, Warden, binaries, wait_un
 
 use crate::sample_models::picture;
 
-/// A leg on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Words that must not be in a recording.
+/// Words that a recording must not contain.
 const SAID: [&str; 5] = ["secret", "weather", "Paris", "celsius", "rainy"];
 
-/// Requests of each kind that a server makes something of. Each says what must not be told.
+/// Requests of each kind that a server handles; each contains a secret word.
 fn requests() -> Vec<(&'static str, Value)> {
     let schema = json!({ "type": "object", "required": ["city"], "properties": {
         "city": { "type": "string", "description": "the secret city" },
@@ -68,7 +67,7 @@ fn requests() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// What only a real server is asked.
+/// A request that only a real server handles.
 fn responses() -> (&'static str, Value) {
     let tool = json!({ "type": "function", "name": "weather", "parameters": { "type": "object", "properties": {} } });
     let items = json!([
@@ -79,7 +78,7 @@ fn responses() -> (&'static str, Value) {
     ("/v1/responses", json!({ "input": items, "tools": [tool], "max_output_tokens": 3 }))
 }
 
-/// Asks all through a warden that records, and returns the recording and how each was answered.
+/// Sends all requests through a recording llama-warden; returns the recording and the statuses.
 async fn recorded(
     warden: &mut Warden,
     file: &Path,
@@ -103,7 +102,7 @@ async fn recorded(
     Ok((text, answered))
 }
 
-/// The leg of a replay of these lines, sent twice.
+/// Replays these lines twice; returns the leg.
 async fn replayed(home: &Home, server: &Path, lines: &str, flags: &[&str]) -> Result<Value, Trouble> {
     home.file("replayed.jsonl", lines)?;
     let (server, rounds) = (server.to_string_lossy(), (2 * lines.lines().count()).to_string());
@@ -126,12 +125,13 @@ async fn replayed(home: &Home, server: &Path, lines: &str, flags: &[&str]) -> Re
     Ok(leg)
 }
 
-/// The same work is done by what was recorded as by what was asked.
+/// Checks that original and recording cause the same work.
 fn alike(original: &Value, redacted: &Value) {
     for what in ["requests", "images", "audio"] {
         assert_eq!(original["work"][what], redacted["work"][what], "{what}: {original} {redacted}");
     }
-    // A model of random weights may end an answer at any token, and a prompt of other words is as long as its tokens are.
+    // A model with random weights may end an answer at any token, and other words have other numbers of
+    // tokens.
     for what in ["prompt_tokens", "output_tokens"] {
         let tokens = |leg: &Value| leg["work"][what].as_f64().unwrap_or_default();
         let ratio = tokens(redacted) / tokens(original);
@@ -183,7 +183,7 @@ async fn a_real_server_takes_what_was_recorded_as_it_took_what_was_asked() -> Ou
     let file = setup.home.path().join("asked.jsonl");
     let all: Vec<(&str, Value)> = requests().into_iter().chain([responses()]).collect();
     let (recording, answered) = recorded(&mut setup.start().await?, &file, &all).await?;
-    // This model has no tokens for what is to be filled in.
+    // This model has no tokens for filling in.
     assert_eq!(answered, [501, 200, 200, 200, 200, 200]);
     let home = Home::new()?;
     let flags: Vec<&str> = ["-m", &model].into_iter().chain(plain).collect();

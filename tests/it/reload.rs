@@ -1,4 +1,4 @@
-//! SIGHUP takes over a new configuration and restarts only those backends whose own settings changed.
+//! On SIGHUP, llama-warden applies a new configuration and restarts only backends whose settings changed.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,7 +11,6 @@ use tokio::time::timeout;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-/// The backend process of a model, by its alias flag.
 fn backend_of(warden: &Warden, alias: &str) -> Option<warden_rig::process::ProcessId> {
     warden.backends().into_iter().find(|process| process.command_line().iter().any(|word| word == alias))
 }
@@ -90,7 +89,7 @@ async fn a_new_budget_alone_restarts_nothing() -> Outcome {
     Ok(())
 }
 
-/// In the place of a file: whoever opens it waits until somebody opens the other end, as for a disk that hangs.
+/// Replaces a file by a pipe: opening it blocks, as on a disk that hangs.
 fn hang(warden: &Warden, file: &str) -> Result<PathBuf, Trouble> {
     let path = warden.home().path().join(file);
     std::fs::remove_file(&path)?;
@@ -105,7 +104,7 @@ async fn while_the_configuration_cannot_be_read_all_goes_on_and_what_comes_at_la
     let before = warden.until_ready(1).await?;
     let path = hang(&warden, "warden.toml")?;
     warden.kid.signal(Signal::HUP);
-    // Somebody reads: the other end can be opened.
+    // The pipe has a reader, so it can be opened for writing.
     let (config, writing) = (warden.setup.config(), path.clone());
     let writer =
         timeout(SOON, tokio::task::spawn_blocking(move || File::options().write(true).open(writing)));
@@ -116,7 +115,7 @@ async fn while_the_configuration_cannot_be_read_all_goes_on_and_what_comes_at_la
     let refused = warden.cli(&["upgrade", "--to", &program, "--wait", "1s"]).await?;
     assert!(refused.code == 1 && refused.all().contains("did not start in time"), "{refused:?}");
     let renamed = config.replace("[models.\"a\"]", "[models.\"c\"]");
-    // Somewhere else by now, for who reads it next.
+    // The next reader finds a regular file.
     std::fs::rename(&path, path.with_extension("fifo"))?;
     std::fs::write(&path, &renamed)?;
     writer.write_all(renamed.as_bytes())?;

@@ -1,4 +1,4 @@
-//! Models that somebody else's endpoint serves. Another llama-warden stands for it.
+//! Remote models, served by another endpoint; here another llama-warden.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Identity, Outcome, Trouble, Warden, ports, wait_until};
 
-/// Who does not answer is asked again soon, and who answers often.
+/// Frequent probes and short retries.
 const OFTEN: &str = "internal.remote.interval = \"200ms\"\ninternal.remote.retry_first = \"20ms\"";
 
-/// An endpoint with a model `far`, which has a port of its own so that it can come back.
+/// Starts an endpoint with a model `far` on a fixed port, so that it can be restarted there.
 pub(crate) async fn endpoint(top: &str, script: &Value) -> Result<(Warden, u16), Trouble> {
     let port = ports::free()?;
     let top = format!("server.port = {port}\n{top}");
@@ -20,7 +20,7 @@ pub(crate) async fn endpoint(top: &str, script: &Value) -> Result<(Warden, u16),
     Ok((there, port))
 }
 
-/// As `[remotes]` has it, with more lines.
+/// A remote with further lines of configuration.
 pub(crate) fn remote(url: &str, more: &str) -> String {
     format!("{OFTEN}\n[remotes.cloud]\nurl = \"{url}\"\nmodel = \"far\"\n{more}")
 }
@@ -32,7 +32,7 @@ pub(crate) async fn until_state(here: &Warden, model: &str, state: &str) -> Outc
     .await
 }
 
-/// A key for who is called `here`, in a file of its own; the endpoint gets its hash.
+/// Writes a key named `here` to a file; the endpoint gets its hash.
 async fn key(setup: &Setup, file: &Path) -> Result<String, Trouble> {
     let keys = setup.home.path().join("keys.toml");
     let ran =
@@ -74,7 +74,7 @@ async fn a_model_of_an_endpoint_is_served_over_tls_with_its_key() -> Outcome {
     let list = here.http.get("/v1/models").await?.json()?;
     let cloud = list["data"].as_array().and_then(|all| all.iter().find(|one| one["id"] == "cloud"));
     assert_eq!(cloud.context("it is listed")?["owned_by"], "remote");
-    // The address is shown, and the key nowhere.
+    // The address is shown, but not the key.
     let shown = here.cli(&["status"]).await?.stdout + &here.cli(&["config", "show"]).await?.all();
     let metrics = here.admin().get("/metrics").await?.text();
     assert!(
@@ -171,7 +171,7 @@ async fn nothing_but_what_computes_an_answer_goes_to_an_endpoint() -> Outcome {
         assert!(answer.text().contains("only routes that compute an answer"), "{target}: {}", answer.text());
     }
     assert!(there.ledger().executions()?.is_empty());
-    // A request for it is bounded.
+    // Limits apply to a remote request as well.
     let answer = here.http.post(CHAT, &body).await?.answer()?;
     assert_eq!(answer.text.split(' ').count(), 2, "{answer:?}");
     Ok(())
@@ -198,7 +198,7 @@ async fn who_ends_waits_for_what_runs_at_an_endpoint_and_for_nobody_else() -> Ou
     };
     let (queued, ()) = tokio::try_join!(queued, ends)?;
     assert_eq!(queued.status.as_u16(), 503, "{}", queued.text());
-    // Not the whole deadline.
+    // Less than the whole deadline.
     assert_eq!(here.kid.exit(std::time::Duration::from_secs(15)).await?, 0);
     Ok(())
 }
@@ -226,7 +226,7 @@ async fn a_reload_moves_a_model_to_another_endpoint_and_a_running_answer_stays()
     ended?;
     assert!(rest.error.is_none(), "{rest:?}");
     one.ledger().each_finished_once(["a"])?;
-    // And away with it.
+    // The remote is removed.
     here.reload(&config.replace("remotes.cloud", "remotes.other"))?;
     wait_until("the name is gone", SOON, async || {
         let asked = here.http.post(CHAT, &chat("c", "cloud", "hi", 3, false)).await;

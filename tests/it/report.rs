@@ -1,4 +1,4 @@
-//! What a patched llama-server reports about its GPU memory is shown to the operator, and nothing of it stays behind.
+//! The GPU memory report of a patched llama-server is shown to the operator, and its file is removed.
 
 use std::path::{Path, PathBuf};
 
@@ -10,20 +10,18 @@ use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_for, wait_until};
 
 const VARIABLE: &str = "LLAMA_WARDEN_REPORT";
 
-/// Memory is read often, so that tests need not wait.
 const OFTEN: &str = "sensors.interval = \"25ms\"\ninternal.sensors.idle_settle = \"1ms\"";
 
-/// The patched llama-server has a limit of two graphs.
+/// The patched llama-server keeps at most two graphs.
 const CAP: &str = "defaults.env.LLAMA_WARDEN_GRAPH_CACHE_CAP = \"2\"";
 
-/// One model that writes such a report.
+/// Starts one model that writes a memory report.
 async fn start(script: &Value, top: &str, toml: &str) -> Result<(Warden, ProcessId), Trouble> {
     let warden = Setup::new()?.top(OFTEN).top(top).fake("m", script, toml)?.start().await?;
     let backend = warden.until_ready(1).await?[0];
     Ok((warden, backend))
 }
 
-/// The file that a process was told.
 fn file_of(backend: ProcessId) -> Result<PathBuf, Trouble> {
     backend.variable(VARIABLE).map(PathBuf::from).context("it was told no file")
 }
@@ -36,7 +34,7 @@ async fn ask(warden: &Warden, requests: u32) -> Outcome {
     Ok(())
 }
 
-/// The first context of the report that the status shows; null without one.
+/// First context of the report in the status, or null.
 async fn shown(warden: &Warden) -> Value {
     let status = warden.status("m").await.unwrap_or_default();
     status["backends"][0]["report"]["contexts"][0].clone()
@@ -47,14 +45,12 @@ async fn until_computes(warden: &Warden, computes: u64) -> Outcome {
     wait_until(&what, SOON, async || shown(warden).await["computes"] == computes).await
 }
 
-/// Reports that lie in the directory of this one.
 fn left(file: &Path) -> Result<Vec<PathBuf>, Trouble> {
     let Ok(entries) = std::fs::read_dir(file.parent().context("a directory")?) else { return Ok(Vec::new()) };
     let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
     Ok(paths.filter(|path| path.extension().is_some_and(|end| end == "report")).collect())
 }
 
-/// Until the reports of all other processes are gone.
 async fn until_alone(file: &PathBuf) -> Outcome {
     wait_until("the old report is gone", SOON, async || {
         left(file).is_ok_and(|found| found == std::slice::from_ref(file))
@@ -117,7 +113,7 @@ async fn each_generation_writes_a_file_of_its_own_and_the_ledger_keeps_the_sums_
     until_computes(&warden, 0).await?;
     ask(&warden, 1).await?;
     until_computes(&warden, 1).await?;
-    // Counters go on over a replacement.
+    // Counters continue after a replacement.
     warden
         .until_metrics(&[
             "llama_warden_backend_cuda_computes_total{model=\"m\",replica=\"0\",device=\"0\"} 4",

@@ -1,5 +1,5 @@
-//! The folder of `diagnose --report`: whoever gets it sees what was found and what was not, and its script shows the same
-//! growth without us.
+//! The folder of `diagnose --report` shows what was found and what was not, and its script shows the same
+//! growth without llama-warden.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,12 +9,11 @@ use warden_experiment::Workload;
 use warden_rig::home::Ran;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 
-/// A leg and a script on a loaded machine.
+/// Limit for a leg and a script on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 const PLAIN: [&str; 4] = ["-np", "2", "--mmproj", "model.gguf"];
 
-/// `diagnose --report out` with the fake-llama of this home.
 async fn reported(home: &Home, args: &[&str], flags: &[&str]) -> Result<Ran, Trouble> {
     let fake = binaries::fake_llama()?.to_string_lossy().into_owned();
     let first = ["diagnose", "--binary", &fake, "--report", "out"];
@@ -26,7 +25,7 @@ fn file(home: &Home, name: &str) -> Result<String, Trouble> {
     std::fs::read_to_string(home.path().join("out").join(name)).context(name)
 }
 
-/// Runs the script from another folder, and returns what it says of host memory in KiB a request.
+/// Runs the script from another folder; returns its growth of host memory in KiB per request.
 async fn reproduced(home: &mut Home, requests: u32) -> Result<(i64, Ran), Trouble> {
     let port = warden_rig::ports::free()?;
     home.env.insert("PORT".into(), port.to_string().into());
@@ -80,7 +79,7 @@ async fn a_leak_beside_the_prompt_cache_is_shown_without_the_cache_and_with_what
     for name in ["report.md", "report.html", "findings.json", "reproduce.sh"] {
         assert!(!file(&home, name)?.contains("hush"), "{name}");
     }
-    // Somebody else has the model elsewhere.
+    // Another user has the model at another path.
     let elsewhere = home.file("elsewhere.gguf", "GGUF")?;
     home.env.insert("MODEL".into(), elsewhere.into());
     std::fs::remove_file(home.path().join("model.gguf"))?;
@@ -116,7 +115,7 @@ async fn a_report_says_no_more_than_was_seen_and_a_script_tells_when_nothing_is_
     let (text, page) = (file(&home, "report.md")?, file(&home, "report.html")?);
     assert!(text.contains("too few readings to tell whether anything leaks under short-text"), "{text}");
     assert!(!text.contains("nothing leaks") && !page.contains("No leak was found"), "{page}");
-    // A server that answers nothing is no server that is steady.
+    // A server that answers nothing must not look steady.
     let script = home.path().join("out/reproduce.sh");
     let broken = std::fs::read_to_string(&script)?.replace("path=/v1/chat/completions", "path=/nowhere");
     std::fs::write(&script, broken)?;

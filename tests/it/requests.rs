@@ -1,4 +1,5 @@
-//! The operator sees each request and how far it has come, and can end it there: its client is told, and its slot is free at once.
+//! The operator sees each request with its progress and can cancel it: the client gets an error, and the slot
+//! is free at once.
 
 use std::io::Read as _;
 use std::time::Duration;
@@ -17,14 +18,13 @@ use warden_rig::ledger::End;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Identity, Outcome, Trouble, Warden, wait_for, wait_until};
 
-/// How a client speaks.
 #[derive(Clone)]
 enum Way {
     One(Http),
     Two { sender: SendRequest<Full<Bytes>>, origin: String },
 }
 
-/// A whole answer, or what came of one that was cut.
+/// A whole answer, or the rest of a cut one.
 struct Got {
     status: StatusCode,
     text: String,
@@ -33,7 +33,7 @@ struct Got {
 }
 
 impl Way {
-    /// One connection of HTTP/2, which all of its requests share.
+    /// A connection of HTTP/2 for all requests.
     async fn two(identity: &Identity, warden: &Warden, drivers: &mut JoinSet<()>) -> Result<Self, Trouble> {
         let stream = identity.connect(warden.address(), &["h2"]).await?;
         let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
@@ -75,7 +75,6 @@ impl Way {
     }
 }
 
-/// What is shown of one request.
 async fn shown(warden: &Warden, id: &str) -> Option<Value> {
     let all = warden.admin().get("/requests?limit=5000").await.ok()?.json().ok()?;
     all["requests"].as_array()?.iter().find(|one| one["id"] == id).cloned()
@@ -99,7 +98,7 @@ async fn cancel(warden: &Warden, id: &str) -> Result<Value, Trouble> {
     told.json()
 }
 
-/// The model that serves, and how far its requests come.
+/// A model, and the states in which its streamed and whole requests stay.
 const CASES: [(&str, &str, &str); 5] = [
     ("generates", "generating", "sent"),
     ("evaluates", "prefill", "sent"),
@@ -134,14 +133,14 @@ async fn started(identity: Option<&Identity>, names: &[&str]) -> Result<Warden, 
     Ok(warden)
 }
 
-/// Whether nothing runs in the slots of a model any more, and nobody waits for it.
+/// Returns true if no request runs in the model's slots or waits.
 async fn is_free(warden: &Warden, model: &str) -> bool {
     let Ok(status) = warden.status(model).await else { return false };
     let busy = status["backends"].as_array().into_iter().flatten().filter(|one| one["in_flight"] != 0);
     status["waiting"] == 0 && busy.count() == 0
 }
 
-/// Cancels a request of each kind where it is.
+/// Cancels a request in each state.
 async fn each_is_cancelled(warden: &Warden, way: &Way, name: &str) -> Outcome {
     for (model, of_stream, of_whole) in CASES {
         let dying = format!("dies-{name}");
@@ -157,7 +156,7 @@ async fn each_is_cancelled(warden: &Warden, way: &Way, name: &str) -> Outcome {
                 until_state(warden, id, "generating").await?;
             }
             if model == dying {
-                // Who follows takes its time.
+                // The next process loads slowly.
                 warden.script(model, &json!({"load_ms": 600_000})).await?;
             }
             let id = format!("{name}-{model}-{stream}");
@@ -342,7 +341,7 @@ async fn one_is_shown_as_it_was_recorded_and_only_where_its_model_says_so() -> O
     assert!(leads_to(&ids[0]) && !leads_to(&ids[1]), "{view}");
     let shown = crate::page::get(at, &format!("/page/requests?id={}", ids[0])).await?.text();
     assert!(shown.contains("max_tokens") && !shown.contains("secret"), "{shown}");
-    // What is packed for others has none of it, and the next run knows nothing of it.
+    // The bug report has none of these requests, nor does the next run.
     let packed = warden.cli(&["report", "--yes", "--out", "r.tar.gz", "--config", "warden.toml"]).await?;
     assert_eq!(packed.code, 0, "{}", packed.all());
     let packed = std::fs::File::open(warden.home().path().join("r.tar.gz"))?;

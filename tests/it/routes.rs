@@ -1,5 +1,5 @@
-//! Every route of llama-server answers through us for the model that the request names, as it does directly; rules change
-//! what they name, and are taken over at a reload.
+//! Every route of llama-server gives the same answer through llama-warden, for the model that the request
+//! names. Rules change the routes that they name, and a reload applies new rules.
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -10,7 +10,6 @@ use warden_rig::real::model_lines;
 use warden_rig::warden::{CHAT, SOON, Setup};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
-/// What a fake's echo was sent, as text.
 async fn echoed(warden: &Warden, target: &str, body: &str) -> Result<Value, Trouble> {
     let request = Request::post(target).body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;
     warden.http.send(request).await?.json()
@@ -76,7 +75,7 @@ async fn rules_change_requests_and_are_taken_over_at_a_reload() -> Outcome {
         .await
 }
 
-/// A request to a real server, and whether its answer is the same each time.
+/// A request to a real server, and true if its answer is always the same.
 type Asked = (Method, &'static str, Option<Value>, bool);
 
 fn every_route() -> Vec<Asked> {
@@ -140,7 +139,7 @@ async fn ask(
 async fn every_route_of_a_real_server_answers_as_it_does_directly() -> Outcome {
     let flags = ["-np", "2", "-c", "2048", "-t", "1", "--metrics"];
     let lines = model_lines(SamplePreset::Chat, &flags).await?;
-    // As its command alone makes it: with a directory for slots of ours it does for us what it does for no client.
+    // With a slot directory, llama-server would do more for llama-warden than for other clients.
     let setup = Setup::new()?.model("org/m", &format!("{lines}warm = \"off\"\n"));
     let warden = setup.fake("other", &json!({}), "preload = false\n")?.start().await?;
     let backend = warden.until_ready(1).await?[0];
@@ -157,7 +156,7 @@ async fn every_route_of_a_real_server_answers_as_it_does_directly() -> Outcome {
                 assert_eq!(answer, plain, "{way}");
             }
         }
-        // By the body, where that is an object.
+        // The model is named in the body if that is an object.
         if let Some(Value::Object(mut fields)) = body {
             fields.insert("model".to_owned(), json!("org/m"));
             let (through, answer) = ask(&warden.http, &method, target, Some(&fields.into())).await?;

@@ -1,4 +1,4 @@
-//! Models that `sample-model` writes: llama-server loads them and looks at pictures.
+//! A real llama-server loads the models of `sample-model` and answers questions about pictures.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,7 +7,6 @@ use warden_rig::real::{Undisturbed, llama_server};
 use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 
-/// A picture of this many pixels each way, whose colours depend on `shade`.
 pub(super) fn picture(edge: u8, shade: u8) -> String {
     let row = usize::from(edge) * 3;
     let mut bitmap = b"BM\0\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0".to_vec();
@@ -22,7 +21,7 @@ pub(super) fn picture(edge: u8, shade: u8) -> String {
     format!("data:image/bmp;base64,{}", STANDARD.encode(bitmap))
 }
 
-/// The answer to a question about a picture: its text, and the tokens that the prompt had.
+/// Text and prompt tokens of an answer about a picture.
 async fn look(server: &Undisturbed, picture: &str) -> Result<(String, u64), Trouble> {
     let body = json!({"temperature": 0, "max_tokens": 12, "cache_prompt": false, "messages": [{"role": "user", "content": [
         {"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": picture}}]}]});
@@ -34,7 +33,7 @@ async fn look(server: &Undisturbed, picture: &str) -> Result<(String, u64), Trou
     Ok((text, answer["usage"]["prompt_tokens"].as_u64().context("no usage")?))
 }
 
-/// Whether all of it is words of two or three syllables, as the vocabulary has them.
+/// Returns true if a text consists of words of two or three syllables, as in the vocabulary.
 fn is_words(text: &str) -> bool {
     let word =
         |word: &str| (4..=6).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_lowercase());
@@ -47,7 +46,6 @@ async fn written(home: &Home, arguments: &[&str]) -> Result<String, Trouble> {
     Ok(ran.stdout)
 }
 
-/// A model of this preset answers questions about pictures on a real llama-server.
 async fn sees(preset: &str) -> Outcome {
     let home = Home::new()?;
     written(&home, &["--preset", preset, "-o", "model.gguf"]).await?;

@@ -1,5 +1,5 @@
-//! Promise: nothing outside can stop serving. Without threads, with a state disk that hangs or is full, and without
-//! the directory of its sockets, loaded models answer; and when that is over all is as before, without anybody's help.
+//! Promise: external failures do not stop serving. Without threads, with a hanging or full state disk, or
+//! without the socket directory, loaded models answer. Afterwards all functions recover without help.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,11 +12,10 @@ use warden_rig::scarcity::{SmallDisk, TaskLimit};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-/// A second on a machine of one's own; tests share theirs with builds. What this is about took a minute, or never
-/// ended.
+/// An answer takes a second on an idle machine; tests share theirs with builds. Without the fix it took a
+/// minute or more.
 const PROMPT: Duration = Duration::from_secs(5);
 
-/// A model answers, now.
 async fn answers(warden: &Warden, model: &str) -> Outcome {
     let asked = timeout(PROMPT, warden.http.post(CHAT, &chat("now", model, "hi", 3, false))).await;
     let answer =
@@ -24,19 +23,17 @@ async fn answers(warden: &Warden, model: &str) -> Outcome {
     if answer.status.is_success() { Ok(()) } else { Err(Trouble::new(answer.text())) }
 }
 
-/// The operator's side answers, now.
 async fn is_shown(warden: &Warden) -> Result<serde_json::Value, Trouble> {
     let asked = timeout(PROMPT, warden.admin().get("/status")).await;
     asked.map_err(|_| Trouble::new("the status does not answer"))??.json()
 }
 
-/// A model answers at some time.
 async fn comes_back(warden: &Warden, model: &str) -> Outcome {
     let what = format!("`{model}` answers again; {}", warden.kid.output());
     wait_until(&what, SOON * 2, async || answers(warden, model).await.is_ok()).await
 }
 
-/// Two models, `a` and `b`, that run, and `cold`, which does not.
+/// Starts two running models, `a` and `b`, and an unloaded one, `cold`.
 async fn start(setup: Setup) -> Result<Warden, Trouble> {
     let unloaded = "preload = false";
     let warden = setup
@@ -49,12 +46,10 @@ async fn start(setup: Setup) -> Result<Warden, Trouble> {
     Ok(warden)
 }
 
-/// Where the state is, on a disk at this place.
 fn on(disk: &Path) -> String {
     format!("paths.state_dir = '{}'", disk.join("state").display())
 }
 
-/// The process of a model.
 async fn kill(warden: &Warden, model: &str) -> Outcome {
     let pid = warden.status(model).await?["backends"][0]["pid"].as_i64().context("a process")?;
     let backends = warden.backends();
@@ -74,7 +69,7 @@ async fn without_threads_what_is_loaded_answers_and_everything_else_comes_by_its
     let pid = warden.kid.pid();
     limit.hold(pid)?;
     limit.close()?;
-    // All that used to ask for a thread: a reload, a look at the folder, a model to be loaded, a process that ends.
+    // Actions that used to need a thread: a reload, a look at the folder, a load, an exit.
     warden.kid.signal(Signal::HUP);
     kill(&warden, "a").await?;
     let http = warden.http.clone();
@@ -155,7 +150,7 @@ async fn with_a_state_disk_that_hangs_it_ends_in_time_and_takes_its_processes_wi
     Warden::until_gone(&children, SOON).await?;
     assert!(warden.backends().is_empty(), "its processes are gone");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    // The kernel lets no thread go that waits for such a disk, and no process that has one.
+    // A process ends only after its threads, which the kernel blocks while the disk is frozen.
     drop(frozen);
     assert_eq!(warden.kid.exit(SOON).await?, 0);
     Ok(())

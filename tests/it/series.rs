@@ -1,4 +1,4 @@
-//! Promise: what memory did is kept with what was done, through restarts and kills, and whatever happens to its files nothing else depends on it.
+//! Promise: memory series survive restarts and kills, and damage to their files affects nothing else.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-/// The finest stretches are of a second, and written at once.
+/// The finest points cover a second and are written at once.
 const FAST: &str = "sensors.interval = \"50ms\"\ninternal.series.first = \"1s\"\ninternal.series.flush = \"50ms\"\n\
                     internal.series.look = \"5ms\"\ninternal.series.retry = \"100ms\"\n";
 
@@ -28,7 +28,7 @@ async fn of_model(warden: &Warden, range: &str) -> Result<Value, Trouble> {
     series(warden, &format!("?model=org%2Fa%20b&points=1000&range={range}")).await
 }
 
-/// Points of host memory, by their start: how many readings each has.
+/// Points of host memory: their start and number of readings.
 async fn points(warden: &Warden, range: &str) -> Result<BTreeMap<u64, u64>, Trouble> {
     let data = of_model(warden, range).await?;
     let all = data["series"].as_array().context("no series")?;
@@ -95,7 +95,7 @@ async fn readings_and_marks_are_there_at_once_and_survive_an_end_and_a_kill() ->
     );
 
     warden.restart(NAME, 1).await?;
-    // It is done; a second later it is seen by whoever looks.
+    // An update becomes visible within a second.
     let asked = tokio::time::Instant::now();
     let found = loop {
         let late = asked.elapsed() >= Duration::from_secs(1);
@@ -107,7 +107,7 @@ async fn readings_and_marks_are_there_at_once_and_survive_an_end_and_a_kill() ->
     let mark = found.iter().find(|mark| mark["kind"] == "replaced").context(format!("{found:?}"))?;
     assert!(mark["words"].as_str().is_some_and(|words| words.contains("operator")), "{mark}");
 
-    // A clean end loses nothing.
+    // A clean end loses no reading.
     let before = points(&warden, "1h").await?;
     let mut warden = warden;
     assert_eq!(warden.terminate(SOON).await?, 0);
@@ -120,7 +120,7 @@ async fn readings_and_marks_are_there_at_once_and_survive_an_end_and_a_kill() ->
     assert!(missing.is_empty(), "{missing:?} of {before:?} in {after:?}");
     assert!(marks(&warden).await?.iter().any(|mark| mark["kind"] == "replaced"));
 
-    // A kill costs what was not complete and not written: the last two stretches at most.
+    // A kill loses at most the last two points, which were incomplete or unwritten.
     let (hour, month) = (points(&warden, "1h").await?, points(&warden, "30d").await?);
     warden.kid.signal(Signal::KILL);
     warden.kid.exit(SOON).await?;
@@ -135,14 +135,14 @@ async fn readings_and_marks_are_there_at_once_and_survive_an_end_and_a_kill() ->
         .filter(|(at, count)| after.get(at).is_none_or(|now| now < *count))
         .collect();
     assert!(missing.is_empty(), "{missing:?} of {hour:?} in {after:?}");
-    // The wide ones are made up for from the fine ones.
+    // Wide points are rebuilt from fine ones.
     let sum = |points: &BTreeMap<u64, u64>| points.values().sum::<u64>();
     let (before, after) = (sum(&month), sum(&points(&warden, "30d").await?));
     let unwritten: u64 = hour.values().rev().take(2).sum();
     assert!(after + unwritten >= before, "{after} of {before}, {unwritten} were not complete");
     assert!(marks(&warden).await?.iter().any(|mark| mark["kind"] == "replaced"));
 
-    // One file for the one memory, of a length that never changes.
+    // One file of constant length for each kind of memory.
     let all = files(&folder(&warden))?;
     assert!(all.len() == 1 && all[0].0.starts_with("m-org-a-b-0-host-"), "{all:?}");
     let listed = series(&warden, "").await?;
@@ -187,7 +187,7 @@ async fn a_second_instance_of_the_same_state_keeps_its_own_and_spoils_nothing() 
     until_points(&second, 2).await?;
     let place = of_model(&second, "1h").await?["place"].clone();
     assert!(place.as_str().is_some_and(|place| place.contains("in this process only")), "{place}");
-    // The first has ended: the second goes on in its files.
+    // After the end of the first instance, the second continues its files.
     let kept = points(&first, "1h").await?;
     let mut first = first;
     assert_eq!(first.terminate(SOON).await?, 0);
@@ -204,7 +204,7 @@ async fn a_second_instance_of_the_same_state_keeps_its_own_and_spoils_nothing() 
     Ok(())
 }
 
-/// Starts it so that a file of more than so many bytes cannot be written, as on a full disk.
+/// Starts llama-warden with a limit of file size, which acts like a full disk.
 async fn cramped(setup: Setup, bytes: u64) -> Result<Warden, Trouble> {
     let config = setup.home.file("warden.toml", setup.config())?;
     let program = warden_rig::binaries::llama_warden()?;
@@ -247,7 +247,7 @@ async fn somebodys_file_in_the_place_of_the_folder_stays_and_is_named() -> Outco
     warden.says("memory readings cannot be written").await?;
     until_points(&warden, 2).await?;
     assert_eq!(std::fs::read_to_string(&mine)?, "mine");
-    // It goes on in files as soon as it can.
+    // Writing continues as soon as possible.
     std::fs::remove_file(&mine)?;
     warden.says("are written from now on").await?;
     wait_until("there is a file", SOON, async || files(&folder(&warden)).is_ok_and(|all| all.len() == 1))

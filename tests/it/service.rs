@@ -1,6 +1,7 @@
-//! As a service: the manager that has started us is told how we are, hands over sockets and credentials, and keeps what we log.
+//! As a service, llama-warden reports its state to the service manager, accepts sockets and credentials, and
+//! logs for it.
 //!
-//! The manager is played by a socket that writes down what it is told; `service_under_systemd` has a real one.
+//! A socket that records messages plays the manager; `service_under_systemd` uses a real one.
 
 mod lasting;
 
@@ -17,7 +18,6 @@ use warden_rig::http::json_request;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Home, Http, Outcome, Trouble, Warden, wait_until};
 
-/// A manager that writes down what it is told.
 struct Manager {
     told: Vec<String>,
     more: Receiver<String>,
@@ -44,7 +44,7 @@ impl Manager {
         &self.told
     }
 
-    /// Waits until it was told so many messages with this in them.
+    /// Waits for this number of messages that contain the text.
     async fn hears(&mut self, what: &str, times: usize) -> Outcome {
         let label = format!("the manager hears {what:?} {times} times");
         let heard = wait_until(&label, SOON, async || {
@@ -61,7 +61,6 @@ impl Manager {
     }
 }
 
-/// A warden to be, whose manager wants to hear of it.
 fn managed(setup: Setup) -> Result<(Setup, Manager), Trouble> {
     let mut setup = setup;
     let path = setup.home.path().join("notify");
@@ -81,7 +80,7 @@ async fn the_manager_is_told_of_readiness_reloads_requests_and_the_end() -> Outc
     setup.home.env.insert("WATCHDOG_USEC".into(), "800000".into());
     let mut warden = setup.start().await?;
     manager.hears("READY=1", 1).await?;
-    // Fed again and again while all turns.
+    // The watchdog is fed repeatedly while all loops run.
     manager.hears("WATCHDOG=1", 3).await?;
     manager.hears("STATUS=1 of 1 models ready; 0 requests in flight", 1).await?;
     let child = warden.until_ready(1).await?[0];
@@ -146,7 +145,7 @@ async fn why_it_could_not_start_is_told_in_its_status() -> Outcome {
     Ok(())
 }
 
-/// A program that opens these sockets as descriptors from 3 on, and becomes `llama-warden` with them: what systemd does.
+/// Opens these sockets as descriptors from 3 on, and becomes `llama-warden`, as systemd does.
 const ACTIVATE: &str = r#"
 import os, socket, sys
 kinds, names, address, program = sys.argv[1].split(","), sys.argv[2], sys.argv[3], sys.argv[4:]
@@ -165,7 +164,7 @@ os.environ.update(LISTEN_FDS=str(len(kinds)), LISTEN_FDNAMES=names, LISTEN_PID=s
 os.execv(program[0], program)
 "#;
 
-/// Starts a warden with sockets of these kinds and names; `Err` has its output.
+/// Starts llama-warden with sockets of these kinds and names; `Err` has its output.
 async fn activated(kinds: &str, names: &str) -> Result<Warden, Trouble> {
     let setup = Setup::new()?.fake("m", &json!({}), "")?;
     let config = setup.home.file("warden.toml", setup.config())?;
@@ -247,7 +246,7 @@ async fn no_line_of_the_access_log_is_lost_when_it_is_rotated_under_load() -> Ou
             Ok::<_, Trouble>(())
         };
         let rotating = async {
-            // As logrotate does: the old one is renamed, a new one made, and then we are told.
+            // logrotate renames the old file, creates a new one, and then signals llama-warden.
             std::fs::rename(&log, rotated(round))?;
             if round % 2 == 0 {
                 drop(std::fs::File::create(&log)?);
@@ -372,7 +371,7 @@ async fn systemd_finds_nothing_wrong_with_the_units() -> Outcome {
             .arg(units.join("llama-warden.socket"))
             .output()?;
         let told = String::from_utf8_lossy(&verified.stderr);
-        // An older systemd does not know what a newer one is told.
+        // An older systemd does not know all settings.
         let newer: &[&str] =
             if systemd == "255" { &["notify-reload", "RestartSteps", "RestartMaxDelaySec"] } else { &[] };
         let ours: Vec<&str> = told
@@ -384,7 +383,7 @@ async fn systemd_finds_nothing_wrong_with_the_units() -> Outcome {
     Ok(())
 }
 
-/// With a real systemd and a real journald, where namespaces can be had.
+/// Needs a real systemd and journald, in namespaces.
 #[tokio::test]
 async fn a_real_systemd_starts_it_on_demand_reloads_it_watches_over_it_and_ends_it_without_cutting_a_stream()
 -> Outcome {
@@ -416,7 +415,7 @@ async fn a_real_systemd_starts_it_on_demand_reloads_it_watches_over_it_and_ends_
         "in_flight yes",
         "stream whole",
         "stopped inactive success",
-        // Of both processes.
+        // From both processes.
         "journal 2",
         "journal_of_children 2",
         "uninstalled 0",

@@ -1,4 +1,4 @@
-//! Where settings come from and what is said about them: variables, secrets, contradictions, flags that do not exist.
+//! Sources of settings, and messages about them: variables, secrets, contradictions, unknown flags.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,6 @@ use serde_json::json;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Home, Outcome, Trouble, Warden, wait_until};
 
-/// Some processes one after the other on a loaded machine.
 const LONG: Duration = Duration::from_secs(300);
 
 const TOKEN: &str = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
@@ -75,7 +74,7 @@ async fn secrets_of_a_configuration_are_shown_to_whoever_asks_for_them_only() ->
     Ok(())
 }
 
-/// What a process is given and what it says, each with a part that nobody may see.
+/// Inputs and outputs of a process, each with a secret part.
 const PLANTED: [(&str, &str); 6] = [
     ("token hf_abcdefghijklmnopqrstuvwxyzABCD1234", "hf_abcdefghijklmnopqrstuvwxyzABCD1234"),
     ("Authorization: Bearer sk-proj-abcdefgh1234ijkl5678mnop", "sk-proj-abcdefgh1234ijkl5678mnop"),
@@ -93,7 +92,7 @@ fn secret_in(text: &str) -> Option<&'static str> {
     PLANTED.iter().map(|(_, secret)| *secret).find(|secret| text.contains(secret))
 }
 
-/// All files below a directory, but for what a test put there itself.
+/// All files below a directory, except those of the test itself.
 fn files_below(directory: &Path, but: &[&str]) -> Result<Vec<PathBuf>, Trouble> {
     let (mut files, mut left) = (Vec::new(), vec![directory.to_owned()]);
     while let Some(directory) = left.pop() {
@@ -133,7 +132,7 @@ async fn no_secret_that_a_process_has_or_says_comes_out_anywhere() -> Outcome {
             None => Ok(()),
         }
     };
-    // One that dies by itself, and then cannot start: its last words are told in many places.
+    // A process that dies, and then cannot start: its last lines appear in many places.
     warden.script("m", &json!({ "fail": "abort" })).await?;
     child.signal(Signal::KILL);
     wait_until("a failed start is told", SOON, async || {
@@ -165,7 +164,7 @@ async fn no_secret_that_a_process_has_or_says_comes_out_anywhere() -> Outcome {
     see(&warden.kid.output())?;
     let all = seen.borrow().clone();
     assert!(all.contains("***") && all.contains("GGML_ASSERT"), "{all}");
-    // What is left on the disk: the history, the ledger, the access log, our own log.
+    // Files on disk: history, ledger, access log and own log.
     let written =
         files_below(warden.home().path(), &["warden.toml", "scripts", "ledger.jsonl", "model.gguf"])?;
     assert!(written.iter().any(|path| path.ends_with("events.jsonl")), "{written:?}");

@@ -1,8 +1,8 @@
-//! Promise: several instances behind a balancer are one service. What is drained, killed or comes back costs nobody a request that the
-//! balancer can send again, and a conversation goes back to where its prompt is warm.
+//! Promise: several instances behind a balancer are one service. A drain, a kill or a return costs no request
+//! that the balancer can send again, and a conversation returns to the instance with its cached prompt.
 //!
-//! The balancers are real ones, with the very files that docs/haproxy and docs/envoy ship. Where they are not installed the tests say so
-//! and are skipped; in CI, where they are, they are not.
+//! Real balancers run with the files of docs/haproxy and docs/envoy. Without them these tests are skipped,
+//! except in CI.
 
 mod alone;
 mod balanced;

@@ -1,4 +1,5 @@
-//! SIGTERM ends llama-warden in order: nothing new, what runs is finished up to a deadline, no child is left, exit 0.
+//! SIGTERM ends llama-warden in order: no new requests, running ones finish within a deadline, no child is
+//! left, exit code 0.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ async fn idle_it_ends_at_once_with_0_and_without_children() -> Outcome {
         let begun = Instant::now();
         warden.kid.signal(signal);
         assert_eq!(warden.kid.exit(SOON).await?, 0);
-        // Waiting for what runs may take longer than that; there is nothing to wait for.
+        // No request runs, so the end must not wait for the deadline.
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
         Warden::until_gone(&children, SOON).await?;
         assert!(!warden.admin_socket().exists(), "its admin socket is left behind");
@@ -72,7 +73,7 @@ async fn a_second_signal_ends_it_at_once_and_no_child_survives() -> Outcome {
     warden.kid.signal(Signal::TERM);
     until_it_takes_nothing_new(&warden).await?;
     let begun = Instant::now();
-    // One within a second of the first is the same one; somebody impatient goes on.
+    // A signal within a second of the first counts as the same; a later one ends the drain.
     let ended = async || {
         warden.kid.signal(Signal::TERM);
         warden.kid.ended().is_some()
@@ -80,7 +81,7 @@ async fn a_second_signal_ends_it_at_once_and_no_child_survives() -> Outcome {
     wait_until("it ends at once", SOON, ended).await?;
     let code = warden.kid.exit(SOON).await?;
     assert!(code != 0, "a forced end is no success");
-    // Less than the grace of ten seconds.
+    // Less than the grace period of ten seconds.
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     Warden::until_gone(&children, SOON).await
 }

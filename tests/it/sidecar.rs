@@ -1,6 +1,6 @@
-//! Promise: what is compiled into a server bounds and reports its memory, touches nothing that is in use, and does
-//! nothing at all unless a variable asks for it. Shown on a CUDA runtime of our own that forgives nothing, for the shape
-//! of each era of ggml's structs (`tests/sidecar`), and against the structs of real trees.
+//! Promise: sidecars bound and report a server's memory, touch nothing in use, and do nothing unless a
+//! variable is set. Tested with a strict simulated CUDA runtime, for the struct layouts of each era
+//! (`tests/sidecar`), and with the structs of real trees.
 
 mod build;
 mod drift;
@@ -16,7 +16,7 @@ use build::{Flavour, Shape, binary};
 use warden_rig::process::Kid;
 use warden_rig::{Context as _, Outcome, Trouble};
 
-/// For one scenario under a sanitizer on a loaded machine; the longest takes seconds.
+/// Limit for a scenario under a sanitizer on a busy machine; the longest takes seconds.
 const LONG: Duration = Duration::from_secs(240);
 
 const CAP: &str = "LLAMA_WARDEN_GRAPH_CACHE_CAP";
@@ -28,7 +28,6 @@ const RESET_INTERVAL: &str = "LLAMA_WARDEN_CUBLAS_RESET_INTERVAL_S";
 const REPORT: &str = "LLAMA_WARDEN_REPORT";
 const RECLAIM: &str = "LLAMA_WARDEN_RECLAIM";
 
-/// A running scenario, in a folder of its own.
 struct Run {
     name: String,
     kid: Kid,
@@ -53,7 +52,6 @@ fn start(
 }
 
 impl Run {
-    /// What it wrote, once it ended well.
     async fn succeeds(&mut self) -> Result<String, Trouble> {
         let code = self.kid.exit(LONG).await.context(&self.name)?;
         let output = self.kid.output();
@@ -61,7 +59,7 @@ impl Run {
     }
 }
 
-/// Runs a scenario in these shapes, all at once; those that the sanitizers are for also with them.
+/// Runs a scenario in these shapes in parallel, some also with sanitizers.
 async fn scenario(
     name: &str,
     pools: &str,
@@ -84,7 +82,6 @@ async fn scenario(
     Ok(ended)
 }
 
-/// As [`scenario`], with both kinds of pool.
 async fn with_both_pools(name: &str, shapes: &[Shape], env: &[(&str, &str)]) -> Outcome {
     for pools in ["legacy", "vmm"] {
         scenario(name, pools, shapes, env).await?;
@@ -110,7 +107,7 @@ async fn without_variables_it_makes_no_call_no_thread_no_file_and_no_line() -> O
 #[tokio::test]
 async fn all_fixes_together_leak_nothing_and_touch_nothing_in_use() -> Outcome {
     let folder = tempfile::tempdir()?;
-    // One file for all: they must bear each other.
+    // The processes share one file.
     let report = folder.path().join("report");
     let report = report.to_str().context("a path")?;
     let env =
@@ -171,7 +168,7 @@ async fn adding_up_over_devices_keeps_the_pools_that_it_uses() -> Outcome {
 
 #[tokio::test]
 async fn graphs_that_another_thread_clears_are_held_meanwhile() -> Outcome {
-    // The flavours of the fork's shape have no watch for races.
+    // The fork's shape has no thread sanitizer.
     let program = binary(Shape::Fork, Flavour::Thread).await?;
     let Some(program) = program else { return Ok(()) };
     start(&program, &["cleared_elsewhere"], &[(TRIM, "1")], "cleared_elsewhere".into())?.succeeds().await?;
@@ -201,7 +198,7 @@ async fn a_handle_that_could_not_be_had_again_is_not_given_up() -> Outcome {
 #[tokio::test]
 async fn a_forked_child_ends_without_waiting_for_a_thread_that_it_does_not_have() -> Outcome {
     for shape in Shape::WITH_MAP {
-        // Sanitizers have their own troubles with forks.
+        // Sanitizers have problems with forks.
         let program = binary(shape, Flavour::Plain).await?.context("it needs no sanitizer")?;
         start(&program, &["fork_exit"], &[(TRIM, "3600")], format!("fork_exit {shape:?}"))?
             .succeeds()
@@ -220,7 +217,7 @@ async fn a_fix_that_a_build_cannot_have_is_said_to_be_out_of_reach_and_never_act
     ];
     for (shape, variable, value, why) in cases {
         let program = binary(shape, Flavour::Plain).await?.context("it needs no sanitizer")?;
-        // An unknown scenario: it ends at once.
+        // An unknown scenario ends at once.
         let mut run = start(&program, &["none"], &[(variable, value)], format!("{shape:?} {variable}"))?;
         assert_eq!(run.kid.exit(LONG).await?, 2);
         let output = run.kid.output();
@@ -303,7 +300,7 @@ async fn a_value_that_is_no_value_is_told_in_one_line_and_switches_nothing_on() 
             assert!(output.contains(&format!("{variable}={value} is ignored")), "{name}: {output}");
         }
     }
-    // These have a default, so that the fix is on all the same.
+    // These variables have a default, so the fix is on nevertheless.
     for (variable, values) in [(INTERVAL, &["x", "-1"][..]), (RESET_INTERVAL, &["0", "x", "-1"])] {
         for value in values {
             let name = format!("{variable}={value}");
@@ -326,7 +323,7 @@ async fn each_fix_says_that_it_is_active_when_the_program_starts() -> Outcome {
         (RECLAIM, "/nowhere/reclaim", "reclaim-cuda active: /nowhere/reclaim"),
     ];
     for (variable, value, line) in fixes {
-        // An unknown scenario: it ends at once, before any computation.
+        // An unknown scenario ends at once, before any computation.
         let mut run = start(&program, &["none"], &[(variable, value)], variable.into())?;
         assert_eq!(run.kid.exit(LONG).await?, 2);
         let output = run.kid.output();
@@ -357,7 +354,7 @@ async fn a_wait_ends_in_its_time_however_often_others_wake_it_and_only_with_the_
         let waited: u64 = waited.parse()?;
         assert_eq!(what, came, "{value:?} {server}: {output}");
         if came == "timeout" {
-            // The busy server's result would have come after three seconds; upstream's own wait is one.
+            // The busy server would answer after three seconds; upstream's own wait is one second.
             let expected = if value == Some("1") { 250..1000 } else { 1000..3000 };
             assert!(expected.contains(&waited), "{value:?} {server}: {output}");
         }

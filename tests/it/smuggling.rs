@@ -1,6 +1,6 @@
-//! Nobody gets a second request past us, whatever bytes they send: each request of the corpus is refused with its
-//! connection closed, or arrives exactly as written down; and no answer is given to anybody but who asked. That holds
-//! behind a llama-server that leaves bodies unread in its connections, too.
+//! No bytes from a client become a second request: each request of the corpus is refused and its connection
+//! closed, or it arrives as written in the corpus; and no client gets another's answer. This also holds for a
+//! llama-server that leaves bodies unread.
 
 mod answers;
 mod corpus;
@@ -17,9 +17,9 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, Warden};
 
 use self::corpus::{Case, Verdict};
 
-/// How long an answer is waited for: one that never comes is part of the corpus.
+/// Limit for an answer; the corpus has requests without one.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same where none is expected.
+/// Limit if no answer is expected.
 const SHORT: Duration = Duration::from_millis(300);
 
 async fn started(answers: &BTreeMap<String, String>) -> Result<(Warden, Log), Trouble> {
@@ -29,7 +29,7 @@ async fn started(answers: &BTreeMap<String, String>) -> Result<(Warden, Log), Tr
     Ok((warden, log))
 }
 
-/// What must be true of one case; the error says what is not.
+/// Checks one case; the error names the violation.
 async fn judge(http: &Http, log: &Log, case: &Case) -> Outcome {
     let before = log.requests()?.len();
     let patience = if case.verdict == Verdict::Never { SHORT } else { PATIENCE };

@@ -1,5 +1,5 @@
-//! A llama-server that dies of a signal while it loads: the switch that starts it is found, named with the line to write, and used by
-//! itself only where the model's `fallback` allows it.
+//! If llama-server dies of a signal while loading, llama-warden finds a switch with which it starts, names
+//! the line to configure, and uses the switch itself only if the model's `fallback` allows that.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use warden_rig::{Context as _, Home, Http, Outcome, Trouble, Warden, binaries, w
 
 use crate::wrappers::start_as;
 
-/// Short pauses, so that a search begins soon.
+/// Short backoffs, so that a search begins soon.
 const QUICK: &str = "lifecycle.backoff_first = \"20ms\"\n";
 const LINE: &str = "with `--no-repack` it starts: write `mitigations = [\"no-repack\"]` into [models.m]";
 
@@ -17,7 +17,7 @@ fn dies() -> Value {
     json!({"dies_without": ["--no-repack"]})
 }
 
-/// A model that dies unless it has the flag, with a binary that lists its flags.
+/// A model that dies without the flag; its binary lists the flag.
 fn setup(more: &str) -> Result<Setup, Trouble> {
     let mut setup = Setup::new()?;
     setup.home.env.insert(OsString::from("FAKE_LLAMA_HELP"), OsString::from("new"));
@@ -44,7 +44,7 @@ async fn a_server_that_dies_while_it_loads_is_searched_once_and_the_cure_is_name
     assert_eq!(answer.status.as_u16(), 503, "{}", answer.text());
     assert!(answer.text().contains("no-repack"), "{}", answer.text());
     assert!(warden.backends().is_empty(), "nothing is left of the search");
-    // The line that was named is what cures it.
+    // The named line repairs the model.
     let mut warden = warden;
     let config =
         warden.setup.config().replace("preload = true\n", "preload = true\nmitigations = [\"no-repack\"]\n");
@@ -90,7 +90,7 @@ async fn diagnose_names_the_switch_that_starts_a_dying_server() -> Outcome {
         "{}",
         ran.stdout
     );
-    // An ordinary failure is told as ever.
+    // An ordinary failure is reported as usual.
     let bad = Home::with_fake(&json!({"fail": "corrupt_model"}))?;
     let ran = bad.warden(command, SOON).await?;
     assert_eq!(ran.code, 1, "{}", ran.all());
@@ -116,7 +116,7 @@ async fn diagnose_writes_the_switch_into_the_configuration() -> Outcome {
     Ok(())
 }
 
-/// What the events say once a server has started behind a script that does this first, and may stand still for two seconds.
+/// Events of a start after this script; it may stall for two seconds.
 async fn events_of_start(body: &str) -> Result<String, Trouble> {
     let toml = format!("lifecycle.start_stall = \"2s\"\n{QUICK}");
     let started = start_as(&binaries::llama_warden()?, Setup::new()?, body, &json!({}), &toml).await?;
@@ -126,7 +126,7 @@ async fn events_of_start(body: &str) -> Result<String, Trouble> {
 
 #[tokio::test]
 async fn a_server_that_loads_for_longer_than_it_may_stand_still_is_left_alone_while_it_moves_on() -> Outcome {
-    // Points of progress without an end of line, as llama-server prints them while it loads.
+    // llama-server prints progress as points without a line end.
     let body = "for i in 1 2 3 4 5 6 7 8; do printf . >&2; sleep 0.5; done; exec \"$fake\" \"$@\"";
     let events = events_of_start(body).await?;
     assert!(!events.contains("start_stall"), "{events}");
@@ -150,7 +150,7 @@ async fn a_server_whose_socket_is_removed_while_it_loads_is_started_again() -> O
         path.exists().then_some(path)
     })
     .await?;
-    // It answers there, that it loads, within some milliseconds; then a cleaner comes.
+    // The server answers a probe within milliseconds; then a cleaner removes its socket.
     wait_until("it has answered a probe", SOON, async || {
         Http::Unix(socket.clone()).get("/health").await.is_ok_and(|answer| answer.status.as_u16() == 503)
     })

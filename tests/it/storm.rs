@@ -1,5 +1,5 @@
-//! Everything at once, and then the books (see [`warden_rig::storm`]): what the clients were told must agree with what was
-//! executed. `WARDEN_STORM_SEED` brings the storm of another seed. The large ones are in `tests/ledger`.
+//! Runs storms (see [`warden_rig::storm`]); `WARDEN_STORM_SEED` sets another seed. Large storms are in
+//! `tests/ledger`.
 
 use rustix::process::Signal;
 use serde_json::json;
@@ -55,7 +55,7 @@ async fn many_restarts_and_kills_leave_no_file_no_socket_and_no_zombie_behind() 
         }
         let answer =
             warden.http.post(CHAT, &chat(&format!("r-{n}"), "m", "hi", 2, n.is_multiple_of(2))).await?;
-        // A kill may be noticed only by the next request, which then has been sent.
+        // A kill may be noticed only by the next request, which then fails.
         if answer.status.is_success() || n.is_multiple_of(5) {
             Ok(())
         } else {

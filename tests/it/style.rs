@@ -1,4 +1,4 @@
-//! Bounds on the names, words and sizes of the program's code. A bound may only fall.
+//! Limits for names, words and sizes in the program's code. A limit may only fall.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use crate::layout::{root, rust_files};
 
 /// Words of a private voice: phrases that hide the actor or point at things without naming them.
 const PRIVATE_VOICE: &str = r"(?i)\b(told|tells?|telling|whoever|whatever|somebody|nobody|anybody|beside|anew|goes on|go on|went on|that there is none|is asked|to be had|makes room|those that|it is that|says so|in its place|takes? along|comes? along|goes? along|stands? for)\b";
-/// Columns of a line.
+/// Most columns of a line.
 const WIDEST: usize = 120;
-/// Lines of a function.
+/// Most lines of a function.
 const LONGEST_FUNCTION: usize = 100;
-/// Fields of a struct. Sections of the configuration have a field for each key and do not count.
+/// Most fields of a struct, except in the configuration, whose sections have a field for each key.
 const MOST_FIELDS: usize = 12;
 
-/// One count over the program, and its bound.
+/// A count over the program, and its limit.
 struct StyleCount {
     name: &'static str,
     bound: usize,
-    /// Places that count.
+    /// Counted places.
     places: Vec<String>,
 }
 
@@ -29,7 +29,7 @@ impl StyleCount {
         Self { name, bound, places: Vec::new() }
     }
 
-    /// Why this count is wrong; `None` if it is right. A count far below its bound is wrong, too: nobody would lower the bound.
+    /// Returns an error if the count is above its limit, or so far below that the limit should fall.
     fn complaint(&self) -> Option<String> {
         let Self { name, bound, places } = self;
         let (found, slack) = (places.len(), (bound / 20).max(2));
@@ -45,7 +45,7 @@ impl StyleCount {
     }
 }
 
-/// The files of the program without their tests, as lines.
+/// Lines of the program's files, without test files.
 fn program() -> Result<Vec<(String, Vec<String>)>, Trouble> {
     let is_test = Regex::new(r"(^|/)(tests?|benches|examples|fuzz)(/|\.rs$)|_tests?\.rs$")?;
     let mut all = Vec::new();
@@ -68,7 +68,7 @@ fn program() -> Result<Vec<(String, Vec<String>)>, Trouble> {
     Ok(all)
 }
 
-/// The line that closes what begins at `start`: the first with a brace in the same column.
+/// Returns the closing line of a block: the first with a brace in the same column.
 fn end_of(lines: &[String], start: usize) -> Option<usize> {
     let indent = lines[start].len() - lines[start].trim_start().len();
     let close = format!("{}}}", " ".repeat(indent));
@@ -137,7 +137,7 @@ fn names_words_and_sizes_only_improve() -> Outcome {
     Ok(())
 }
 
-/// Best figures so far.
+/// Best counts so far.
 struct StyleBounds {
     one_word: usize,
     shared: usize,

@@ -1,4 +1,4 @@
-//! However llama-warden dies, no child outlives it, and the next one starts as if nothing had been.
+//! If llama-warden dies in any way, no child outlives it, and the next start is normal.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const TWO_SECONDS: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn killed_it_leaves_no_child_two_seconds_later() -> Outcome {
-    // Children that ignore SIGTERM: nothing but the kernel can end them now.
+    // The children ignore SIGTERM, so only the kernel can end them.
     let script = json!({"on_term": "ignore", "ms_per_token": 20});
     let mut warden =
         Setup::new()?.fake("a", &script, "replicas = 2")?.fake("b", &script, "")?.start().await?;

@@ -1,5 +1,5 @@
-//! `socket = "tcp"`: a model's process behind a port of 127.0.0.1 serves as behind its socket, and no request ever goes
-//! to another program that has come by that port.
+//! With `socket = "tcp"`, a model's process serves on a port of 127.0.0.1 as on its socket, and no request
+//! reaches another program that has taken the port.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,7 +17,6 @@ use warden_rig::{Context as _, Fake, Http, Outcome, Trouble, Warden, binaries, w
 
 const TCP: &str = "socket = \"tcp\"\n";
 
-/// The one backend's port.
 fn port(warden: &Warden) -> Option<SocketAddr> {
     let [backend] = warden.backends()[..] else { return None };
     match backend.http()? {
@@ -26,7 +25,7 @@ fn port(warden: &Warden) -> Option<SocketAddr> {
     }
 }
 
-/// Another program at a port: answers everything with 200, and keeps what each connection brought it.
+/// Another program on a port: answers 200, and records the bytes of each connection.
 struct Stranger {
     asked: Arc<Mutex<Vec<String>>>,
     _tasks: JoinSet<()>,
@@ -58,12 +57,10 @@ impl Stranger {
         Self { asked, _tasks: tasks }
     }
 
-    /// What came, one entry for each piece and an empty one for each end.
     fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// That nobody told it anything.
     fn got_nothing(&self) -> Outcome {
         match self.asked().iter().find(|asked| !asked.is_empty()) {
             None => Ok(()),
@@ -98,17 +95,17 @@ async fn a_dead_process_behind_a_port_costs_those_nothing_who_come_after() -> Ou
     let first = warden.until_ready(1).await?[0];
     all_whole(&swarm(&warden.http, &requests("before", "m", 8, 4), 4).await)?;
     first.signal(Signal::KILL);
-    // To its last thread: as long as one runs, its connections are open, and what is sent on one may be executed.
+    // Connections stay open as long as one thread runs, and requests on them may be executed.
     let proc = format!("/proc/{}", first.pid);
     wait_until("it is reaped", SOON, async || !Path::new(&proc).exists()).await?;
-    // What comes now waits for the next process, whether its end was noticed or not.
+    // Later requests wait for the next process, whether llama-warden has noticed the end or not.
     let after = requests("after", "m", 8, 4);
     all_whole(&swarm(&warden.http, &after, 4).await)?;
     assert_ne!(warden.until_ready(1).await?[0], first);
     Ok(())
 }
 
-/// A program that takes the place of the fake: it waits, the first time it is to listen, until the file `go` is there.
+/// A program that waits for the file `go` before it first listens, and then runs the fake.
 fn waiting_fake(folder: &Path) -> Result<std::path::PathBuf, Trouble> {
     let (fake, here) = (binaries::fake_llama()?, folder.display());
     let script = format!(
@@ -154,7 +151,7 @@ async fn a_port_that_another_program_took_first_gets_connections_and_not_a_byte(
     assert_eq!(warden.state("m").await?, "loading", "an answer of somebody else counted");
     warden.says("another program listens on").await?;
     stranger.got_nothing()?;
-    // The process finds its port taken and ends; the next one gets another.
+    // The process finds its port taken and ends; the next one gets another port.
     std::fs::write(folder.join("go"), "")?;
     let answers = asking.join_all().await;
     let answer = answers.into_iter().next().context("no answer")??;
@@ -182,7 +179,7 @@ async fn a_port_that_another_program_takes_over_from_a_dead_process_gets_nothing
             }
         };
         let (answers, stranger) = tokio::join!(swarm(&warden.http, &all, 8), steal);
-        // Each is whole, or says that it may have run: the kill cut what was running.
+        // Each answer is whole, or an error after a possible execution.
         drop(answers);
         strangers.push(stranger);
         let next = requests(&format!("n{round}"), "m", 8, 4);

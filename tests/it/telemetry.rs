@@ -1,5 +1,5 @@
-//! Traces: what a collector of OpenTelemetry is sent of each request, read with the types that are generated from its protocol; that no
-//! text is in it; and that no collector, however it behaves, reaches a request.
+//! Traces: spans that an OpenTelemetry collector gets, decoded with the protocol's generated types. They
+//! contain no text, and no behaviour of a collector affects a request.
 
 mod collector;
 mod delivery;
@@ -21,10 +21,9 @@ use self::collector::{Collector, Span};
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// What stands in each prompt here, and must be in no span.
+/// Part of each prompt, which no span may contain.
 const SECRET: &str = "whispered-words";
 
-/// Crashes are forgiven fast, so that tests need not wait.
 const GOING_ON: &str =
     "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
 
@@ -44,7 +43,7 @@ fn ask(id: &str, tokens: u64, stream: bool) -> Value {
     chat(id, "m", SECRET, tokens, stream)
 }
 
-/// A chat that is a part of a trace elsewhere.
+/// A chat request within a client's trace.
 fn traced(flags: &str, body: &Value) -> Result<Request<Full<Bytes>>, Trouble> {
     let mut request = json_request(CHAT, body)?;
     let headers = request.headers_mut();
@@ -54,18 +53,16 @@ fn traced(flags: &str, body: &Value) -> Result<Request<Full<Bytes>>, Trouble> {
     Ok(request)
 }
 
-/// The span of the request with this id, which is looked for by what the gateway calls it.
 fn server<'a>(spans: &'a [Span], trace: &str) -> Result<&'a Span, Trouble> {
     let found = spans.iter().find(|span| span.trace == trace && span.kind == SpanKind::Server);
     found.context(format!("no request in trace {trace}: {spans:?}"))
 }
 
-/// The spans below one, by name.
 fn below<'a>(spans: &'a [Span], parent: &Span, name: &str) -> Vec<&'a Span> {
     spans.iter().filter(|span| span.parent == parent.id && span.name == name).collect()
 }
 
-/// Whatever happens: each part lies in what it is a part of, and no text and no key is in anything that was sent.
+/// Checks that each span lies within its parent, and that nothing sent contains text or a key.
 fn check(collector: &Collector, spans: &[Span]) {
     for span in spans {
         assert!(span.begin <= span.end, "{span:?}");
@@ -143,7 +140,6 @@ async fn a_request_is_a_span_with_its_parts_in_the_trace_that_it_came_with() -> 
     Ok(())
 }
 
-/// The fields of a request as its server got them.
 async fn arrived(
     warden: &Warden,
     fields: &[(&'static str, String)],
@@ -179,10 +175,10 @@ async fn a_context_goes_on_to_the_server_as_the_standard_says() -> Outcome {
     let attempt = spans.iter().find(|span| span.parent == own.id).context("no attempt")?;
     assert!(value.contains(&attempt.id), "{value} is no part of {attempt:?}");
 
-    // Whose parent is not recorded is not recorded, and says so.
+    // The parent is not recorded, so the request is not either, and its field says so.
     let got = arrived(&warden, &[parent(&sound.replace("-01", "-00"))]).await?;
     assert!(got["traceparent"][0].ends_with("-00"), "{got:?}");
-    // What is not sound begins a new trace, and what belonged to it ends.
+    // An invalid parent begins a new trace and drops the old state.
     for bad in ["00-zz-zz-01", &format!("{sound}-more"), &sound.to_uppercase()] {
         let got = arrived(&warden, &[parent(bad), ("tracestate", "a=1".to_owned())]).await?;
         assert!(!got["traceparent"][0].contains(TRACE) && !got.contains_key("tracestate"), "{got:?}");
@@ -192,7 +188,7 @@ async fn a_context_goes_on_to_the_server_as_the_standard_says() -> Outcome {
     let spans = collector.until(5).await?;
     assert_eq!(spans.iter().filter(|span| span.kind == SpanKind::Server).count(), 5, "{spans:?}");
 
-    // Where no traces are exported, what clients send is theirs.
+    // Without an exporter, clients' fields pass unchanged.
     let plain = Setup::new()?.fake("m", &json!({}), "")?.start().await?;
     plain.until_ready(1).await?;
     let got = arrived(&plain, &[parent("anything"), ("tracestate", "at all".to_owned())]).await?;
@@ -214,7 +210,7 @@ async fn waiting_retrying_and_leaving_are_told() -> Outcome {
     let warden = setup.fake("m", &script, &more)?.start().await?;
     warden.until_ready(1).await?;
 
-    // One that waits for another one, whose client leaves in the middle.
+    // The second request waits for the first, whose client leaves.
     let mut first = warden.http.stream(CHAT, &ask("leaves", 100_000, true)).await?;
     first.event().await?;
     let waits = async {
@@ -238,7 +234,7 @@ async fn waiting_retrying_and_leaving_are_told() -> Outcome {
         spans.iter().find(|span| span.attribute("llama_warden.outcome") == "ok").context("nobody waited")?;
     assert_eq!(below(&spans, waited, "queue").len(), 1, "{spans:?}");
 
-    // One whose server dies before its answer: both attempts are told.
+    // The first server dies before its answer, so the trace has both attempts.
     let answer = warden.http.post(CHAT, &chat("dies", "m", &format!("{SECRET} dies"), 4, false)).await?;
     assert_eq!(answer.header("x-warden-continued"), "1", "{}", answer.text());
     let spans = collector.until(3).await?;

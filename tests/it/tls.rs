@@ -1,4 +1,4 @@
-//! TLS: chat over it, HTTP/2 over it, certificates that are renewed while we serve, and those who do not speak it.
+//! TLS: chat and HTTP/2 over it, certificates renewed while serving, and clients without TLS.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use warden_rig::http::json_request;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Identity, Outcome, Trouble, Warden, wait_until};
 
-/// What a wrong pair is told with.
+/// Part of the message about an invalid pair.
 const STAYS: &str = "the certificate in use stays";
 
-/// Serves one fake model with this certificate, which is looked at often.
+/// Serves one fake model with this certificate, which is checked often.
 async fn start(identity: &Identity, more: &str) -> Result<Warden, Trouble> {
     let setup = Setup::new()?;
     let (cert, key) = identity.put(setup.home.path())?;
@@ -37,7 +37,6 @@ fn hosted(request: Request<Full<Bytes>>) -> Result<Request<Full<Bytes>>, Trouble
     Ok(request)
 }
 
-/// Whether a new connection is given this certificate.
 async fn shows(warden: &Warden, identity: &Identity) -> bool {
     identity.connect(warden.address(), &[]).await.is_ok()
 }
@@ -103,7 +102,7 @@ async fn a_renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on() 
         http1::handshake(TokioIo::new(first.connect(warden.address(), &[]).await?)).await?;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { drop(connection.await) });
-    // A stream that was begun before, and is read to its end after the renewal.
+    // This stream begins before the renewal and is read to its end afterwards.
     warden.script("m", &json!({"ms_per_token": 20})).await?;
     let mut stream = warden.https(&first).stream(CHAT, &chat("long", "m", "hi", 200, true)).await?;
     assert!(stream.event().await?.is_some());
@@ -144,7 +143,7 @@ async fn a_wrong_new_certificate_is_told_and_the_old_one_stays() -> Outcome {
         assert!(output.contains("cert.pem"), "{what}: {output}");
         assert!(shows(&warden, &good).await, "{what}: the old certificate is not shown any more");
     }
-    // A reload by hand says the same, takes nothing, and what comes next is taken.
+    // A reload reports the same error, keeps the certificate, and accepts the next pair.
     let before = warden.kid.output().matches(STAYS).count();
     let config = warden.setup.config();
     warden.reload(&config)?;
@@ -172,7 +171,7 @@ async fn who_does_not_speak_tls_is_told_so_and_counted() -> Outcome {
         answer.text()
     );
     assert_eq!(answer.header("connection"), "close");
-    // HTTP/2 without TLS, and bytes that are nothing at all: an end, never a wait.
+    // HTTP/2 without TLS, and random bytes, end the connection at once.
     for bytes in [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], b"\0\0\0\0", &[0x16, 3, 1, 0, 5, 1, 2, 3, 4, 5]] {
         let mut raw = warden.http.raw().await?;
         raw.write(bytes).await?;
@@ -193,7 +192,7 @@ async fn who_does_not_speak_tls_is_told_so_and_counted() -> Outcome {
 async fn a_handshake_that_never_ends_is_closed_and_counted() -> Outcome {
     let identity = Identity::new()?;
     let warden = start(&identity, "internal.server.tls_handshake_timeout = \"500ms\"").await?;
-    // Nothing, one byte, and most of a record.
+    // No byte, one byte, and most of a record.
     for begin in [&b""[..], b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] {
         let mut raw = warden.http.raw().await?;
         raw.write(begin).await?;

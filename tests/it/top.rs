@@ -1,4 +1,4 @@
-//! `top` on a real terminal: it shows what runs, does what keys say, and gives the terminal back as it was, however it ends.
+//! `top` on a real terminal: shows the state, reacts to keys, and restores the terminal however it ends.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use warden_rig::pty::Terminal;
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Home, Outcome, Trouble, Warden, binaries, wait_until};
 
-/// What brings back the screen that was there before, the cursor, and lines that wrap.
+/// Sequences that restore the earlier screen, the cursor, and line wrap.
 const GIVEN_BACK: [&str; 3] = ["\x1b[?1049l", "\x1b[?25h", "\x1b[?7h"];
-/// The key that draws all of the screen anew.
+/// The key that redraws the screen.
 const ANEW: &str = "\x0c";
 
 fn setup() -> Result<Setup, Trouble> {
@@ -33,7 +33,7 @@ fn top(home: &Home, args: &[&str]) -> Result<Terminal, Trouble> {
 }
 
 async fn is_given_back(terminal: &Terminal) -> Outcome {
-    // What it wrote last may still be on its way to us.
+    // The last output may still be on its way.
     wait_until("the terminal is given back", SOON, async || {
         let seen = terminal.seen();
         let end = seen.rfind("\x1b[?1049h").unwrap_or_default();
@@ -60,7 +60,7 @@ async fn top_shows_a_model_restarts_it_by_a_key_and_gives_the_terminal_back() ->
     })
     .await?;
     terminal.shows(&["restart of m: done"], SOON).await?;
-    // Its memory, with what was done to it.
+    // Its memory, with operations marked.
     terminal.press("\r")?;
     terminal.shows(&["host memory, replica 0"], SOON).await?;
     terminal.press("l")?;
@@ -95,7 +95,7 @@ async fn top_lives_on_beside_an_instance_that_is_frozen_gone_and_back() -> Outco
     let mut terminal = top(warden.home(), &[])?;
     terminal.shows(&["loaded"], SOON).await?;
     warden.kid.signal(Signal::STOP);
-    // It does not answer, and keys do.
+    // llama-warden does not answer, but keys still work.
     terminal.press("?")?;
     terminal.shows(&["any key closes it"], SOON).await?;
     terminal.press("x")?;
@@ -112,7 +112,7 @@ async fn top_lives_on_beside_an_instance_that_is_frozen_gone_and_back() -> Outco
     is_given_back(&terminal).await
 }
 
-/// The shell has its terminal back, and asks: what is typed before may be thrown away when the terminal is set to rights.
+/// Waits for the shell's prompt: earlier input may be lost while the terminal is restored.
 async fn waits_for_a_command(terminal: &Terminal) -> Outcome {
     wait_until("the shell asks for a command", SOON, async || {
         let screen = terminal.screen();
@@ -127,7 +127,7 @@ async fn top_stops_as_a_job_of_its_shell_and_comes_back() -> Outcome {
     let warden = running().await?;
     let mut terminal = Terminal::start(warden.home(), "/bin/sh".as_ref(), ["-i"], (100, 30))?;
     let program = binaries::llama_warden()?;
-    // Else its first prompt may come after the command, and be taken for the one after the stop.
+    // Otherwise the first prompt may come after the command, and be taken for the one after the stop.
     waits_for_a_command(&terminal).await?;
     terminal.press(&format!("'{}' top --interval 100ms\n", program.display()))?;
     terminal.shows(&["MODEL", "loaded"], SOON).await?;
@@ -137,7 +137,7 @@ async fn top_stops_as_a_job_of_its_shell_and_comes_back() -> Outcome {
     terminal.shows(&["42"], SOON).await?;
     terminal.press("fg\n")?;
     terminal.shows(&["MODEL", "loaded"], SOON).await?;
-    // What a program behind it wrote is gone when all is drawn anew.
+    // Redrawing removes another program's output.
     terminal.press(ANEW)?;
     terminal.press("?")?;
     terminal.shows(&["any key closes it"], SOON).await?;
@@ -197,7 +197,7 @@ async fn top_writes_one_screen_for_scripts_and_plays_recordings_without_an_insta
     terminal.shows(&["host memory", "5x"], SOON).await?;
     terminal.press(" ")?;
     terminal.shows(&["paused"], SOON).await?;
-    // To its end, where it leaks.
+    // Move to the end, where the leak is shown.
     terminal.press("\x1b[F")?;
     terminal.shows(&["over", "leaking"], SOON).await?;
     terminal.press("q")?;
@@ -205,13 +205,13 @@ async fn top_writes_one_screen_for_scripts_and_plays_recordings_without_an_insta
     is_given_back(&terminal).await
 }
 
-/// What a screen costs that stands still: for the documentation, and that it is not forgotten.
+/// Measures the output of a static screen, for the documentation.
 #[tokio::test]
 async fn a_screen_that_stands_still_writes_next_to_nothing() -> Outcome {
     let warden = running().await?;
     let mut terminal = top(warden.home(), &[])?;
     terminal.shows(&["loaded"], SOON).await?;
-    // Rates and memory settle; the least of some stretches is what an idle fleet costs.
+    // Rates and memory settle; the least of several seconds is the cost of an idle fleet.
     let mut least = usize::MAX;
     wait_until("a second without much", SOON, async || {
         let before = terminal.written();

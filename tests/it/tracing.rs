@@ -1,5 +1,5 @@
-//! The tracer, preloaded into programs whose allocations are known: what it says of them is so, within what sampling may
-//! be off, and programs do not notice it.
+//! The tracer in programs with known allocations: its results are right within the sampling error, and the
+//! programs are unaffected.
 
 mod cuda;
 mod diagnose;
@@ -15,11 +15,11 @@ use warden_tracer_reader::{
     TracedMemory, group_by_place, write_library,
 };
 
-/// Bytes between samples, so that a few megabytes are some thousand samples.
+/// Bytes between samples: a few megabytes give some thousand samples.
 const INTERVAL: &str = "4096";
 const MIB: i64 = 1 << 20;
 
-/// A program under the tracer that does what lines say and answers `done`.
+/// A traced program that executes lines and answers `done`.
 struct Traced {
     child: Child,
     to: Option<ChildStdin>,
@@ -56,7 +56,6 @@ impl Traced {
         Ok(())
     }
 
-    /// What it publishes.
     fn file(&self) -> PathBuf {
         self.home.path().join(format!("{}.trace", self.child.id()))
     }
@@ -70,7 +69,7 @@ impl Traced {
         Ok(group_by_place(before, &self.snapshot()?, &modules, &mut SymbolTables::default()))
     }
 
-    /// What lives at the places of this function.
+    /// Live bytes and allocations at the places of this function.
     fn lives_at(&self, function: &str) -> Result<(i64, f64), Trouble> {
         let named = |name: &str| name.rsplit("::").find(|part| !part.contains("closure")) == Some(function);
         let of_function = |place: &AllocationPlace| {
@@ -91,7 +90,7 @@ impl Traced {
             .collect())
     }
 
-    /// It ends by itself, and well.
+    /// Ends the program, which must succeed.
     fn end(mut self) -> Outcome {
         self.to.take();
         let status = self.child.wait()?;
@@ -107,8 +106,8 @@ impl Drop for Traced {
     }
 }
 
-/// Whether an estimate is as near as it has to be: five times the standard error of a sample of so many bytes, which for
-/// small blocks is one part in the root of the number of samples.
+/// Returns true if an estimate is within five standard errors. For small blocks, the relative error is one
+/// divided by the root of the number of samples.
 fn near(estimate: i64, truth: i64) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "megabytes")]
     let (estimate, truth) = (estimate as f64, truth as f64);
@@ -185,7 +184,7 @@ fn mappings_that_end_in_parts_or_are_replaced_or_moved_are_what_they_are() -> Ou
     program.told("parts 8388608")?;
     program.told("replaced 4194304")?;
     program.told("moved 4194304")?;
-    // A page, whatever is asked for.
+    // The kernel maps a whole page.
     program.told("mapped 1")?;
     assert_eq!(program.lives_at("leak_parts")?.0, 4 * MIB);
     assert_eq!(program.lives_at("leak_replaced")?, (4 * MIB, 1.0));
@@ -214,7 +213,7 @@ fn what_threads_leave_behind_is_counted_also_what_they_take_while_they_end() -> 
     program.told("ended 20 1048576")?;
     assert_eq!(program.lives_at("leak_before_ending")?, (20 * MIB, 20.0));
     assert_eq!(program.lives_at("leak_while_ending")?, (20 * MIB, 20.0));
-    // It allocates once more when the program ends, and ends well.
+    // The program allocates once more at its exit, and must succeed.
     program.told("atexit 1048576")?;
     program.end()
 }
@@ -245,7 +244,7 @@ fn children_count_nothing_for_their_parent_and_new_programs_count_for_themselves
     }
     assert_eq!(others.len(), 1, "the one that was forked has none");
     assert!(others[0].live_bytes(&[AllocationKind::Heap]) >= 5 * MIB);
-    // Nobody reads that of a process that is gone.
+    // The trace of an ended process is not read.
     assert_eq!(TraceSnapshot::all_in(program.home.path())?.len(), 1);
     program.end()
 }
@@ -310,7 +309,7 @@ int main(void) {
 
 #[test]
 fn a_forked_child_counts_nothing_for_its_parent() -> Outcome {
-    // A shell: what it puts in parentheses runs in a child that it forks.
+    // The shell forks a child for commands in parentheses.
     let bash = Path::new("/bin/bash");
     if !bash.exists() {
         return Ok(());
@@ -346,7 +345,6 @@ fn nothing_is_written_and_nothing_changes_where_no_folder_is_named() -> Outcome 
     Ok(())
 }
 
-/// Makes a program.
 fn cc(arguments: &[&str], folder: &Path) -> Outcome {
     let made = Command::new("cc").args(arguments).current_dir(folder).output()?;
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

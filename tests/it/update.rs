@@ -1,5 +1,5 @@
-//! `llama-warden update` in a history of invented servers: what is as good comes in under load, what is worse does not, what dies in service
-//! is taken back, and `rollback` leads back. No request fails.
+//! `llama-warden update` in a repository of simulated servers: an equal build is adopted under load, a worse
+//! one is not, one that dies in service is taken back, and `rollback` returns. No request fails.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,13 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
 use crate::history::{History, sets, tools};
 
-/// A build, a proof and a replacement.
 const LONG: Duration = Duration::from_secs(400);
 
-/// Short proofs and short watches.
+/// Short proofs and watch periods.
 const NUMBERS: &str = "internal.proof.rounds_least = 2\ninternal.proof.rounds_most = 2\ninternal.proof.repeats = 1\n\
     internal.proof.answer = 8\ninternal.proof.prompt = 64\ninternal.update.sample_requests = 5\ninternal.update.watch = \"3s\"\n\
     internal.update.look = \"100ms\"\ninternal.canary.share = 0.5\ninternal.canary.memory_requests = 40\n";
 
-/// Clients at a time.
 const CLIENTS: usize = 4;
 
 struct Renewed {
@@ -35,7 +33,7 @@ struct Renewed {
 }
 
 impl Renewed {
-    /// An instance with the oldest of these servers.
+    /// Starts an instance with the oldest of these servers.
     async fn new(planted: &[&str], more: &str) -> Result<Self, Trouble> {
         let mut setup = Setup::new()?.top(NUMBERS);
         tools(&mut setup.home)?;
@@ -66,7 +64,8 @@ impl Renewed {
         ];
         let ran = setup.home.warden(built, LONG).await?;
         assert_eq!(ran.code, 0, "{}", ran.all());
-        // Named by the environment, too, as by a service: the proof with the sample model is about another one.
+        // The environment names the configuration, as for a service, but the proof with the sample model must
+        // ignore that.
         setup.home.env.insert("LLAMA_WARDEN_CONFIG".into(), config.clone().into());
         let warden = setup.start().await?;
         let renewed = Self { warden, history, config };
@@ -78,7 +77,7 @@ impl Renewed {
         self.update_of(&[&["--git", &self.history.folder.to_string_lossy()], more].concat()).await
     }
 
-    /// The same of another source.
+    /// Runs an update from another source.
     async fn update_of(&self, more: &[&str]) -> Result<(Ran, Value), Trouble> {
         let ran = self.warden.home().warden(self.words(&[&["--json"], more].concat()), LONG).await?;
         let report = serde_json::from_str(&ran.stdout).context(ran.all())?;
@@ -90,7 +89,7 @@ impl Renewed {
         own.into_iter().chain(more.iter().map(OsString::from)).collect()
     }
 
-    /// Runs an update and kills it as soon as it has chosen a build: no instance was told of that build.
+    /// Runs an update and kills it once it has chosen a build, before it informs the instance.
     async fn update_killed_at_the_choice(&self, to: &str) -> Outcome {
         let home = self.warden.home();
         let git = self.history.folder.to_string_lossy();
@@ -124,7 +123,6 @@ impl Renewed {
         self.warden.setup.home.warden(words, LONG).await
     }
 
-    /// The builds that processes are of.
     fn programs(&self) -> Vec<String> {
         let folder = self.warden.setup.home.path().join("data/builds");
         let of = |word: &str| {
@@ -136,14 +134,13 @@ impl Renewed {
         backends.iter().filter_map(|process| of(process.command_line().first()?)).collect()
     }
 
-    /// The build of the only process that serves.
     fn serves(&self) -> Option<String> {
         let mut all = self.programs();
         (all.len() == 1).then(|| all.remove(0))
     }
 }
 
-/// Asks without a pause until it is told to stop; how many were answered, and what went wrong.
+/// Sends requests without a pause until stopped; returns the number of answers, and the errors.
 async fn load(http: &Http, stop: &CancellationToken) -> (usize, Vec<String>) {
     let (mut answered, mut wrong) = (0, Vec::new());
     while !stop.is_cancelled() {
@@ -158,7 +155,6 @@ async fn load(http: &Http, stop: &CancellationToken) -> (usize, Vec<String>) {
     (answered, wrong)
 }
 
-/// Runs something under load, and fails if a request does.
 async fn under_load<T>(http: &Http, work: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
     let stop = CancellationToken::new();
     let clients = futures_util::future::join_all((0..CLIENTS).map(|_| load(http, &stop)));
@@ -213,7 +209,7 @@ async fn a_build_that_is_as_good_comes_in_under_load_and_rollback_leads_back() -
     let ran = under_load(&http, renewed.rollback()).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
     assert_eq!(renewed.serves(), Some(old), "{}", ran.all());
-    // What was taken back is not tried again by itself, and there is nothing before the first.
+    // A build that was taken back is not tried again, and there is no build before the first.
     let (ran, report) = renewed.update(&[]).await?;
     assert_eq!((ran.code, &report["outcome"]), (3, &json!("was_rejected")), "{}", ran.all());
     let ran = renewed.rollback().await?;
@@ -239,7 +235,7 @@ async fn a_build_that_is_worse_never_serves_and_one_that_dies_in_service_is_take
     assert_eq!((ran.code, &report["outcome"]), (3, &json!("taken_back")), "{}", ran.all());
     assert!(report["reasons"][0].as_str().is_some_and(|why| why.contains("died")), "{}", ran.all());
     assert_eq!(renewed.serves(), Some(old), "{}", ran.all());
-    // With a canary it does not come that far, and nobody notices.
+    // With a canary the build is rejected earlier, and no client is affected.
     let (ran, report) = under_load(&http, renewed.update(&["--to", "b9002", "--again"])).await?;
     assert_eq!((ran.code, &report["outcome"]), (3, &json!("rejected")), "{}", ran.all());
     assert!(
@@ -258,7 +254,7 @@ async fn what_is_older_is_nothing_new_unless_it_is_named_and_what_would_not_star
     if std::env::var_os(SERVER_VARIABLE).is_some() {
         return Ok(());
     }
-    // The flag of the one is gone in the other.
+    // The second build lacks a flag of the first.
     let planted = [sets("HELP", "old"), sets("HELP", "new")];
     let renewed = Renewed::new(&[&planted[0], &planted[1]], "update.track = \"b9000\"\n").await?;
     let old = renewed.serves().context("a process of the first build")?;
@@ -305,11 +301,11 @@ async fn an_update_that_is_killed_is_seen_through_by_the_next_and_a_rollback_tha
     );
     let second = renewed.serves().context("a process of the second build")?;
     assert_ne!(second, first, "{}", ran.all());
-    // Once is enough.
+    // One adoption is enough.
     let (ran, report) = renewed.update(&["--to", "b9001"]).await?;
     assert_eq!((ran.code, &report["notes"]), (0, &json!([])), "{}", ran.all());
 
-    // The next one dies while it is watched by nobody but the update that sees it through.
+    // The next build dies while only the update watches it.
     renewed.update_killed_at_the_choice("b9002").await?;
     let http = renewed.warden.http.clone();
     let (ran, report) = under_load(&http, renewed.update(&["--to", "b9002"])).await?;
@@ -317,7 +313,7 @@ async fn an_update_that_is_killed_is_seen_through_by_the_next_and_a_rollback_tha
     assert!(ran.code == 3 && ran.stderr.contains("was taken back"), "{}", ran.all());
     assert_eq!(renewed.serves().as_ref(), Some(&second), "{}", ran.all());
 
-    // A way back that was cut off behind the choice.
+    // An interrupted rollback: the choice is written, but not applied.
     let path = renewed.warden.home().path().join("data/builds/.chosen.json");
     let cut_off = || -> Outcome {
         let mut choices: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
@@ -331,7 +327,7 @@ async fn an_update_that_is_killed_is_seen_through_by_the_next_and_a_rollback_tha
     let ran = under_load(&http, renewed.rollback()).await?;
     assert!(ran.code == 0 && ran.stdout.contains("is in use already"), "{}", ran.all());
     assert_eq!(renewed.serves().as_ref(), Some(&first), "{}", ran.all());
-    // By hand to the second one again, and the next update finds what was cut off.
+    // The operator chooses the second build, and the next update finds the interrupted choice.
     let ran = renewed.warden.home().warden(["builds", "use", &second], SOON).await?;
     assert_eq!(ran.code, 0, "{}", ran.all());
     renewed.warden.kid.signal(Signal::HUP);
@@ -367,7 +363,7 @@ async fn the_newest_source_archive_that_pip_finds_comes_in_under_load() -> Outco
     Ok(())
 }
 
-/// A source package for pip with a server in it that is another than that of this tree. Its version, which no other one has.
+/// Makes a pip source package with a different server; returns its unique version.
 fn archive(tree: &Path, index: &Path) -> Result<String, Trouble> {
     let server = std::fs::read_to_string(tree.join("tools/server/server.c"))? + "/* newer */\n";
     let bytes = server.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
@@ -411,7 +407,7 @@ async fn with_llama_warden_ends_the_update_that_it_wanted_and_every_compiler() -
     if std::env::var_os(SERVER_VARIABLE).is_some() {
         return Ok(());
     }
-    // The compiler waits for a text that never comes.
+    // The compiler waits for a file that never appears.
     let folder = tempfile::tempdir()?;
     let never = folder.path().join("never.h");
     rustix::fs::mknodat(rustix::fs::CWD, &never, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
@@ -439,7 +435,6 @@ async fn with_llama_warden_ends_the_update_that_it_wanted_and_every_compiler() -
     Ok(())
 }
 
-/// Children, their children, and so on.
 fn descendants(pid: i32) -> Vec<ProcessId> {
     let mut all = children_of(pid);
     let mut next = 0;

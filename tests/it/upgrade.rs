@@ -1,5 +1,5 @@
-//! Another program takes the place of a running one: no request fails, no stream is cut, no model is loaded anew; and where that
-//! does not work, nothing has happened.
+//! Another program replaces a running llama-warden: no request fails, no stream breaks, no model reloads. A
+//! failed upgrade has no effect.
 
 mod books;
 mod deaths;
@@ -32,12 +32,11 @@ use warden_rig::process::{ProcessId, children_of};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Identity, Outcome, Trouble, Warden, binaries, swarm, wait_until};
 
-/// The processes of an instance that are no llama-servers: the one that serves, and those on their way out.
+/// Programs of an instance, without llama-servers: the serving one, and those that are ending.
 fn programs(warden: &Warden) -> Vec<ProcessId> {
     children_of(warden.kid.pid()).into_iter().filter(|child| child.http().is_none()).collect()
 }
 
-/// Only the one that serves is left beside the first.
 async fn until_alone(warden: &Warden) -> Result<ProcessId, Trouble> {
     wait_until("only the one that serves is left", SOON, async || programs(warden).len() == 1).await?;
     programs(warden).first().copied().context("nobody serves")
@@ -52,7 +51,7 @@ async fn upgrade_to(warden: &Warden, program: &Path) -> Outcome {
     if ran.code == 0 { Ok(()) } else { Err(Trouble::new(ran.all())) }
 }
 
-/// A program that does something else than llama-warden, once it has told its version.
+/// A program that reports llama-warden's version, and then does something else.
 fn double(warden: &Warden, name: &str, does: &str) -> Result<PathBuf, Trouble> {
     let real = binaries::llama_warden()?;
     let script =
@@ -73,7 +72,7 @@ async fn what_an_operator_does_afterwards_works_and_the_instance_keeps_its_numbe
     assert_eq!(status["fleet"]["models"][0]["pin"]["pinned"], true, "what was said by hand is known");
     assert_eq!(status["instance"]["pid"], pid);
     assert_eq!(warden.until_ready(1).await?, before);
-    // A replacement is made by the root, and is an entry of the ledger like all.
+    // The root process starts the replacement, and the ledger has it like any other.
     warden.restart("m", 1).await?;
     let after = warden.until_ready(1).await?;
     assert_ne!(after, before);
@@ -82,7 +81,7 @@ async fn what_an_operator_does_afterwards_works_and_the_instance_keeps_its_numbe
     entries.remove(0);
     assert_eq!(entries.len(), 1, "{entries:?}");
     assert_eq!(entries[0]["reason"], "operator");
-    // What the first instance made and what the second made both go along.
+    // Processes of the first and of the second instance are both carried over.
     upgrade(&warden).await?;
     assert_eq!(warden.until_ready(1).await?, after);
     let config = warden.setup.config().replace("replicas = 1", "");
@@ -105,7 +104,7 @@ async fn a_program_that_fails_hangs_or_dies_changes_nothing() -> Outcome {
     for (name, does, told) in [
         ("fails", "exit 3", "it has ended"),
         ("hangs", "sleep 600", "in time"),
-        // Greets as one that comes, and is gone.
+        // The program connects like a successor, and ends.
         (
             "dies",
             "exec python3 -c \"import os,socket; s=socket.socket(fileno=int(os.environ['WARDEN_SUCCEEDS'].split()[2])); m=b'{}'; s.sendall(len(m).to_bytes(4,'big')+m)\"",
@@ -122,7 +121,7 @@ async fn a_program_that_fails_hangs_or_dies_changes_nothing() -> Outcome {
     let (answer, end) = flow.rest().await;
     assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");
     assert_eq!(warden.until_ready(1).await?, before);
-    // And it is not as if something had been left half-done.
+    // The failed upgrade leaves no trace.
     warden.restart("m", 1).await?;
     upgrade(&warden).await
 }
@@ -220,8 +219,7 @@ async fn two_at_the_same_time_are_one_and_a_load_is_waited_for() -> Outcome {
         warden.cli(&words).await
     };
     let (one, other) = tokio::join!(one, other);
-    // Which of the two is first is not the test's to say: a child between its fork and its exec looks
-    // like a second program, too.
+    // The order of the two is open: a child between fork and exec looks like a second program, too.
     let (one, other) = (one?, other?);
     let (done, refused) = if one.code == 0 { (one, other) } else { (other, one) };
     assert_eq!(done.code, 0, "{done:?}");
@@ -260,16 +258,14 @@ async fn what_is_known_of_memory_goes_along() -> Outcome {
     let (after, still) = (growth().await?, work().await?);
     assert_eq!(after["verdict"], before["verdict"], "{before} {after}");
     assert!(still >= done, "{done} {still}");
-    // And it is judged on: a few requests more do not make a process of which nothing is known.
+    // The history still counts after a few more requests.
     ask(asked).await?;
     assert_eq!(growth().await?["verdict"], "leaking");
     wait_until("its work is counted on", SOON, async || work().await.is_ok_and(|all| all >= done + 40)).await
 }
 
-/// A connection that is kept.
 struct Client {
     sender: SendRequest<Full<Bytes>>,
-    /// What drives it.
     _connection: JoinSet<()>,
 }
 
@@ -281,19 +277,18 @@ impl Client {
         Ok(Self { sender, _connection: driven })
     }
 
-    /// Up to the head of the answer.
+    /// Sends a chat request; returns at the head of the answer.
     async fn begin(&mut self, id: &str, body: &Value) -> Result<Response<Incoming>, Trouble> {
         self.post(CHAT, id, body).await
     }
 
-    /// The same to another route.
     async fn post(&mut self, target: &str, id: &str, body: &Value) -> Result<Response<Incoming>, Trouble> {
         let mut request = json_request(target, body)?;
         request.headers_mut().insert(HOST, "localhost".parse()?);
         self.sender.send_request(request).await.context(id.to_owned())
     }
 
-    /// Whether the connection was closed with the answer.
+    /// Sends a request; returns true if the answer closed the connection.
     async fn ask(&mut self, id: &str, body: &Value) -> Result<bool, Trouble> {
         let answer = self.begin(id, body).await?;
         let closes = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
@@ -303,8 +298,8 @@ impl Client {
     }
 }
 
-/// Requests on connections that are kept, over TLS; one that says that it closes is followed by a new one. Any other end is a
-/// failed request.
+/// Sends requests on kept TLS connections. A connection that announces its end is replaced; any other end
+/// fails the test.
 async fn keep_asking(
     identity: Identity,
     address: SocketAddr,
@@ -329,7 +324,8 @@ async fn keep_asking(
     }
 }
 
-/// One after another over HTTP/2, on a connection that is made anew when the server says that it takes no more streams.
+/// Sends requests one after the other over HTTP/2, on a new connection when the server accepts no more
+/// streams.
 async fn keep_asking_over_http2(
     identity: Identity,
     address: SocketAddr,
@@ -350,7 +346,7 @@ async fn keep_asking_over_http2(
                     }
                     asked += 1;
                 }
-                // Not sent, or not looked at: HTTP/2 says so, and every client sends it again.
+                // The server has not processed the stream, so every client sends it again.
                 Err(_) if connection.is_closing() => break,
                 Err(trouble) => return Err(trouble),
             }

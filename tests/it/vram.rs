@@ -1,5 +1,5 @@
-//! VRAM of a backend, as NVML tells it: shown, said to be unknown where it is, and kept under its budget. The driver's
-//! library is one of our own, so that this runs without a GPU.
+//! A backend's VRAM as NVML reports it: shown, or reported as unknown, and kept below its budget. The tests
+//! use a simulated NVML and need no GPU.
 
 use serde_json::{Value, json};
 use warden_rig::process::ProcessId;
@@ -8,14 +8,13 @@ use warden_rig::{FakeGpu, FakeNvml, Home, Outcome, Trouble, Warden, wait_until};
 
 const GIB: u64 = 1 << 30;
 
-/// Memory is read often, and nothing waits for a better moment.
-/// The stand-in for a GPU knows of a new process only when a test says so: until then it has lost nothing.
+/// Frequent readings and no delays. The simulated GPU knows a new process only when a test adds it, so the
+/// check for lost offload is off.
 const OFTEN: &str = "sensors.interval = \"25ms\"\ninternal.sensors.idle_settle = \"1ms\"\ninternal.sensors.gpu_age = \"1ms\"\n\
                      internal.health.offload_vram = 0.0";
 const EAGER: &str = "policy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
                      policy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
 
-/// A GPU that one process uses.
 fn used_by(process: Option<ProcessId>, listed: u64, used: u64) -> FakeGpu {
     let pid = process.and_then(|process| u32::try_from(process.pid).ok());
     FakeGpu {
@@ -26,7 +25,7 @@ fn used_by(process: Option<ProcessId>, listed: u64, used: u64) -> FakeGpu {
     }
 }
 
-/// One model on a machine with one GPU that nobody uses.
+/// Starts one model on a machine with an unused GPU.
 async fn start(toml: &str) -> Result<(Warden, FakeNvml, ProcessId), Trouble> {
     let mut setup = Setup::new()?.top(OFTEN);
     let nvml = FakeNvml::in_home(&mut setup.home)?;
@@ -69,7 +68,6 @@ async fn vram_is_shown_as_the_driver_tells_it_else_estimated_else_unknown_with_t
     Ok(())
 }
 
-/// Sends requests until the backend is another one; none may fail.
 async fn until_replaced(warden: &Warden, old: ProcessId) -> Result<ProcessId, Trouble> {
     let mut asked = 0;
     wait_until("the backend is another one", SOON, async || {
@@ -116,7 +114,7 @@ async fn a_backend_whose_gpu_reports_a_fatal_fault_is_replaced_once() -> Outcome
     let new = until_replaced(&warden, old).await?;
     let entry = first_entry(&warden).await?;
     assert_eq!(entry["reason"], "device_fault", "{entry}");
-    // The fault is not told of the next generation, though the driver's library still has it in its list.
+    // The fault is not blamed on the next process, although the driver still lists it.
     let mut gpu = used_by(Some(new), GIB, GIB);
     gpu.xids.push(79);
     nvml.say(&[gpu])?;
@@ -126,14 +124,14 @@ async fn a_backend_whose_gpu_reports_a_fatal_fault_is_replaced_once() -> Outcome
     Ok(())
 }
 
-/// What the processes that start from now on say of their layers. In a file that nothing names: what a command names makes it
-/// another one, with which nothing is compared.
+/// Sets the log line on layers for later processes. No command names the file, because another command has no
+/// history to compare with.
 fn offload(home: &Home, layers: u32) -> Outcome {
     home.file("layers", format!("load_tensors: offloaded {layers}/33 layers to GPU\n"))?;
     Ok(())
 }
 
-/// A model whose first process has all its layers on the GPU, which is remembered, and whose next ones have none.
+/// A model whose first process has all layers on the GPU, and whose next ones have none.
 async fn lost(toml: &str) -> Result<(Warden, FakeNvml, ProcessId), Trouble> {
     let mut setup = Setup::new()?
         .top(OFTEN)
@@ -171,7 +169,7 @@ async fn a_successor_that_lost_the_gpu_is_not_used_while_the_old_process_can_ser
     assert!(failed.contains("the running process stays"), "{failed}");
     let events = warden.cli(&["events"]).await?.stdout;
     assert!(events.contains("33 of 33 layers"), "{events}");
-    // The device is back.
+    // The GPU has recovered.
     offload(warden.home(), 33)?;
     let ran = warden.cli(&["restart", "m"]).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
@@ -185,7 +183,7 @@ async fn in_sequence_one_that_lost_the_gpu_serves_says_so_and_is_replaced_when_t
     let (warden, _nvml, old) = lost("replace = \"sequential\"\n").await?;
     assert_eq!(warden.cli(&["restart", "m"]).await?.code, 0);
     assert!(warden.http.post(CHAT, &chat("a", "m", "hi", 2, false)).await?.answer()?.is_whole());
-    // It is started again now and then, so there may be none for a moment.
+    // The model restarts now and then, so it may have no process for a moment.
     wait_until("it is shown as degraded", SOON, async || {
         let shown = warden.status("m").await.unwrap_or_default()["backends"][0]["degraded"].to_string();
         let table = warden.cli(&["status"]).await.map(|ran| ran.stdout).unwrap_or_default();
@@ -197,7 +195,7 @@ async fn in_sequence_one_that_lost_the_gpu_serves_says_so_and_is_replaced_when_t
     wait_until("a process with all layers serves", SOON, async || {
         let shown = warden.status("m").await.unwrap_or_default()["backends"].clone();
         let all = shown.as_array().map(Vec::as_slice).unwrap_or_default();
-        // A moment after it is ready it is not yet looked at.
+        // A process is checked a moment after it becomes ready.
         let entries = json_lines(&warden.recycles()).unwrap_or_default();
         let replaced = entries.iter().any(|entry| entry["reason"] == "degraded");
         replaced && all.len() == 1 && all[0]["phase"] == "ready" && all[0]["degraded"].is_null()

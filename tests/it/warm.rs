@@ -1,5 +1,5 @@
-//! Promise: a planned replacement is warm. What conversations will need next goes along, the ledger says what did and what did not, and
-//! nothing of it is left on a disk.
+//! Promise: a planned replacement keeps conversations warm. The ledger lists what was carried over and what
+//! was not, and no data stays on disk.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-/// One conversation, as its client knows it.
 #[derive(Clone, Debug)]
 struct Talk {
     messages: Vec<Value>,
@@ -22,7 +21,7 @@ impl Talk {
         Self { messages: vec![json!({ "role": "user", "content": text.join(" ") })] }
     }
 
-    /// The next turn; tokens that were cached, and that were evaluated.
+    /// Sends the next turn; returns cached and evaluated prompt tokens.
     async fn turn(&mut self, warden: &Warden, streams: bool) -> Result<(u64, u64), Trouble> {
         let body = json!({ "model": "m", "messages": self.messages, "max_tokens": 8, "stream": streams });
         let (mut text, mut timings) = (String::new(), Value::Null);
@@ -54,7 +53,6 @@ async fn started(script: &Value, lines: &str) -> Result<Warden, Trouble> {
     Ok(warden)
 }
 
-/// Conversations with one turn each, every second one streamed.
 async fn talks(warden: &Warden, count: usize) -> Result<Vec<Talk>, Trouble> {
     let mut all: Vec<Talk> = (0..count).map(Talk::new).collect();
     for (n, talk) in all.iter_mut().enumerate() {
@@ -63,7 +61,7 @@ async fn talks(warden: &Warden, count: usize) -> Result<Vec<Talk>, Trouble> {
     Ok(all)
 }
 
-/// What the ledger says of the last replacement's conversations.
+/// The ledger's figures on the last replacement's conversations.
 fn last(warden: &Warden) -> Result<Value, Trouble> {
     let entries = json_lines(&warden.recycles())?;
     let entry = entries.last().context("no entry")?;
@@ -73,7 +71,7 @@ fn last(warden: &Warden) -> Result<Value, Trouble> {
     Ok(entry["warm"].clone())
 }
 
-/// Waits until what was due behind the gate is done; what became of all.
+/// Waits until work after the replacement is done; returns its result.
 async fn settled(warden: &Warden) -> Result<Value, Trouble> {
     let mut warm = Value::Null;
     wait_until("nothing is due behind the gate", SOON, async || {
@@ -84,7 +82,7 @@ async fn settled(warden: &Warden) -> Result<Value, Trouble> {
     Ok(warm)
 }
 
-/// Where processes may save slots.
+/// Directories in which processes may save slots.
 fn directories(warden: &Warden) -> Vec<PathBuf> {
     let of = |backend: &warden_rig::process::ProcessId| {
         let args = backend.command_line();
@@ -98,7 +96,7 @@ fn files(directory: &Path) -> usize {
     std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
-/// Each of them has its next turn, and pays for no more than what is new.
+/// Sends a turn of each conversation, which must evaluate only new tokens.
 async fn all_warm(warden: &Warden, talks: &mut [Talk]) -> Outcome {
     for (n, talk) in talks.iter_mut().enumerate() {
         let (cached, evaluated) = talk.turn(warden, n % 2 == 0).await?;
@@ -152,7 +150,7 @@ async fn with_sliding_windows_prompts_are_evaluated_behind_the_gate_in_sequence(
         warden.restart("m", 1).await?;
         let warm = last(&warden)?;
         assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(0), &json!("not_reused")), "{warm}");
-        // What was learnt by trial is known the second time.
+        // The second replacement knows what the first one learnt.
         assert_eq!(warm["bytes"] == 0, round == 1, "{warm}");
         let warm = settled(&warden).await?;
         assert_eq!((&warm["conversations"], &warm["evaluated"]), (&json!(3), &json!(3)), "{warm}");
@@ -213,7 +211,7 @@ async fn slot_files_keep_within_their_bytes() -> Outcome {
         started(&json!({ "kept": "dense" }), "replace = \"sequential\"\nwarm_bytes = \"60KiB\"").await?;
     talks(&warden, 3).await?;
     warden.restart("m", 1).await?;
-    // Nobody knows how large a token is before the first file, and the first one might be too large.
+    // The size of a token is unknown before the first file, which might be too large.
     let warm = last(&warden)?;
     assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(0), &json!("room")), "{warm}");
     assert_eq!(warm["bytes"], 0, "{warm}");
@@ -262,7 +260,7 @@ async fn a_directory_of_the_operators_is_used_and_keeps_what_is_theirs() -> Outc
     warden.restart("m", 1).await?;
     assert_eq!(last(&warden)?["carried"], 2);
     all_warm(&warden, &mut talks).await?;
-    // The mark of the process that runs, beside what is theirs.
+    // The running process's mark, next to the foreign files.
     wait_until("ours are gone", SOON, async || files(&theirs) == 3).await?;
     assert_eq!(warden.terminate(SOON).await?, 0);
     assert_eq!(files(&theirs), 2, "what is theirs is there");
@@ -341,17 +339,17 @@ async fn what_goes_along_never_fails_a_request_that_comes_meanwhile() -> Outcome
 
 #[tokio::test]
 async fn a_restore_whose_use_the_next_turn_disproves_is_not_waited_for_again() -> Outcome {
-    // Each prompt takes two seconds: longer than the gate waits for a restored slot to show its use.
+    // Each prompt takes two seconds, longer than the gate waits for the use of a restored slot.
     let script = json!({ "kept": "windows", "ms_per_prompt_token": 5 });
     let warden = started(&script, "replace = \"sequential\"").await?;
     let mut talks = talks(&warden, 2).await?;
     warden.restart("m", 1).await?;
     let warm = last(&warden)?;
     assert_eq!((&warm["carried"], &warm["unproven"]), (&json!(0), &json!(2)), "{warm}");
-    // The gate has waited for the earlier one, which fake-llama has evaluated meanwhile.
+    // The gate has waited for the earlier conversation, which fake-llama has evaluated meanwhile.
     assert_eq!(talks[1].turn(&warden, false).await?.0, 0);
     talks[0].turn(&warden, false).await?;
-    // From then on slots are neither saved nor restored, and prompts are evaluated when the process is idle.
+    // Later replacements save no slots, and evaluate prompts when the process is idle.
     warden.restart("m", 1).await?;
     let warm = last(&warden)?;
     let told = (&warm["no_file"], &warm["bytes"], &warm["unproven"], &warm["later"]);
@@ -364,7 +362,7 @@ async fn a_restore_whose_use_the_next_turn_disproves_is_not_waited_for_again() -
 async fn what_had_no_time_to_show_its_use_is_not_called_useless() -> Outcome {
     let warden = started(&json!({ "kept": "dense" }), "replace = \"sequential\"").await?;
     let mut talks = talks(&warden, 2).await?;
-    // The next process is too slow to say within a second that it has a prompt.
+    // The next process takes too long to accept a prompt.
     warden.script("m", &json!({ "prompt_ms": 3000 })).await?;
     warden.restart("m", 1).await?;
     let warm = last(&warden)?;
@@ -409,7 +407,7 @@ async fn a_process_of_another_command_gets_prompts_and_no_files() -> Outcome {
 
 #[tokio::test]
 async fn being_made_warm_ends_with_the_time_that_a_start_may_take() -> Outcome {
-    // Each of the four conversations takes two seconds, and something has to be left of a start for what comes behind them.
+    // Each of four conversations takes two seconds, and the start timeout must leave time for later work.
     let script = json!({ "kept": "windows", "ms_per_prompt_token": 5 });
     let lines = "replace = \"overlap\"\nlifecycle.start_timeout = \"9s\"\nlifecycle.probe_timeout = \"1s\"";
     let warden = started(&script, lines).await?;
@@ -423,7 +421,7 @@ async fn being_made_warm_ends_with_the_time_that_a_start_may_take() -> Outcome {
 
 #[tokio::test]
 async fn who_dies_while_the_next_is_made_warm_is_followed_at_once() -> Outcome {
-    // Longer than anybody waits here.
+    // Longer than any wait here.
     let script = json!({ "kept": "windows", "ms_per_prompt_token": 20 });
     let warden = started(&script, "replace = \"overlap\"\nlifecycle.start_timeout = \"5m\"").await?;
     let all = talks(&warden, 4).await?;
@@ -451,7 +449,7 @@ async fn who_dies_while_the_next_is_made_warm_is_followed_at_once() -> Outcome {
     Ok(())
 }
 
-/// A model that is unloaded for another one, or after a second.
+/// Starts a model that is unloaded for another one, or after a second.
 async fn left(lines: &str) -> Result<(Warden, Vec<Talk>, PathBuf), Trouble> {
     let lines = format!("preload = false\nlifecycle.stop_grace = \"5s\"\n{lines}");
     let setup = Setup::new()?.top("loading.max_loaded = 1\ninternal.loading.turn_least = \"100ms\"");
@@ -481,7 +479,7 @@ async fn a_model_that_left_for_another_one_comes_back_warm() -> Outcome {
         let events = warden.cli(&["events"]).await?.stdout;
         assert!(events.contains("loaded again: warm: 3 of 3"), "{events}");
     }
-    // An operator's restart brings it back, too.
+    // A restart on command loads the model, too.
     let body =
         json!({ "model": "other", "messages": [{ "role": "user", "content": "hi" }], "max_tokens": 2 });
     warden.http.post(CHAT, &body).await?.json()?;
@@ -499,7 +497,7 @@ async fn a_model_that_left_for_another_one_comes_back_warm() -> Outcome {
 
 #[tokio::test]
 async fn what_a_model_left_is_private_and_goes_after_its_time_and_with_us() -> Outcome {
-    // Long enough for a busy machine to look at them.
+    // Long enough for checks on a busy machine.
     let (warden, mut talks, directory) = left("ttl = \"1s\"\nwarm_away = \"8s\"").await?;
     unloaded(&warden).await?;
     assert_eq!(files(&directory), 3);

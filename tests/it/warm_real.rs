@@ -1,6 +1,6 @@
-//! Promise: after a planned replacement of a real llama-server the next turn of each conversation evaluates no more than it would have
-//! undisturbed, and says the same to the byte: with a dense model by slot files, with sliding windows or a projector by prompts that
-//! were evaluated again.
+//! Promise: after a planned replacement of a real llama-server, the next turn of each conversation evaluates
+//! no more tokens than undisturbed, and gives the same bytes. A dense model uses slot files; sliding windows
+//! or a projector need evaluation.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ mod trained;
 
 const CONVERSATIONS: usize = 3;
 
-/// One slot for each, and one more.
+/// Flags with a slot for each conversation, and one more.
 fn flags<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let mut flags = vec!["-c", "8192"];
     flags.extend(more);
@@ -23,10 +23,10 @@ fn flags<'a>(more: &[&'a str]) -> Vec<&'a str> {
     flags
 }
 
-/// What each turn said, tokens that were cached and that were evaluated.
+/// Text of a turn, cached tokens and evaluated tokens.
 type Turn = (String, u64, u64);
 
-/// Some turns of each conversation; the second half of them after something has happened.
+/// Turns of each conversation; the second half after a replacement.
 #[derive(Debug)]
 struct Talks {
     messages: Vec<Vec<Value>>,
@@ -39,7 +39,6 @@ impl Talks {
         Self::begin_with((0..CONVERSATIONS).map(text))
     }
 
-    /// One conversation for each of these first messages.
     fn begin_with(texts: impl Iterator<Item = String>) -> Self {
         let messages = texts.map(|text| vec![json!({ "role": "user", "content": text })]);
         Self { messages: messages.collect() }
@@ -75,7 +74,7 @@ impl Talks {
     }
 }
 
-/// A sample model of this architecture, and its projector if it sees.
+/// A sample model of this architecture, with a projector if `sees`.
 async fn model(setup: &Setup, arch: &str, sees: bool) -> Result<(PathBuf, Option<String>), Trouble> {
     let path = setup.home.path().join(format!("{arch}.gguf"));
     let projector = setup.home.path().join("mmproj.gguf");
@@ -106,12 +105,12 @@ async fn last(warden: &Warden) -> Result<Value, Trouble> {
     Ok(warden.status("m").await?["warm"].clone())
 }
 
-/// Whether slots go to the next process, and how.
+/// Way in which slots reach the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Files,
     Evaluated,
-    /// The same, on a server that sees.
+    /// By slot files, on a server with a projector.
     Projector,
 }
 
@@ -168,7 +167,7 @@ async fn replaced(arch: &str, replace: &str, more: &[&'static str], how: How) ->
         }
         for (said, expected) in talks.turns(&warden.http).await?.iter().zip(expected) {
             assert_eq!(said.0, expected.0, "round {round}: the same text");
-            // The seam of an answer's last token may move by one.
+            // The boundary at an answer's last token may move by one.
             assert!(said.2 <= expected.2 + 2, "round {round}: {said:?} instead of {expected:?}");
         }
     }

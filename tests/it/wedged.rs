@@ -1,5 +1,5 @@
-//! A server that computes nothing any more is found while its streams are open and kept open, and nobody else is taken for
-//! one: not a long prompt, not a tool call without events, not a client that does not read, not a process that was stopped.
+//! A server that no longer computes is detected while its streams stay open. Long prompts, tool calls without
+//! events, slow clients and stopped processes raise no false alarm.
 
 use std::time::Duration;
 
@@ -7,19 +7,18 @@ use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
-/// Looked at often, and patient for half a second where the product is for twenty or sixty.
+/// Frequent checks, and half a second of patience instead of twenty or sixty.
 const SHORT: &str = "sensors.interval = \"20ms\"\ninternal.sensors.idle_settle = \"1ms\"\n\
                      internal.health.token_least = \"500ms\"\ninternal.health.prefill_least = \"500ms\"\n\
                      internal.health.silent_least = \"500ms\"\ninternal.health.silent_tokens = 100";
 
-/// Nothing holds a replacement back.
 const EAGER: &str = "policy.jitter = 0.0\npolicy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n\
                      args = [\"-np\", \"4\"]\n";
 
 async fn serve(script: &Value) -> Result<Warden, Trouble> {
     let warden = Setup::new()?.top(SHORT).fake("m", script, EAGER)?.start().await?;
     warden.until_ready(1).await?;
-    // Its speed is known afterwards.
+    // These requests teach the model's speed.
     for n in 0..3 {
         let answer = warden.http.post(CHAT, &chat(&format!("warm-{n}"), "m", "some words", 8, true)).await?;
         assert!(answer.answer()?.is_whole(), "{}", answer.text());
@@ -99,7 +98,7 @@ async fn a_client_that_does_not_read_is_no_wedge_of_its_server() -> Outcome {
     let mut lazy = warden.http.stream(CHAT, &chat("lazy", "m", "hi", 400, true)).await?;
     let first = lazy.event().await?;
     assert!(first.is_some());
-    // What it does not take fills every buffer on the way, and four times the limit passes.
+    // The client's unread bytes fill all buffers, for four times the limit.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (answer, end) = lazy.rest().await;
     end?;

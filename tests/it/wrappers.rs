@@ -1,5 +1,5 @@
-//! Promise: a server that its wrapper took out of the process group, or left behind, is measured, watched and stopped
-//! like any other; and of one that cannot be measured, that is said.
+//! Promise: a server that its wrapper moved out of the process group, or left behind, is measured, watched
+//! and stopped like any other. If it cannot be measured, llama-warden says so.
 
 use std::path::{Path, PathBuf};
 
@@ -10,20 +10,19 @@ use warden_rig::process::{ProcessId, children_of};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Fake, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
 
-/// Leaves the session and the group in the background, and ends.
+/// Starts the server in another session, and ends.
 const BACKGROUND: &str = "setsid \"$fake\" \"$@\" &\nexit 0";
-/// The same with a leader that stays and passes no signal on.
+/// Starts the server in another session, and stays without passing signals on.
 const FOREGROUND: &str = "setsid \"$fake\" \"$@\" &\nwait";
-/// As daemons do: a child of a child.
+/// Starts the server as a daemon, by a child of a child.
 pub(crate) const TWICE: &str = "setsid sh -c '\"$0\" \"$@\" & exit 0' \"$fake\" \"$@\"\nexit 0";
-/// Stays in the group and is left behind.
+/// Leaves the server in the process group, and ends.
 const IN_GROUP: &str = "\"$fake\" \"$@\" &\nexit 0";
 
-/// Memory is read often.
 const OFTEN: &str = "sensors.interval = \"50ms\"";
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A warden whose model is started by a script. What it left running is killed at the end of a test that fails.
+/// A llama-warden whose model is started by a script. If a test fails, remaining servers are killed.
 pub(crate) struct Wrapped {
     pub(crate) warden: Warden,
     pub(crate) servers: Servers,
@@ -32,7 +31,7 @@ pub(crate) struct Wrapped {
 pub(crate) struct Servers(pub(crate) PathBuf);
 
 impl Servers {
-    /// The servers of this home, wherever they are: they were told to listen in it.
+    /// All servers of this home, by their listening address.
     pub(crate) fn all(&self) -> Vec<ProcessId> {
         let fake = |process: procfs::process::Process| {
             let line = process.cmdline().ok()?;
@@ -43,7 +42,7 @@ impl Servers {
         all_processes().into_iter().flatten().flatten().filter_map(fake).collect()
     }
 
-    /// Processes of this home that were started as `sleep 4321`.
+    /// Processes of this home started as `sleep 4321`.
     fn helpers(&self) -> Vec<ProcessId> {
         let all = all_processes().into_iter().flatten().flatten();
         let is_helper = |process: &procfs::process::Process| {
@@ -76,7 +75,7 @@ impl Drop for Servers {
     }
 }
 
-/// A script that starts the fake in this way where that is to listen, and is the fake otherwise.
+/// A script that runs `body` to start a listening fake, and otherwise the fake itself.
 fn wrapper(setup: &Setup, body: &str) -> Result<PathBuf, Trouble> {
     let fake = binaries::fake_llama()?.display().to_string();
     let text = format!(
@@ -89,7 +88,7 @@ async fn start(body: &str, script: &Value, toml: &str) -> Result<Wrapped, Troubl
     start_as(&binaries::llama_warden()?, Setup::new()?, body, script, toml).await
 }
 
-/// The same with a program that is llama-warden.
+/// Starts another program that is llama-warden.
 pub(crate) async fn start_as(
     program: &Path,
     setup: Setup,
@@ -142,7 +141,7 @@ async fn is_measured_and_stopped(body: &str, toml: &str) -> Outcome {
     until_measured_and_stopped(wrapped).await
 }
 
-/// Its server, of 64 MiB, is measured, replaced and stopped.
+/// Checks that the server, of 64 MiB, is measured, replaced and stopped.
 pub(crate) async fn until_measured_and_stopped(mut wrapped: Wrapped) -> Outcome {
     let old = wrapped.until_ready(None).await?;
     wrapped.until_measured(64 * MIB).await?;
@@ -207,7 +206,7 @@ async fn a_server_left_behind_that_crashes_is_seen_to_and_replaced() -> Outcome 
             (wrapped.backend().await?["pid"].clone(), wrapped.warden.status("m").await?["crashes"].clone());
         assert_eq!(shown, (json!(old.pid), json!(0)), "{body}");
         wait_until("the fake dies", SOON, async || {
-            // The runtime's own handler swallows the first one.
+            // The runtime's handler ignores the first signal.
             old.signal(Signal::SEGV);
             !old.is_alive()
         })
@@ -243,7 +242,7 @@ async fn a_server_left_behind_goes_along_to_the_next_program_and_is_watched_by_i
     Ok(())
 }
 
-/// A script whose socket leads to a server that was there before it.
+/// A script whose socket leads to an older server.
 fn borrowed(other: &Fake, then: &str) -> String {
     let socket = other.directory().join("fake.sock");
     format!(

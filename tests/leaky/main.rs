@@ -1,5 +1,5 @@
-//! A program that allocates as it is told, a line at a time, at functions whose names say what they do. What the tracer says
-//! of it can be compared with what is known.
+//! Allocates as lines of its input say, in functions named after their action, so that results of the tracer
+//! can be checked.
 //!
 //! ```text
 //!   small COUNT BYTES     leaks blocks               large COUNT BYTES    the same, elsewhere
@@ -18,7 +18,8 @@
 //!   atexit BYTES          allocates when it ends
 //! ```
 //!
-//! Answers each line with `done`. It needs nothing but the C library, so that any compiler makes it for any processor.
+//! Answers each line with `done`. Needs only the C library, so that any compiler can build it for any
+//! processor.
 
 #![expect(unsafe_code, reason = "it calls the C library as C programs do")]
 
@@ -89,7 +90,7 @@ fn leak_zeroed(count: usize, bytes: usize) {
     }
 }
 
-/// A page: its alignment is more than what `malloc` promises.
+/// Page, whose alignment is more than `malloc` promises.
 #[derive(Clone)]
 #[repr(align(4096))]
 struct Page(#[expect(dead_code, reason = "it is there to be large")] [u8; 4096]);
@@ -131,23 +132,23 @@ fn hand_over(count: usize, bytes: usize) {
     let _ended = thread::spawn(move || drop(blocks)).join();
 }
 
-/// Memory of its own, readable and writable; at this place if it is one.
+/// Maps private, readable and writable memory; at `place` unless it is null.
 ///
 /// # Safety
-/// A place is one that `map` gave for so many bytes, and nobody uses what is there.
+/// `place` is null, or a mapping from `map` of so many bytes that is not used.
 #[expect(clippy::inline_always, reason = "the function that is named is the one around it")]
 #[inline(always)]
 unsafe fn map(place: *mut c_void, bytes: usize) -> io::Result<*mut c_void> {
     let fixed = if place.is_null() { 0 } else { FIXED };
-    // SAFETY: takes the place of nothing but what the caller says.
+    // SAFETY: replaces only the mapping that the caller names.
     let at = unsafe { mmap(place, bytes, READ_WRITE, PRIVATE | ANONYMOUS | fixed, -1, 0) };
     if at == FAILED { Err(io::Error::last_os_error()) } else { Ok(at) }
 }
 
-/// Ends it, or a part.
+/// Unmaps a mapping or a part of it.
 ///
 /// # Safety
-/// `map` gave it, and nobody uses it, nor will.
+/// The memory comes from `map` and is not used any more.
 #[expect(clippy::inline_always, reason = "the function that is named is the one around it")]
 #[inline(always)]
 unsafe fn unmap(at: *mut c_void, bytes: usize) -> io::Result<()> {
@@ -157,22 +158,22 @@ unsafe fn unmap(at: *mut c_void, bytes: usize) -> io::Result<()> {
 
 #[inline(never)]
 fn leak_mapping(bytes: usize) -> io::Result<()> {
-    // SAFETY: at no place.
+    // SAFETY: a mapping at a new place.
     black_box(unsafe { map(null_mut(), bytes)? });
     Ok(())
 }
 
 #[inline(never)]
 fn map_and_unmap(bytes: usize) -> io::Result<()> {
-    // SAFETY: mapped just now, at no place, and not used.
+    // SAFETY: mapped just now at a new place, and not used.
     unsafe { unmap(black_box(map(null_mut(), bytes)?), bytes) }
 }
 
-/// Everything in here fails after the first two: an address between two pages, a mapping that cannot grow because its own
-/// other half is there, a file that is none, and a block as large as all addresses.
+/// Every call after the first two fails: an address between two pages, a mapping that cannot grow into its
+/// own other half, an invalid file, and a block as large as the address space.
 #[inline(never)]
 fn leak_refused(bytes: usize) -> io::Result<()> {
-    // SAFETY: a mapping at no place and a block, which are leaked, and calls that change nothing because they are refused.
+    // SAFETY: a new mapping and a block, which are leaked, and refused calls, which change nothing.
     let refused = unsafe {
         let at = black_box(map(null_mut(), bytes)?);
         let block = black_box(malloc(bytes));
@@ -188,11 +189,11 @@ fn leak_refused(bytes: usize) -> io::Result<()> {
     if refused == [true; 6] { Ok(()) } else { Err(io::Error::other(format!("not refused: {refused:?}"))) }
 }
 
-/// Of four parts the second goes first, then the first.
+/// Unmaps the second of four parts first, then the first.
 #[inline(never)]
 fn leak_parts(bytes: usize) -> io::Result<()> {
     let part = bytes / 4;
-    // SAFETY: mapped just now, at no place, and not used; so are its parts.
+    // SAFETY: mapped just now at a new place; neither it nor its parts are used.
     unsafe {
         let at = black_box(map(null_mut(), bytes)?);
         unmap(at.wrapping_byte_add(part), part)?;
@@ -202,7 +203,7 @@ fn leak_parts(bytes: usize) -> io::Result<()> {
 
 #[inline(never)]
 fn leak_replaced(bytes: usize) -> io::Result<()> {
-    // SAFETY: first at no place, then at that one, which is not used.
+    // SAFETY: first at a new place, then at that place, which is not used.
     unsafe {
         let at = black_box(map(null_mut(), bytes)?);
         black_box(map(at, bytes)?);
@@ -212,7 +213,7 @@ fn leak_replaced(bytes: usize) -> io::Result<()> {
 
 #[inline(never)]
 fn leak_moved(bytes: usize) -> io::Result<()> {
-    // SAFETY: mapped just now, at no place, and not used.
+    // SAFETY: mapped just now at a new place, and not used.
     let at = unsafe { black_box(mremap(black_box(map(null_mut(), bytes)?), bytes, 2 * bytes, MAY_MOVE)) };
     if at == FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -273,11 +274,11 @@ fn leak_in_threads_that_end(count: usize, bytes: usize) {
     }
 }
 
-/// The child has no threads but this one, so it may do what it likes if no other one held a lock when it was forked.
+/// The child has only this thread, so it may allocate if no other thread held a lock during the fork.
 fn fork_and_leak(count: usize, bytes: usize) -> io::Result<()> {
-    // SAFETY: whoever tells us what to do waits for `done`, and by then all threads that were started have been joined, so this
-    // is the only one, but for what is left of one that is just leaving; the C library takes care of its own locks. The child
-    // leaves by `_exit`.
+    // SAFETY: the test waits for `done`, by which all started threads have been joined, so this is the only
+    // thread apart from one that may just be ending. The C library handles its own locks. The child leaves by
+    // `_exit`.
     let status = unsafe {
         match fork() {
             0 => {
@@ -305,7 +306,7 @@ fn spawn_and_leak(count: usize, bytes: usize) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(io::Error::other(status.to_string())) }
 }
 
-/// What the handler maps and unmaps.
+/// Bytes that the handler maps and unmaps.
 static IN_HANDLER: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn on_alarm(_: c_int) {
@@ -314,9 +315,8 @@ extern "C" fn on_alarm(_: c_int) {
 
 fn map_under_signals(count: usize, bytes: usize) -> io::Result<()> {
     IN_HANDLER.store(bytes, Ordering::Relaxed);
-    // Every 100 microseconds.
     let (often, never) = ([0, 100, 0, 100], [0; 4]);
-    // SAFETY: the handler calls nothing but what may be called there.
+    // SAFETY: the handler calls only async-signal-safe functions.
     unsafe {
         signal(ALARM, on_alarm);
         setitimer(0, &raw const often, null_mut());
@@ -340,7 +340,7 @@ fn obey(line: &str) -> Result<(), Box<dyn std::error::Error>> {
     let what = words.next().unwrap_or_default();
     let numbers = words.map(str::parse).collect::<Result<Vec<usize>, _>>()?;
     let (first, second) = (numbers.first().copied().unwrap_or(0), numbers.get(1).copied().unwrap_or(0));
-    // A size that no allocator takes is our own mistake, not something to abort on.
+    // An invalid size is the test's mistake, and must not abort.
     Layout::from_size_align(first.max(second), 4096)?;
     match what {
         "small" => leak_small(first, second),
@@ -363,7 +363,7 @@ fn obey(line: &str) -> Result<(), Box<dyn std::error::Error>> {
         "signals" => map_under_signals(first, second)?,
         "atexit" => {
             AT_EXIT.store(first, Ordering::Relaxed);
-            // SAFETY: a function that stays.
+            // SAFETY: the function stays loaded.
             unsafe { atexit(at_exit) };
         }
         "threads" => thread::scope(|scope| {

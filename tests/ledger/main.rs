@@ -1,7 +1,8 @@
-//! The ledger check: storms of 16 clients over 3 backends that are killed, stall, hang, are drained, reloaded and left by their
-//! clients, each drawn from a seed. Answered means executed exactly once, and what was asked for; `x-warden-executed: no` means
-//! never; `maybe` at most once; and nothing stays unanswered. Most errors show at the end of a storm, so many short ones find more than
-//! few long ones; the long ones show what needs many replacements to come about.
+//! Ledger check: storms of 16 clients over 3 backends that are killed, stall, hang, are drained and reloaded,
+//! and whose clients leave, each from a seed. An answered request was executed exactly once and as requested;
+//! with `x-warden-executed: no` never; with `maybe` at most once; and no request stays unanswered. Most
+//! errors show at the end of a storm, so many short storms find more than few long ones; errors that need
+//! many replacements show in long ones.
 //!
 //! ```text
 //! cargo test --profile release -p warden-tests --test ledger -- --nocapture
@@ -38,7 +39,7 @@ async fn what_was_told_is_what_was_executed_in_every_storm() -> Outcome {
     let requests = variable("WARDEN_LEDGER_REQUESTS", 400)?;
     let cores = std::thread::available_parallelism().map_or(2, usize::from) as u64;
     let at_once = variable("WARDEN_LEDGER_AT_ONCE", 2 * cores)?;
-    // Built once, before several ask for it.
+    // Build once, before several storms need the programs.
     binaries::llama_warden()?;
     binaries::fake_llama()?;
     let begun = Instant::now();
@@ -48,7 +49,7 @@ async fn what_was_told_is_what_was_executed_in_every_storm() -> Outcome {
         let turns = turns.clone();
         storms.spawn(async move {
             let _turn = turns.acquire_owned().await;
-            // A thread each: what waits in a storm stays on it.
+            // Each storm has its own thread, so that its waits stay there.
             let ended = tokio::task::spawn_blocking(move || storm(requests, seed)).await?;
             Ok::<_, Trouble>((seed, ended))
         });
@@ -68,13 +69,13 @@ async fn what_was_told_is_what_was_executed_in_every_storm() -> Outcome {
         }
     }
     say(&format!("{all} requests, {counts:?}, in {:?}", begun.elapsed()));
-    // In the words of the failure, too: of a long log often only the end is kept.
+    // Repeat the failures in the panic message, because often only the end of a long log is kept.
     let all_failed = failed.join("\n");
     assert!(
         failed.is_empty(),
         "again with WARDEN_LEDGER_FIRST=SEED WARDEN_LEDGER_SEEDS=1 WARDEN_LEDGER_REQUESTS={requests}:\n{all_failed}"
     );
-    // Most requests of a storm end well: else it shows little.
+    // Most requests of a storm must end well, or it would prove little.
     let whole = counts.get("whole").copied().unwrap_or(0);
     assert!(whole * 2 > all, "{counts:?} of {all}");
     Ok(())
@@ -85,7 +86,6 @@ fn storm(requests: u64, seed: u64) -> Result<Report, Trouble> {
     runtime.block_on(Storm::large(requests, seed).run())
 }
 
-/// Figures for whoever reads the log.
 #[expect(clippy::print_stderr, reason = "the seeds and figures are what a run is for")]
 fn say(line: &str) {
     eprintln!("{line}");

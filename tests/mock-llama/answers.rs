@@ -1,11 +1,10 @@
-//! The bytes of the answers, made once.
+//! Bytes of the answers, made once.
 
 use std::sync::LazyLock;
 
-/// Digits of the time in an event.
 const DIGITS: usize = 20;
 
-/// A whole answer with the head that llama-server gives it.
+/// Returns a whole answer with llama-server's head.
 pub(crate) fn whole(status: &str, kind: &str, body: &str) -> Vec<u8> {
     let head = format!(
         "HTTP/1.1 {status}\r\nServer: llama.cpp\r\nKeep-Alive: timeout=5, max=100\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
@@ -14,23 +13,22 @@ pub(crate) fn whole(status: &str, kind: &str, body: &str) -> Vec<u8> {
     (head + body).into_bytes()
 }
 
-/// An answer to a chat request: about 610 bytes of JSON.
+/// Answer to a chat request, with about 610 bytes of JSON.
 pub(crate) static CHAT: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let body = r#"{"choices":[{"finish_reason":"stop","index":0,"message":{"role":"assistant","content":"The quick brown fox jumps over the lazy dog, and the lazy dog lets it, because it is a warm day and there is nothing else to do."}}],"created":1790000000,"model":"mock","system_fingerprint":"b1-000000000","object":"chat.completion","usage":{"completion_tokens":32,"prompt_tokens":48,"total_tokens":80},"id":"chatcmpl-0123456789abcdefghijklmnopqrstuv","timings":{"cache_n":0,"prompt_n":48,"prompt_ms":12.5,"prompt_per_second":3840.0,"predicted_n":32,"predicted_ms":320.0,"predicted_per_second":100.0}}"#;
     whole("200 OK", "application/json; charset=utf-8", body)
 });
 
-/// The head of a stream.
 pub(crate) const STREAM_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nKeep-Alive: timeout=5, max=100\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 
-/// The end of a stream: what was used, the last words, the last chunk.
+/// End of a stream: usage, end mark, last chunk.
 pub(crate) static STREAM_END: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let usage = r#"data: {"choices":[],"created":1790000000,"id":"chatcmpl-0123456789abcdefghijklmnopqrstuv","model":"mock","object":"chat.completion.chunk","usage":{"completion_tokens":32,"prompt_tokens":48,"total_tokens":80},"timings":{"prompt_n":48,"prompt_ms":12.5,"predicted_n":32,"predicted_ms":320.0}}"#;
     let events = format!("{usage}\n\ndata: [DONE]\n\n");
     format!("{:x}\r\n{events}\r\n0\r\n\r\n", events.len()).into_bytes()
 });
 
-/// One event as a chunk, with room for the time at which it is written, in nanoseconds: `"t":` and 20 digits.
+/// Event as a chunk, with room for the time of its write in nanoseconds: `"t":` and 20 digits.
 static EVENT: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let event = format!(
         "data: {{\"choices\":[{{\"finish_reason\":null,\"index\":0,\"delta\":{{\"content\":\" word\"}}}}],\"created\":1790000000,\"id\":\"chatcmpl-0123456789abcdefghijklmnopqrstuv\",\"model\":\"mock\",\"system_fingerprint\":\"b1-000000000\",\"object\":\"chat.completion.chunk\",\"t\":\"{:020}\"}}\n\n",
@@ -39,11 +37,10 @@ static EVENT: LazyLock<Vec<u8>> = LazyLock::new(|| {
     format!("{:x}\r\n{event}\r\n", event.len()).into_bytes()
 });
 
-/// Appends one event.
 pub(crate) fn event(into: &mut Vec<u8>, time: u64) {
     let start = into.len();
     into.extend_from_slice(&EVENT);
-    // Before them: the quote, the brace, two line feeds of the event, and the end of the chunk.
+    // The digits precede the quote, the brace, two line feeds of the event, and the end of the chunk.
     let end = start + EVENT.len() - "\"}\n\n\r\n".len();
     let mut rest = time;
     for digit in into[end - DIGITS..end].iter_mut().rev() {

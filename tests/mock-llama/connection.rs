@@ -1,4 +1,4 @@
-//! One connection: requests in, answers out, without waiting for anything.
+//! Connection that answers requests without waiting.
 //!
 //! ```text
 //!   head, small body --whole--> answered ---------------------------> next request
@@ -12,10 +12,9 @@ use warden_rig::poll::{Stream, now};
 
 use crate::answers;
 
-/// A body up to this size is read for what it asks; a larger one is swallowed.
+/// A body up to this size is parsed; a larger one is discarded.
 const READ: usize = 64 << 10;
 
-/// What the mock has seen.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) slots: u64,
@@ -26,26 +25,23 @@ pub(crate) struct Counts {
     pub(crate) streams: u64,
 }
 
-/// What becomes of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Go,
     Close,
 }
 
-/// A stream in progress.
 struct Flow {
     left: u64,
-    /// Nanoseconds from one event to the next; 0 for none.
+    /// Nanoseconds from one event to the next; 0 for no pause.
     pace: u64,
     due: u64,
 }
 
-/// One client.
 pub(crate) struct Connection {
     stream: Stream,
     input: Vec<u8>,
-    /// Bytes of a large body that are still to come.
+    /// Bytes of a large body still to discard.
     swallow: usize,
     output: Vec<u8>,
     written: usize,
@@ -78,12 +74,11 @@ impl Connection {
         self.flow.is_some()
     }
 
-    /// Whether a stream has begun since, and whether it has a pace.
+    /// Returns `Some` if a stream has begun since, with true if it is paced.
     pub(crate) fn stream_begun(&self, had_one: bool) -> Option<bool> {
         self.flow.as_ref().filter(|_| !had_one).map(|flow| flow.pace > 0)
     }
 
-    /// Something waits for room.
     pub(crate) fn is_blocked(&self) -> bool {
         self.written < self.output.len()
     }
@@ -92,7 +87,7 @@ impl Connection {
         !self.is_blocked() && self.flow.as_ref().is_some_and(|flow| flow.due <= time)
     }
 
-    /// Whether it has to be watched for room from now on, or no more.
+    /// Returns true if the poller must watch for room from now on, false if no more, `None` without a change.
     pub(crate) fn wants_change(&mut self) -> Option<bool> {
         let wants = self.is_blocked();
         (wants != self.watched).then(|| {
@@ -101,7 +96,7 @@ impl Connection {
         })
     }
 
-    /// Reads once and answers what is complete.
+    /// Reads once and answers complete requests.
     pub(crate) fn read(&mut self, scratch: &mut [u8], counts: &mut Counts) -> Next {
         let count = match self.stream.read(scratch) {
             Ok(0) => return Next::Close,
@@ -123,7 +118,6 @@ impl Connection {
         self.flush()
     }
 
-    /// Takes one request, if it is all there.
     fn request(&mut self, counts: &mut Counts) -> bool {
         let Some(end) = memmem::find(&self.input, b"\r\n\r\n") else { return false };
         let body = end + 4;
@@ -138,11 +132,11 @@ impl Connection {
         };
         let length = field("content-length").and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
         if length.is_none() && method == "POST" {
-            // Nobody in a benchmark should have to send a body without a length.
+            // Benchmarks need no bodies without a length.
             return self.refuse("411 Length Required");
         }
         let length: usize = length.unwrap_or(0);
-        // As llama-server: answered without a look at the body, which nothing reads as a request afterwards.
+        // llama-server answers these without reading the body, which is not parsed as a request afterwards.
         let is_answered_early =
             method == "OPTIONS" || field("accept").is_some_and(|value| value.starts_with(b";"));
         if length > 0 && is_answered_early {
@@ -190,8 +184,8 @@ impl Connection {
         false
     }
 
-    /// The first event goes with the head: there is nothing to compute. The others of stream number `nth` have a phase of
-    /// their own.
+    /// Sends the first event with the head, because nothing is computed. The phase of the other events
+    /// depends on `nth`.
     fn begin(&mut self, nth: u64) {
         let time = now();
         if let Some(flow) = &mut self.flow {
@@ -201,7 +195,6 @@ impl Connection {
         }
     }
 
-    /// Writes the next event of the stream, or its end.
     pub(crate) fn event(&mut self, time: u64) -> Next {
         let Some(flow) = &mut self.flow else { return Next::Go };
         if flow.left == 0 {
@@ -216,7 +209,6 @@ impl Connection {
         self.flush()
     }
 
-    /// Writes what there is, as far as there is room.
     pub(crate) fn flush(&mut self) -> Next {
         while self.is_blocked() {
             match self.stream.write(&self.output[self.written..]) {
@@ -236,14 +228,13 @@ fn is_harmless(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// The whole number behind a name.
 fn number(text: &[u8], name: &str) -> Option<u64> {
     let start = memmem::find(text, name.as_bytes())? + name.len();
     let digits = text[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(&text[start..start + digits]).ok()?.parse().ok()
 }
 
-/// What llama-warden asks of a backend.
+/// Answers llama-warden's own requests to a backend.
 fn own(path: &str, counts: &Counts) -> Vec<u8> {
     let path = path.split('?').next().unwrap_or(path);
     let json = |body: &str| answers::whole("200 OK", "application/json; charset=utf-8", body);
@@ -272,9 +263,9 @@ fn own(path: &str, counts: &Counts) -> Vec<u8> {
     }
 }
 
-/// When the second event of stream number `nth` is due: within one `pace` of `time`, at a phase that depends on the number
-/// alone. So a thousand streams never speak at once, however they were begun; multiples of the golden ratio spread any
-/// number of them evenly.
+/// Returns the due time of the second event of stream `nth`: within one `pace` of `time`, at a phase that
+/// depends only on the number. So a thousand streams never send at once; multiples of the golden ratio spread
+/// any number of them evenly.
 fn due(time: u64, pace: u64, nth: u64) -> u64 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
     if pace == 0 {

@@ -1,17 +1,17 @@
-//! `mock-llama`: an upstream that costs next to nothing, so that a benchmark measures the proxy in front of it.
+//! `mock-llama`: an upstream that costs next to nothing, so that a benchmark measures the proxy.
 //!
-//! It speaks as much of llama-server as llama-warden needs to serve it as a model, and answers at once: chat requests
-//! with about 610 bytes, streams with events of about 250 bytes, one write each. What a stream is like stands in the
-//! request: `"stream":true`, `"max_tokens":N` events, `"per_second":R` of them (0, or none: as fast as they go). Like
-//! the real one it closes the connection after a stream. One thread, no runtime, one `epoll`. It generates nothing and
+//! It implements as much of llama-server as llama-warden needs, and answers at once: chat requests with about
+//! 610 bytes, streams with events of about 250 bytes, one write each. A request sets its stream:
+//! `"stream":true`, `"max_tokens":N` events, `"per_second":R` of them (0 or absent: without a pause). Like
+//! llama-server it closes the connection after a stream. It has one thread, no runtime and one `epoll`, and
 //! checks nothing: [`fake-llama`](../fake-llama/main.rs) is for tests of behaviour.
 //!
 //! | variable | means |
 //! |---|---|
-//! | `MOCK_LLAMA_CPU` | the one CPU that it runs on |
-//! | `MOCK_LLAMA_LISTEN` | `ADDRESS:PORT` where it listens besides |
+//! | `MOCK_LLAMA_CPU` | its CPU |
+//! | `MOCK_LLAMA_LISTEN` | `ADDRESS:PORT` of a second listener |
 //!
-//! `GET /mock/counts` says how many connections it has accepted, and how many of them carried generations.
+//! `GET /mock/counts` returns the number of accepted connections, and how many of them carried generations.
 
 mod answers;
 mod connection;
@@ -28,9 +28,9 @@ use warden_rig::poll::{Poller, Ready, Stream, now};
 
 use crate::connection::{Connection, Counts, Next};
 
-/// Streams with a pace are looked after this often.
+/// Interval at which paced streams are checked.
 const TICK: Duration = Duration::from_micros(250);
-/// Tokens below this are listeners.
+/// Smaller tokens are listeners.
 const FIRST_CONNECTION: u64 = 16;
 
 enum Listener {
@@ -47,7 +47,6 @@ impl Listener {
     }
 }
 
-/// What the command line and the environment ask for.
 struct Asked {
     listeners: Vec<Listener>,
     slots: u64,
@@ -145,7 +144,7 @@ fn serve(asked: &Asked) -> io::Result<()> {
         }
         mock.flat_out(&poller)?;
         if !mock.flat_out.is_empty() {
-            // The reader may have the same CPU, and at real-time priority nobody takes it from us.
+            // The reader may need the same CPU, which the kernel does not take from a real-time process.
             rustix::thread::sched_yield();
         }
         if mock.ticking == mock.paced.is_empty() {
@@ -158,7 +157,7 @@ fn serve(asked: &Asked) -> io::Result<()> {
 struct Mock {
     connections: Vec<Option<Connection>>,
     free: Vec<usize>,
-    /// Streams without a pace: one event each in turn, as a batch of slots decodes.
+    /// Streams without a pace, which get one event each in turn, as a batch of slots decodes.
     flat_out: Vec<usize>,
     paced: Vec<usize>,
     counts: Counts,
@@ -172,7 +171,7 @@ impl Mock {
             let stream = match listener.accept() {
                 Ok(stream) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // The client was gone again.
+                // The client has already left.
                 Err(_) => continue,
             };
             self.counts.accepted += 1;
@@ -202,12 +201,12 @@ impl Mock {
         self.settle(poller, at, next)
     }
 
-    /// Whether a stream without a pace could go on. While all wait for room, the kernel says when there is some.
+    /// Returns true if a stream without a pace can continue; if all wait for room, the kernel reports when
+    /// there is some.
     fn has_work(&self) -> bool {
         self.flat_out.iter().any(|at| self.connections[*at].as_ref().is_some_and(|one| !one.is_blocked()))
     }
 
-    /// Each stream without a pace gets one event out.
     fn flat_out(&mut self, poller: &Poller) -> io::Result<()> {
         let mut turn = 0;
         while turn < self.flat_out.len() {
@@ -217,7 +216,7 @@ impl Mock {
                 Some(connection) => connection.event(now()),
                 None => Next::Close,
             };
-            // Closing takes this one out of the list, and the last one takes its place.
+            // Closing removes this stream from the list and puts the last one in its place.
             if next != Next::Close {
                 turn += 1;
             }
@@ -226,7 +225,6 @@ impl Mock {
         Ok(())
     }
 
-    /// Streams with a pace whose next event is due.
     fn paced(&mut self, poller: &Poller) -> io::Result<()> {
         let mut turn = 0;
         while turn < self.paced.len() {

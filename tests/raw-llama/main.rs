@@ -1,13 +1,13 @@
-//! `raw-llama`: an upstream that knows no HTTP library. It takes llama-server's flags as far as it must, answers health
-//! probes, and for everything else writes down the exact bytes of each request that it believes to have got, and sends
-//! them back. On `/dirty/NAME` it sends the raw bytes that its answers file has under that name.
+//! `raw-llama`: an upstream without an HTTP library. It takes the necessary flags of llama-server and answers
+//! health probes. It records the exact bytes of every other request that it finds, and sends them back.
+//! `/dirty/NAME` returns the raw bytes with that name in its answers file.
 //!
-//! It reads requests as a plain server would: a head up to an empty line, then a body by `Content-Length` or in chunks.
-//! So whatever a proxy smuggles past itself becomes a request here, and a line in the log.
+//! It parses requests as a plain server would: a head up to an empty line, then a body by `Content-Length` or
+//! in chunks. So everything that a proxy lets through becomes a request, and a line in the log.
 //!
-//! `RAW_LLAMA_BODIES` makes it answer some requests before their bodies are read ([`unread`]). `RAW_LLAMA_LOG` names
-//! the log, `RAW_LLAMA_ANSWERS` the JSON file with the answers. Bytes are written there as the characters of the same
-//! number.
+//! `RAW_LLAMA_BODIES` makes it answer some requests before it reads their bodies ([`unread`]).
+//! `RAW_LLAMA_LOG` names the log, `RAW_LLAMA_ANSWERS` the JSON file with the answers. Bytes are written as
+//! the characters of the same number.
 
 mod unread;
 
@@ -25,7 +25,7 @@ use serde_json::json;
 
 use self::unread::{Bodies, Framing};
 
-/// No request of a test is longer.
+/// Longer than any request of a test.
 const LIMIT: u64 = 1 << 20;
 
 struct Shared {
@@ -82,7 +82,6 @@ fn say(line: &str) {
     let _ignored = writeln!(io::stderr(), "{line}");
 }
 
-/// Bytes as characters of the same number.
 fn text(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| char::from(*byte)).collect()
 }
@@ -148,7 +147,7 @@ fn answer(stream: &mut UnixStream, status: &str, body: &str, has_body: bool) -> 
     stream.write_all(format!("{head}Content-Length: {length}\r\n\r\n{body}").as_bytes())
 }
 
-/// The bytes of the next request; `None` at the end of the connection.
+/// Returns the bytes of the next request; `None` at the end of the connection.
 fn request(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut raw = Vec::new();
     let (mut framing, mut dirty) = (Framing::default(), false);
@@ -164,7 +163,7 @@ fn request(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
             "transfer-encoding" => framing.chunked = true,
             _ => {}
         }
-        // Early answers are sent before a body is read.
+        // Early answers are sent before the body is read.
         dirty |= raw.starts_with(b"POST /dirty/early");
     }
     if dirty {
@@ -173,7 +172,7 @@ fn request(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     Ok(rest_of(reader, &mut raw, framing)?.then_some(raw))
 }
 
-/// Reads a body to its end; whether it has one.
+/// Reads a body to its end; returns false if the connection ends before.
 fn rest_of(reader: &mut impl BufRead, raw: &mut Vec<u8>, framing: Framing) -> io::Result<bool> {
     let Framing { length, chunked } = framing;
     if chunked {
@@ -184,7 +183,7 @@ fn rest_of(reader: &mut impl BufRead, raw: &mut Vec<u8>, framing: Framing) -> io
             if size > 0 {
                 reader.take(size.min(LIMIT)).read_to_end(raw)?;
             }
-            // Behind the last chunk there may be trailers, behind any other an empty line.
+            // Trailers may follow the last chunk; an empty line follows any other.
             loop {
                 let Some(rest) = line(reader, raw)? else { return Ok(false) };
                 if size > 0 || rest.is_empty() {
@@ -200,7 +199,7 @@ fn rest_of(reader: &mut impl BufRead, raw: &mut Vec<u8>, framing: Framing) -> io
     Ok(true)
 }
 
-/// The next line without its end, which is kept in `raw` with everything else.
+/// Returns the next line without its end; `raw` keeps all bytes.
 fn line(reader: &mut impl BufRead, raw: &mut Vec<u8>) -> io::Result<Option<String>> {
     let before = raw.len();
     reader.take(LIMIT).read_until(b'\n', raw)?;

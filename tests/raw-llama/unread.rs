@@ -1,18 +1,17 @@
-//! `RAW_LLAMA_BODIES=leave` plays cpp-httplib before 0.40, `discard` a later one: some answers are given by the head
-//! alone, as in front of all routes, for a file, for a head that is refused, and on `/unread`. Then the body stays in
-//! the connection, to be read as the next request, or it is thrown away. A head that cannot be read leaves what comes
-//! behind it in both.
+//! `RAW_LLAMA_BODIES=leave` plays cpp-httplib before 0.40, `discard` a later one. Some answers need only the
+//! head: before routing, for a file, for a refused head, and on `/unread`. Then the body is parsed as the
+//! next request, or discarded. In both, bytes after an invalid head stay in the connection.
 
 use std::io::{self, BufRead, Read as _};
 
 use crate::{LIMIT, line, rest_of};
 
-/// What cpp-httplib takes of a head.
+/// cpp-httplib's limits for a head.
 const LINE_BYTES: usize = 8192;
 const FIELDS: usize = 100;
 const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PRI"];
 
-/// What becomes of a body that is not read before its answer.
+/// Treatment of a body that was not read before the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bodies {
     Leave,
@@ -20,7 +19,6 @@ pub(crate) enum Bodies {
 }
 
 impl Bodies {
-    /// As the variable says.
     pub(crate) fn from_variable(value: &str) -> Option<Self> {
         match value {
             "leave" => Some(Self::Leave),
@@ -30,14 +28,12 @@ impl Bodies {
     }
 }
 
-/// A request that was believed to come.
 pub(crate) struct Request {
     pub(crate) raw: Vec<u8>,
-    /// The status line of its answer.
     pub(crate) status: &'static str,
-    /// It says that it is the last one of its connection.
+    /// True if the request announces the end of the connection.
     closes: bool,
-    /// Its body, if that was not read.
+    /// Framing of the body, if it was not read.
     unread: Option<Framing>,
 }
 
@@ -47,7 +43,7 @@ pub(crate) struct Framing {
     pub(crate) chunked: bool,
 }
 
-/// The next request of a connection; `None` at its end.
+/// Returns the next request of a connection; `None` at its end.
 pub(crate) fn next(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
     let mut raw = Vec::new();
     let Some(first) = line(reader, &mut raw)? else { return Ok(None) };
@@ -93,11 +89,11 @@ pub(crate) fn next(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
 }
 
 impl Request {
-    /// After its answer: whether the connection takes another one.
+    /// Returns true if the connection accepts another request after the answer.
     pub(crate) fn goes_on(&self, reader: &mut impl BufRead, bodies: Bodies) -> io::Result<bool> {
         match self.unread {
             _ if self.closes => Ok(false),
-            // Both go on with whatever comes next.
+            // There is no body left.
             None | Some(Framing { length: 0, chunked: false }) => Ok(true),
             Some(_) if bodies == Bodies::Leave => Ok(true),
             Some(_) if self.status != "200 OK" => Ok(false),

@@ -1,7 +1,9 @@
-//! Where the programs under test are, built when they are not: same target directory and profile as the running test.
+//! Finds the programs under test, and builds them if needed, in the running test's target directory and
+//! profile.
 //!
-//! `fake-llama` belongs to this package, so cargo has built it before an integration test runs. `llama-warden` is
-//! another package's binary, which cargo does not do for us; one call of cargo per process, a no-op when fresh.
+//! Cargo builds `fake-llama` before an integration test runs, because both belong to this package.
+//! `llama-warden` belongs to another package, so each process calls cargo once; the call does nothing if the
+//! build is fresh.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,13 +16,13 @@ use warden_builder::{BuildEnvironment, Builder, BuilderDirs, EventReporter};
 pub use crate::real::llama_server;
 use crate::{Context as _, Trouble};
 
-/// Takes the place of the built `llama-warden`.
+/// Variable with the path of a `llama-warden` to test instead of the built one.
 pub const WARDEN_VARIABLE: &str = "WARDEN_TEST_LLAMA_WARDEN";
 
 /// Path of `llama-warden`.
 ///
 /// # Errors
-/// It cannot be built.
+/// The build fails.
 pub fn llama_warden() -> Result<PathBuf, Trouble> {
     static PATH: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     if let Some(path) = std::env::var_os(WARDEN_VARIABLE) {
@@ -33,7 +35,7 @@ pub fn llama_warden() -> Result<PathBuf, Trouble> {
 /// Path of `fake-llama`.
 ///
 /// # Errors
-/// It cannot be built.
+/// The build fails.
 pub fn fake_llama() -> Result<PathBuf, Trouble> {
     let beside = profile_directory()?.join("fake-llama");
     if beside.exists() { Ok(beside) } else { build("warden-tests", "fake-llama") }
@@ -42,16 +44,16 @@ pub fn fake_llama() -> Result<PathBuf, Trouble> {
 /// Path of `mock-llama`, the upstream of benchmarks.
 ///
 /// # Errors
-/// It cannot be built.
+/// The build fails.
 pub fn mock_llama() -> Result<PathBuf, Trouble> {
     let beside = profile_directory()?.join("mock-llama");
     if beside.exists() { Ok(beside) } else { build("warden-tests", "mock-llama") }
 }
 
-/// Path of `leaky`, which allocates as it is told.
+/// Path of `leaky`, which allocates as its arguments say.
 ///
 /// # Errors
-/// It cannot be built.
+/// The build fails.
 pub fn leaky() -> Result<PathBuf, Trouble> {
     let beside = profile_directory()?.join("leaky");
     if beside.exists() { Ok(beside) } else { build("warden-tests", "leaky") }
@@ -60,27 +62,27 @@ pub fn leaky() -> Result<PathBuf, Trouble> {
 /// Path of `raw-llama`.
 ///
 /// # Errors
-/// It cannot be built.
+/// The build fails.
 pub fn raw_llama() -> Result<PathBuf, Trouble> {
     let beside = profile_directory()?.join("raw-llama");
     if beside.exists() { Ok(beside) } else { build("warden-tests", "raw-llama") }
 }
 
-/// The directory of this build's profile, for example `target/debug`.
+/// Directory of this build's profile, for example `target/debug`.
 ///
 /// # Errors
-/// This program is not where cargo puts tests.
+/// Cargo did not put this program where tests are.
 pub fn profile_directory() -> Result<PathBuf, Trouble> {
     let exe = std::env::current_exe()?;
-    // target/debug/deps/it-0123456789abcdef
     let deps = exe.parent().filter(|parent| parent.ends_with("deps")).context("not run by cargo")?;
     Ok(deps.parent().context("not run by cargo")?.to_owned())
 }
 
-/// Where things that are dear to make are kept between runs: `warden-test-store` in the target directory.
+/// Folder for files that are expensive to make and are kept between runs: `warden-test-store` in the target
+/// directory.
 ///
 /// # Errors
-/// It cannot be created.
+/// The folder cannot be created.
 pub fn store() -> Result<PathBuf, Trouble> {
     let profile = profile_directory()?;
     let store = profile.parent().context("no target directory")?.join("warden-test-store");
@@ -88,7 +90,7 @@ pub fn store() -> Result<PathBuf, Trouble> {
     Ok(store)
 }
 
-/// Held while pip may run: it is not made for several of itself in one environment.
+/// Lock for running pip, which does not support several instances in one environment.
 pub(crate) static PIP: Mutex<()> = Mutex::const_new(());
 
 /// The product's builder, with its cache and its builds in the [`store`].
@@ -109,18 +111,17 @@ pub fn store_builder(reporter: EventReporter) -> Result<Builder, Trouble> {
 fn build(package: &str, binary: &str) -> Result<PathBuf, Trouble> {
     let profile = profile_directory()?;
     let target = profile.parent().context("no target directory")?;
-    // The directory of the profile `dev` is called `debug`; all others have their own name.
+    // The profile `dev` has the directory `debug`; all others have a directory of their own name.
     let name = profile.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
     let name = if name == "debug" { "dev" } else { name };
     let mut cargo = Command::new(env!("CARGO"));
-    // What cargo says to the test that it runs: build scripts (ring's does) would take it for a change, and everything
-    // above them would be compiled again, for this build and then for the next.
+    // Build scripts (such as ring's) would take cargo's variables for a change, and cargo would compile
+    // everything that depends on them again, now and in the next build.
     for (variable, _) in std::env::vars_os().filter(|(name, _)| is_of_a_package(&name.to_string_lossy())) {
         cargo.env_remove(variable);
     }
     if name == "dev" && package == "llama-warden" {
-        // As the whole test command makes it, with the same features of what it is made of: then there is nothing to do. By itself it
-        // would be compiled once more, with all that it is made of.
+        // Build with the features of the whole test command, so that nothing is left to compile.
         cargo.args(["test", "--quiet", "--workspace", "--no-run", "--test", "program"]);
     } else {
         cargo.args(["build", "--quiet", "--profile", name, "--package", package, "--bin", binary]);
@@ -137,30 +138,31 @@ fn build(package: &str, binary: &str) -> Result<PathBuf, Trouble> {
     Err(Trouble::new(format!("cargo build of {binary}:\n{}", String::from_utf8_lossy(&output.stderr))))
 }
 
-/// Whether cargo sets this variable for each package anew.
+/// Returns true for variables that cargo sets for each package.
 fn is_of_a_package(variable: &str) -> bool {
     ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"]
         .iter()
         .any(|beginning| variable.starts_with(beginning))
 }
 
-/// A program that somebody named on a command line. A relative path may begin where they are, or in the workspace.
+/// Finds a program named on a command line; a relative path may begin in the caller's folder or in the
+/// workspace.
 ///
 /// # Errors
-/// There is no such file; all places are named.
+/// There is no such file.
 pub fn given(path: &Path) -> Result<PathBuf, Trouble> {
     found(path, &starts())
 }
 
-/// Where a relative path may begin: cargo starts benches in the folder of their package, and leaves the caller's own only in
-/// `PWD`.
+/// Folders in which a relative path may begin. Cargo starts benches in the folder of their package, and
+/// leaves the caller's folder only in `PWD`.
 fn starts() -> Vec<PathBuf> {
     let caller = std::env::var_os("PWD").map(PathBuf::from);
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
     caller.into_iter().chain(std::env::current_dir()).chain(workspace).collect()
 }
 
-/// The file that is meant: the first of these that is there, as an absolute path.
+/// Returns the absolute path of the first file that exists.
 fn found(path: &Path, starts: &[PathBuf]) -> Result<PathBuf, Trouble> {
     // Joining an absolute path gives that path.
     let all: Vec<PathBuf> = starts.iter().map(|start| start.join(path)).collect();

@@ -1,5 +1,5 @@
-//! A real browser that walks over the page: Debian's chromium, driven by packages from npm that are pinned by version and hash and
-//! live in a folder of the test store; what is walked is in `tests/browser/`.
+//! Runs scripts of `tests/browser/` in a real browser: Debian's chromium, driven by npm packages that are
+//! pinned by version and hash and installed in the test store.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -16,31 +16,31 @@ use crate::home::Home;
 use crate::optional::{SharedMeans, or_skipped};
 use crate::{Context as _, Trouble, binaries};
 
-/// Set where a browser that is not there is a failure: in CI, which installs one.
+/// Set in CI, where a missing browser is a failure.
 pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_BROWSER";
 
-/// A slow registry may need it.
+/// A slow registry may need this time.
 const INSTALL: Duration = Duration::from_secs(300);
-/// A whole walk on a busy machine.
+/// Limit for a script on a busy machine.
 const WALK: Duration = Duration::from_secs(240);
 
-/// A browser, and what drives it.
+/// Browser, and the packages that drive it.
 #[derive(Debug, Clone)]
 pub struct Browser {
     program: PathBuf,
     packages: PathBuf,
 }
 
-/// The folder of the walk.
 fn walks() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("browser")
 }
 
 impl Browser {
-    /// Finds it, and installs what drives it. `None`, and a line that says so: it is not here, and need not be.
+    /// Finds the browser and installs its packages; prints a line and returns `None` if it is missing and not
+    /// required.
     ///
     /// # Errors
-    /// It is not here, where it must be.
+    /// The browser is missing, but required.
     pub async fn here() -> Result<Option<Self>, Trouble> {
         static FOUND: SharedMeans<Browser> = SharedMeans::new();
         let found = FOUND.get(Self::find).await;
@@ -64,7 +64,7 @@ impl Browser {
         if complete.exists() {
             return Ok(Self { program, packages });
         }
-        // A half-made one is begun again.
+        // Start a half-made installation over.
         if packages.exists() {
             std::fs::remove_dir_all(&packages)?;
         }
@@ -73,7 +73,7 @@ impl Browser {
             std::fs::copy(walks().join(name), packages.join(name))?;
         }
         let mut home = Home::new()?;
-        // How this machine reaches a registry, certificates and all, is its own affair.
+        // The registry's address and certificates come from this machine's environment.
         home.env = std::env::vars_os().collect();
         let mut words: Vec<OsString> =
             ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"].map(OsString::from).into();
@@ -86,26 +86,28 @@ impl Browser {
         Ok(Self { program, packages })
     }
 
-    /// Begins a walk over the page at `url`, whose actions are tried on `model`.
+    /// Starts a script that tries the actions of the page at `url` on `model`.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The script cannot be started.
     pub fn walk(&self, url: &str, model: &str) -> Result<Walk, Trouble> {
         self.begin("walk.mjs", url, std::iter::once(OsStr::new(model)))
     }
 
-    /// Begins to take screenshots of the page at `url`, of its overview and of the memory of `model`, into `folder`.
+    /// Starts taking screenshots of the page at `url`, of its overview and of the memory of `model`, into
+    /// `folder`.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The script cannot be started.
     pub fn pictures(&self, url: &str, model: &str, folder: &Path) -> Result<Walk, Trouble> {
         self.begin("pictures.mjs", url, [OsStr::new(model), folder.as_os_str()].into_iter())
     }
 
-    /// Begins to sign in at `url` with one key behind the other; what the last one opens is tried on `model`.
+    /// Starts signing in at `url` with one key after the other; the actions that the last key allows are
+    /// tried on `model`.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The script cannot be started.
     pub fn rights(&self, url: &str, model: &str, keys: &[&str]) -> Result<Walk, Trouble> {
         self.begin("rights.mjs", url, [model].iter().chain(keys).map(OsStr::new))
     }
@@ -129,10 +131,10 @@ impl Browser {
 }
 
 impl Browser {
-    /// Loads the page at `url` again and again; how long each part of that took, in milliseconds, by name.
+    /// Loads the page at `url` repeatedly; returns the milliseconds of each part, by name.
     ///
     /// # Errors
-    /// It cannot be started, takes too long, or says something else.
+    /// The script cannot be started, takes too long, or prints something else.
     pub async fn paint(&self, url: &str, rounds: usize) -> Result<Value, Trouble> {
         let home = Home::new()?;
         let mut command = Command::new("node");
@@ -145,7 +147,7 @@ impl Browser {
     }
 }
 
-/// A browser that walks.
+/// Running browser script.
 #[derive(Debug)]
 pub struct Walk {
     child: Child,
@@ -155,10 +157,10 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// What it says next.
+    /// Returns the script's next line.
     ///
     /// # Errors
-    /// It has ended, or says nothing for too long.
+    /// The script has ended, or prints nothing for too long.
     pub async fn says(&mut self) -> Result<Value, Trouble> {
         let line = timeout(WALK, self.answers.next_line()).await.context("the walk takes too long")??;
         if let Some(line) = line {
@@ -171,10 +173,10 @@ impl Walk {
         Err(Trouble::new(format!("the walk ended: {text}")))
     }
 
-    /// Tells it a word, and hears what it says to that.
+    /// Sends the script a word, and returns its next line.
     ///
     /// # Errors
-    /// As [`Self::says`].
+    /// The same as for [`Self::says`].
     pub async fn asked(&mut self, word: &str) -> Result<Value, Trouble> {
         self.words.write_all(format!("{word}\n").as_bytes()).await?;
         self.words.flush().await?;

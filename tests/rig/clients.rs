@@ -1,5 +1,5 @@
-//! Other people's clients: packages from their registries, pinned by version and hash, in a folder of the test store;
-//! and the programs that use them, in `tests/clients`.
+//! Runs client packages of other projects, pinned by version and hash in the test store, by the programs in
+//! `tests/clients`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,12 +11,12 @@ use crate::{Context as _, Home, Trouble, binaries};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-/// Set where a registry that cannot be reached is a failure: in CI.
+/// Set in CI, where an unreachable registry is a failure.
 pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_CLIENTS_REQUIRED";
 
-/// A slow registry may need it.
+/// A slow registry may need this time.
 const INSTALL: Duration = Duration::from_secs(300);
-/// All calls of one program.
+/// Limit for all calls of one program.
 const RUN: Duration = Duration::from_secs(120);
 
 /// Installed packages.
@@ -25,18 +25,16 @@ pub struct Packages {
     folder: PathBuf,
 }
 
-/// The folder of the programs.
 fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
 impl Packages {
-    /// Installs them, if they are not yet. `None`, and a line that says so: that was not possible, and need not be.
+    /// Installs the packages if needed; prints a line and returns `None` if that failed and is not required.
     ///
     /// # Errors
-    /// It was not possible, where it must be.
+    /// The installation failed, but is required.
     pub async fn installed() -> Result<Option<Self>, Trouble> {
-        // One test installs for all.
         static INSTALLED: SharedMeans<Packages> = SharedMeans::new();
         let installed = INSTALLED.get(Self::install).await;
         or_skipped("other people's clients could not be installed", REQUIRED_VARIABLE, installed)
@@ -56,13 +54,13 @@ impl Packages {
         if complete.exists() {
             return Ok(packages);
         }
-        // A half-made one is begun again.
+        // Start a half-made installation over.
         if packages.folder.exists() {
             std::fs::remove_dir_all(&packages.folder)?;
         }
         std::fs::create_dir_all(&packages.folder)?;
         let mut home = Home::new()?;
-        // How this machine reaches a registry, certificates and all, is its own affair.
+        // The registry's address and certificates come from this machine's environment.
         home.env = std::env::vars_os().collect();
         let venv = packages.folder.join("venv");
         run(&home, "python3", [OsString::from("-m"), "venv".into(), venv.clone().into()]).await?;
@@ -86,10 +84,10 @@ impl Packages {
         self.folder.join("venv/bin/python")
     }
 
-    /// Runs one of `tests/clients` against a server: its results by the cases' names.
+    /// Runs a program of `tests/clients` against a server; returns the results by the names of cases.
     ///
     /// # Errors
-    /// It fails, or tells no results.
+    /// The program fails, or prints no results.
     pub async fn run(&self, program: &str, args: &[&str]) -> Result<BTreeMap<String, Value>, Trouble> {
         let home = Home::new()?;
         let script = programs().join(program);
@@ -115,7 +113,7 @@ async fn run(home: &Home, program: &str, words: impl IntoIterator<Item = OsStrin
     if ran.code == 0 { Ok(()) } else { Err(Trouble::new(format!("{program}: {}", ran.all()))) }
 }
 
-/// What is left out of a comparison: `tests/clients/ignored.json`, names with reasons.
+/// Fields left out of a comparison: names with reasons, from `tests/clients/ignored.json`.
 #[derive(Debug)]
 pub struct Ignored {
     fields: Map<String, Value>,
@@ -126,7 +124,7 @@ impl Ignored {
     /// Reads the list.
     ///
     /// # Errors
-    /// It is none.
+    /// The file is no such list.
     pub fn read() -> Result<Self, Trouble> {
         let path = programs().join("ignored.json");
         let mut all: Map<String, Value> = serde_json::from_slice(&std::fs::read(&path)?)?;
@@ -137,7 +135,7 @@ impl Ignored {
         Ok(Self { fields: part("fields")?, headers: part("headers")? })
     }
 
-    /// The value without them. Where there was one there is still a mark, so that its presence is compared.
+    /// Replaces the ignored fields of a value by a mark, so that their presence is still compared.
     pub fn strip(&self, value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -158,7 +156,7 @@ impl Ignored {
     }
 }
 
-/// Where two values differ first, and how.
+/// Returns the place and kind of the first difference between two values.
 pub fn difference(place: &str, one: &Value, two: &Value) -> Option<String> {
     match (one, two) {
         (Value::Object(a), Value::Object(b)) => {

@@ -1,5 +1,5 @@
-//! A control group of version 2 that a llama-warden is started in, and may make its own groups in. For root only; where
-//! a machine does not give one, tests say so and are skipped.
+//! Control group of version 2 in which a llama-warden runs and may make its own groups. Needs root; without
+//! it, tests print a line and are skipped.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -11,16 +11,16 @@ use crate::{Context as _, Trouble, binaries};
 /// Mounts the hierarchy at `$0` in a mount namespace of this process alone.
 const MOUNT: &str = "mount -t cgroup2 none \"$0\"";
 
-/// What a llama-warden may do with its group.
+/// Rights of a llama-warden in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupRights {
-    /// Make groups in it.
+    /// Make groups.
     Write,
-    /// Look at it: all mounts of the hierarchy are read-only.
+    /// Look only: all mounts of the hierarchy are read-only.
     Read,
 }
 
-/// Such a group. Declare it before the processes in it: it is removed at the end, with what lives in it.
+/// Group that is removed on drop, with its processes. Declare it before them.
 #[derive(Debug)]
 pub struct OuterGroup {
     mount: tempfile::TempDir,
@@ -28,10 +28,10 @@ pub struct OuterGroup {
 }
 
 impl OuterGroup {
-    /// A group of its own for a test; `None` where none can be made.
+    /// Creates a group for a test; `None` if the machine does not allow that.
     ///
     /// # Errors
-    /// Files cannot be made.
+    /// A file cannot be written.
     pub fn new() -> Result<Option<Self>, Trouble> {
         let mount = tempfile::tempdir()?;
         let name = format!("warden-test-{}-{:08x}", std::process::id(), rand::random::<u32>());
@@ -44,10 +44,10 @@ impl OuterGroup {
         Ok(Some(made))
     }
 
-    /// A program that is llama-warden in this group.
+    /// Writes a program that runs llama-warden in this group.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The program cannot be written.
     pub fn program(&self, home: &Home, rights: GroupRights) -> Result<PathBuf, Trouble> {
         let read_only = "grep \" - cgroup2 \" /proc/self/mountinfo | while read -r _ _ _ _ place _; do \
                          mount -o remount,bind,ro \"$place\"; done\n";
@@ -63,17 +63,17 @@ impl OuterGroup {
         home.program(name, text)
     }
 
-    /// The names of the groups in it.
+    /// Returns the names of the groups in this group.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// The groups cannot be listed.
     pub fn inner(&self) -> Result<Vec<String>, Trouble> {
         let listed = self.shell("cd \"$0/$1\" && find . -mindepth 1 -maxdepth 1 -type d");
         let listed = listed.context("the groups cannot be listed")?;
         Ok(listed.lines().map(|line| line.trim_start_matches("./").to_owned()).collect())
     }
 
-    /// The output of a script that sees the hierarchy at `$0`, with our group as `$1`; `None` if it fails.
+    /// Returns the output of a script, with the hierarchy as `$0` and this group as `$1`; `None` if it fails.
     fn shell(&self, script: &str) -> Option<String> {
         let ran = Command::new("unshare")
             .args(["-m", "sh", "-c"])

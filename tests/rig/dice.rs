@@ -1,23 +1,23 @@
-//! Numbers that look random and are drawn from a seed: the same everywhere.
+//! Random numbers from a seed, the same on all machines.
 
 use warden_policies::world::SplitMix;
 
-/// Small and fast.
+/// Small and fast generator.
 #[derive(Debug, Clone)]
 pub struct Dice(SplitMix);
 
 impl Dice {
-    /// Equal seeds roll the same.
+    /// Equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix::new(seed))
     }
 
-    /// Less than `sides`.
+    /// Returns a number less than `sides`.
     pub fn below(&mut self, sides: u64) -> u64 {
         self.0.below(sides)
     }
 
-    /// True once in `sides` times.
+    /// Returns true once in `sides` times.
     pub fn one_in(&mut self, sides: u64) -> bool {
         self.below(sides) == 0
     }

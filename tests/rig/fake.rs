@@ -1,4 +1,5 @@
-//! A `fake-llama` to talk to directly: for tests of the stand-in itself, and for undisturbed runs to compare with.
+//! Runs a `fake-llama` without a proxy: for tests of fake-llama itself, and for undisturbed runs to compare
+//! with.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,25 +13,25 @@ use tempfile::TempDir;
 use crate::process::Kid;
 use crate::{Http, Ledger, Trouble, binaries, wait_until};
 
-/// Generous: a loaded build machine may need it.
+/// A busy build machine may need this time.
 const READY: Duration = Duration::from_secs(20);
 
-/// A running stand-in, on a Unix socket and a TCP port.
+/// Running fake-llama, on a Unix socket and a TCP port.
 pub struct Fake {
-    /// The process.
+    /// Process of fake-llama.
     pub kid: Kid,
-    /// Its Unix socket.
+    /// Client of its Unix socket.
     pub http: Http,
-    /// Its ledger.
+    /// Ledger of its executions.
     pub ledger: Ledger,
     directory: TempDir,
 }
 
 impl Fake {
-    /// Starts one and waits until it is ready. `script` has fields of fake-llama's script.
+    /// Starts fake-llama and waits until it is ready. `script` has fields of fake-llama's script.
     ///
     /// # Errors
-    /// It does not get ready.
+    /// fake-llama does not become ready.
     pub async fn start(script: &Value, flags: &[&str]) -> Result<Self, Trouble> {
         let fake = Self::launch(script, flags)?;
         wait_until("fake-llama is ready", READY, async || {
@@ -40,18 +41,18 @@ impl Fake {
         Ok(fake)
     }
 
-    /// Starts one and does not wait.
+    /// Starts fake-llama without waiting.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// fake-llama cannot be started.
     pub fn launch(script: &Value, flags: &[&str]) -> Result<Self, Trouble> {
         Self::launch_in(tempfile::tempdir()?, script, flags)
     }
 
-    /// Starts one in a directory of yours: its socket is `fake.sock` there, its ledger `ledger.jsonl`.
+    /// Starts fake-llama in this directory, with the socket `fake.sock` and the ledger `ledger.jsonl`.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// fake-llama cannot be started.
     pub fn launch_in(directory: TempDir, script: &Value, flags: &[&str]) -> Result<Self, Trouble> {
         let (socket, model) = (directory.path().join("fake.sock"), directory.path().join("model.gguf"));
         let (ledger, file) = (directory.path().join("ledger.jsonl"), directory.path().join("script.json"));
@@ -70,23 +71,23 @@ impl Fake {
         Ok(Self { kid, http: Http::Unix(socket), ledger: Ledger::at(&ledger), directory })
     }
 
-    /// Its directory.
+    /// Directory of the socket and the ledger.
     pub fn directory(&self) -> PathBuf {
         self.directory.path().to_owned()
     }
 
-    /// `/fake/state`.
+    /// Answer to `/fake/state`.
     ///
     /// # Errors
-    /// It does not answer.
+    /// fake-llama does not answer.
     pub async fn state(&self) -> Result<Value, Trouble> {
         self.http.get("/fake/state").await?.json()
     }
 
-    /// Waits until as many slots are busy.
+    /// Waits until this number of slots is busy.
     ///
     /// # Errors
-    /// They are not within `deadline`.
+    /// The slots are not busy within `deadline`.
     pub async fn until_busy(&self, slots: u64, deadline: Duration) -> Result<(), Trouble> {
         wait_until(&format!("{slots} busy slots"), deadline, async || {
             self.state().await.is_ok_and(|state| state["busy"] == slots)

@@ -1,5 +1,4 @@
-//! A home of its own for every test: nothing of the user's configuration, state or environment gets in, nothing of the
-//! test gets out.
+//! Home directory for a test, separate from the user's configuration, state and environment.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -15,21 +14,21 @@ use tokio::time::timeout;
 use crate::warden::SOON;
 use crate::{Context as _, Trouble, binaries};
 
-/// What may come in from outside: where programs and compilers are found.
+/// Variables inherited from outside: they tell where programs and compilers are.
 const INHERITED: [&str; 4] = ["PATH", "TMPDIR", "LANG", "RUSTUP_HOME"];
 
-/// Directories and environment.
+/// Directories and environment of a test.
 #[derive(Debug)]
 pub struct Home {
     directory: TempDir,
-    /// The whole environment of what runs here.
+    /// Whole environment of the programs that run here.
     pub env: BTreeMap<OsString, OsString>,
 }
 
-/// How a command ended.
+/// Exit code and output of a command.
 #[derive(Debug, Clone)]
 pub struct Ran {
-    /// Its exit code, or -1 after a signal.
+    /// Exit code, or -1 after a signal.
     pub code: i32,
     /// Standard output.
     pub stdout: String,
@@ -38,27 +37,27 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Standard output and error together, for looking for a word in either.
+    /// Standard output and error together.
     pub fn all(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
 }
 
 impl Home {
-    /// A small model at a path below the home, in the place of whatever is there.
+    /// Writes a small model at a path in the home, in place of an existing file.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The model cannot be written.
     pub async fn sample_model(&self, path: &str) -> Result<(), Trouble> {
         drop(std::fs::remove_file(self.path().join(path)));
         let ran = self.warden(["sample-model", "--preset", "llama", "-o", path], SOON).await?;
         if ran.code == 0 { Ok(()) } else { Err(Trouble::new(format!("no sample model: {ran:?}"))) }
     }
 
-    /// A new one. The path is short, because Unix sockets in it must stay under 108 bytes.
+    /// Creates a home. Its path is short, because Unix sockets in it must stay under 108 bytes.
     ///
     /// # Errors
-    /// No temporary directory.
+    /// There is no temporary directory.
     pub fn new() -> Result<Self, Trouble> {
         let directory = tempfile::Builder::new().prefix("lw").tempdir()?;
         let mut env: BTreeMap<OsString, OsString> = BTreeMap::new();
@@ -67,7 +66,8 @@ impl Home {
                 env.insert(name.into(), value);
             }
         }
-        // A second fake-llama beside the first would be in its ledger; tests of measuring take this away.
+        // Measuring would start a second fake-llama, which would write to the ledger; tests of measuring
+        // remove this.
         env.insert("LLAMA_WARDEN_CHILD__MEASURE".into(), "false".into());
         for (name, sub) in [
             ("HOME", "home"),
@@ -85,15 +85,15 @@ impl Home {
         Ok(Self { directory, env })
     }
 
-    /// Its root.
+    /// Root of the home.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// One with `model.gguf`, whose fake-llama does what the script says, whoever starts it.
+    /// Creates a home with `model.gguf` and a script that every fake-llama there follows.
     ///
     /// # Errors
-    /// As with [`Home::new`]; a file cannot be written.
+    /// As with [`Home::new`]; or a file cannot be written.
     pub fn with_fake(script: &Value) -> Result<Self, Trouble> {
         let mut home = Self::new()?;
         home.file("model.gguf", "GGUF")?;
@@ -102,10 +102,10 @@ impl Home {
         Ok(home)
     }
 
-    /// A file in it with this content.
+    /// Writes a file in the home.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> Result<PathBuf, Trouble> {
         let path = self.path().join(name);
         if let Some(parent) = path.parent() {
@@ -115,20 +115,20 @@ impl Home {
         Ok(path)
     }
 
-    /// A program in it with this content.
+    /// Writes a program in the home.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The program cannot be written.
     pub fn program(&self, name: &str, content: impl AsRef<[u8]>) -> Result<PathBuf, Trouble> {
         let path = self.file(name, content)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
         Ok(path)
     }
 
-    /// Runs `llama-warden` with `args` here, to its end.
+    /// Runs `llama-warden` with `args` to its end.
     ///
     /// # Errors
-    /// It cannot be started, or runs longer than `deadline` (and is killed).
+    /// The program cannot be started, or runs longer than `deadline` and is killed.
     pub async fn warden<S: AsRef<OsStr>>(
         &self,
         args: impl IntoIterator<Item = S>,
@@ -137,10 +137,10 @@ impl Home {
         self.run(&binaries::llama_warden()?, args, deadline).await
     }
 
-    /// Runs any program here, to its end.
+    /// Runs a program to its end.
     ///
     /// # Errors
-    /// As [`Self::warden`].
+    /// The same as for [`Self::warden`].
     pub async fn run<S: AsRef<OsStr>>(
         &self,
         program: &Path,

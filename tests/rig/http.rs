@@ -1,5 +1,5 @@
-//! A client for tests: one connection per request, over TCP or a Unix socket, no retries, no redirects, no proxy
-//! variables. What it starts ends when it is dropped: dropping a [`Flow`] is a client that leaves.
+//! HTTP client for tests: one connection per request, over TCP or a Unix socket, without retries, redirects
+//! and proxy variables. Dropping a [`Flow`] closes its connection, as a client that leaves.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -25,51 +25,51 @@ use crate::{Context as _, Identity, Trouble};
 pub trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 
-/// Where to send requests.
+/// Address to send requests to.
 #[derive(Debug, Clone)]
 pub enum Http {
     /// A TCP address.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
-    /// TLS, to whoever has this certificate.
+    /// TLS, with a server that has this certificate.
     Tls(SocketAddr, Box<Identity>),
 }
 
-/// A whole answer.
+/// Complete answer.
 #[derive(Debug, Clone)]
 pub struct Whole {
-    /// Its status.
+    /// Status of the answer.
     pub status: StatusCode,
-    /// Its headers.
+    /// Headers of the answer.
     pub headers: HeaderMap,
-    /// Its body.
+    /// Body of the answer.
     pub body: Bytes,
 }
 
 impl Whole {
-    /// The body as JSON.
+    /// Parses the body as JSON.
     ///
     /// # Errors
-    /// It is none.
+    /// The body is no JSON.
     pub fn json(&self) -> Result<Value, Trouble> {
         serde_json::from_slice(&self.body).context(format!("{} {:?}", self.status, self.text()))
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// One header, or an empty text.
+    /// Returns a header, or an empty text.
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// What a client makes of it, whether it is a stream or not.
+    /// Returns the answer as a client understands it, streamed or not.
     ///
     /// # Errors
-    /// It is neither JSON nor events.
+    /// The body is neither JSON nor events.
     pub fn answer(&self) -> Result<Answer, Trouble> {
         if self.header("content-type").starts_with("text/event-stream") {
             return Ok(Answer::from_events(Events::default().feed(&self.body)));
@@ -79,15 +79,15 @@ impl Whole {
 }
 
 impl Http {
-    /// Over a Unix socket.
+    /// Client of a Unix socket.
     pub fn unix(path: &Path) -> Self {
         Self::Unix(path.to_owned())
     }
 
-    /// A fresh connection.
+    /// Opens a new connection.
     ///
     /// # Errors
-    /// Nobody listens.
+    /// The server does not listen.
     pub async fn connect(&self) -> Result<Box<dyn Socket>, Trouble> {
         Ok(match self {
             Self::Tcp(address) => {
@@ -100,18 +100,18 @@ impl Http {
         })
     }
 
-    /// A connection to write bytes of your own on.
+    /// Opens a connection for raw bytes.
     ///
     /// # Errors
-    /// Nobody listens.
+    /// The server does not listen.
     pub async fn raw(&self) -> Result<Raw, Trouble> {
         Ok(Raw { socket: self.connect().await? })
     }
 
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of the answer.
     ///
     /// # Errors
-    /// The connection fails before there is a head.
+    /// The connection fails before the head.
     pub async fn open(&self, mut request: Request<Full<Bytes>>) -> Result<Flow, Trouble> {
         if !request.headers().contains_key(HOST) {
             request.headers_mut().insert(HOST, hyper::header::HeaderValue::from_static("test.invalid"));
@@ -134,32 +134,32 @@ impl Http {
         self.open(request).await?.whole().await
     }
 
-    /// GET.
+    /// Sends a GET.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// The same as for [`Self::send`].
     pub async fn get(&self, target: &str) -> Result<Whole, Trouble> {
         self.send(Request::get(target).body(Full::default())?).await
     }
 
-    /// POST of JSON.
+    /// Sends a POST of JSON.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// The same as for [`Self::send`].
     pub async fn post(&self, target: &str, body: &Value) -> Result<Whole, Trouble> {
         self.send(json_request(target, body)?).await
     }
 
-    /// POST of JSON; returns at the head of the answer.
+    /// Sends a POST of JSON; returns at the head of the answer.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// The same as for [`Self::open`].
     pub async fn stream(&self, target: &str, body: &Value) -> Result<Flow, Trouble> {
         self.open(json_request(target, body)?).await
     }
 }
 
-/// A POST of JSON.
+/// Creates a POST of JSON.
 ///
 /// # Errors
 /// `target` is no request target.
@@ -169,7 +169,7 @@ pub fn json_request(target: &str, body: &Value) -> Result<Request<Full<Bytes>>, 
     Ok(request.body(Full::new(Bytes::from(body.to_string())))?)
 }
 
-/// An answer whose head has come. Drop it to leave early; do not ask it for anything to be a slow reader.
+/// Answer whose head has arrived. Drop it to leave early; stop reading it to be a slow client.
 #[derive(Debug)]
 pub struct Flow {
     response: Response<Incoming>,
@@ -180,17 +180,17 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Its status.
+    /// Status of the answer.
     pub fn status(&self) -> StatusCode {
         self.response.status()
     }
 
-    /// Its headers.
+    /// Headers of the answer.
     pub fn headers(&self) -> &HeaderMap {
         self.response.headers()
     }
 
-    /// The next piece of the body as it came; `None` at its proper end.
+    /// Returns the next piece of the body; `None` at its proper end.
     ///
     /// # Errors
     /// The body ended in the middle.
@@ -203,7 +203,7 @@ impl Flow {
         Ok(None)
     }
 
-    /// The data of the next event; `None` at the proper end of the body.
+    /// Returns the data of the next event; `None` at the proper end of the body.
     ///
     /// # Errors
     /// The body ended in the middle.
@@ -217,7 +217,7 @@ impl Flow {
         }
     }
 
-    /// Everything that still comes, and how it ended.
+    /// Reads the rest of the events; also returns the error that ended the body early.
     pub async fn rest(&mut self) -> (Answer, Result<(), Trouble>) {
         let mut answer = Answer::default();
         loop {
@@ -229,7 +229,7 @@ impl Flow {
         }
     }
 
-    /// The whole answer.
+    /// Reads the whole answer.
     ///
     /// # Errors
     /// The body ended in the middle.
@@ -241,7 +241,7 @@ impl Flow {
     }
 }
 
-/// A connection with nothing between the test and the bytes.
+/// Connection for raw bytes.
 pub struct Raw {
     socket: Box<dyn Socket>,
 }
@@ -250,25 +250,25 @@ impl Raw {
     /// Sends bytes.
     ///
     /// # Errors
-    /// The peer has closed.
+    /// The peer has closed the connection.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
         self.socket.write_all(bytes).await?;
         self.socket.flush().await?;
         Ok(())
     }
 
-    /// Closes our side for writing.
+    /// Closes the connection for writing.
     ///
     /// # Errors
-    /// The peer has closed.
+    /// The peer has closed the connection.
     pub async fn half_close(&mut self) -> Result<(), Trouble> {
         Ok(self.socket.shutdown().await?)
     }
 
-    /// Some bytes; empty at the end of the connection (also when it is reset).
+    /// Reads some bytes; empty at the end of the connection, also after a reset.
     ///
     /// # Errors
-    /// Nothing comes within `deadline`.
+    /// No bytes arrive within `deadline`.
     pub async fn read(&mut self, deadline: Duration) -> Result<Vec<u8>, Trouble> {
         let mut bytes = vec![0; 64 * 1024];
         let read = timeout(deadline, self.socket.read(&mut bytes)).await;
@@ -277,10 +277,10 @@ impl Raw {
         Ok(bytes)
     }
 
-    /// Everything until the peer closes.
+    /// Reads until the peer closes the connection.
     ///
     /// # Errors
-    /// It does not within `deadline`.
+    /// The peer does not close within `deadline`.
     pub async fn to_end(&mut self, deadline: Duration) -> Result<String, Trouble> {
         let all = async {
             let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Streams of answers that share one connection of HTTP/2 over TLS.
+//! Streamed answers that share one HTTP/2 connection over TLS.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use crate::http::json_request;
 use crate::sse::Events;
 use crate::{Answer, Context as _, Identity, Trouble};
 
-/// One connection. Dropping it ends all of its streams.
+/// Connection; dropping it ends all its streams.
 #[derive(Debug)]
 pub struct Http2 {
     sender: SendRequest<Full<Bytes>>,
@@ -22,7 +22,7 @@ pub struct Http2 {
     _driver: JoinSet<()>,
 }
 
-/// A stream of which the first text is here.
+/// Stream whose first text has arrived.
 #[derive(Debug)]
 pub struct Begun {
     body: Incoming,
@@ -32,7 +32,7 @@ pub struct Begun {
 
 impl Http2 {
     /// # Errors
-    /// Nobody listens there, or does not speak it.
+    /// The server does not listen, or does not speak HTTP/2.
     pub async fn over_tls(identity: &Identity, address: SocketAddr) -> Result<Self, Trouble> {
         let stream = identity.connect(address, &["h2"]).await?;
         let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
@@ -41,15 +41,15 @@ impl Http2 {
         Ok(Self { sender, origin: format!("https://localhost:{}", address.port()), _driver: driver })
     }
 
-    /// Whether the server has said that it takes no more streams, or is gone.
+    /// Returns true if the server accepts no more streams, or is gone.
     pub fn is_closing(&self) -> bool {
         self.sender.is_closed() || !self.sender.is_ready()
     }
 
-    /// Asks, and reads up to the first text.
+    /// Sends a request and reads up to the first text.
     ///
     /// # Errors
-    /// It is refused, or ends before that.
+    /// The server refuses the request, or ends the stream before the first text.
     pub async fn begin(&self, path: &str, body: &Value) -> Result<Begun, Trouble> {
         let request = json_request(&format!("{}{path}", self.origin), body)?;
         let body = self.sender.clone().send_request(request).await?.into_body();
@@ -64,7 +64,7 @@ impl Http2 {
 }
 
 impl Begun {
-    /// Reads a piece; false: there is none.
+    /// Reads a piece; returns false at the end.
     async fn piece(&mut self) -> Result<bool, Trouble> {
         let Some(frame) = self.body.frame().await else { return Ok(false) };
         let events = frame.context("a frame")?.into_data().map(|data| self.events.feed(&data));
@@ -74,10 +74,10 @@ impl Begun {
         Ok(true)
     }
 
-    /// All that its client has in the end.
+    /// Reads the rest; returns the whole answer.
     ///
     /// # Errors
-    /// The stream is cut.
+    /// The stream breaks off.
     pub async fn whole(mut self) -> Result<Answer, Trouble> {
         while self.piece().await? {}
         Ok(self.answer)

@@ -1,4 +1,4 @@
-//! Reading the execution ledger that fake-llama writes: who began what, and how often.
+//! Reads the ledger in which fake-llama records each execution of a request.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -8,64 +8,63 @@ use serde::Deserialize;
 
 use crate::Trouble;
 
-/// One line.
+/// Line of the ledger.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Line {
-    /// `begun`, `head` (the first byte of the answer is out), `finished` or `cancelled`.
+    /// `begun`, `head` (the first byte of the answer is sent), `finished` or `cancelled`.
     pub event: String,
-    /// The request's own name (`user` in its body, else `X-Request-Id`), or `-`.
+    /// Name of the request (`user` in its body, else `X-Request-Id`), or `-`.
     pub id: String,
-    /// The generation that executed it.
+    /// PID of the process that executed the request.
     pub pid: i32,
-    /// Its number within that process, from 1.
+    /// Number of the request within that process, from 1.
     pub ordinal: u64,
-    /// Of the body, on `begun` lines.
+    /// Hash of the body, on `begun` lines.
     #[serde(default)]
     pub sha256: String,
-    /// Of what it asks for (see [`crate::words`]), on `begun` lines.
+    /// Hash of the request's meaning (see [`crate::words`]), on `begun` lines.
     #[serde(default)]
     pub meaning: String,
-    /// Whether a stream was asked for, on `begun` lines.
+    /// True if the client requested a stream, on `begun` lines.
     #[serde(default)]
     pub stream: bool,
-    /// Whether a stream's head is sent before anything is computed, on `begun` lines.
+    /// True if the head of a stream is sent before anything is computed, on `begun` lines.
     #[serde(default)]
     pub head_first: bool,
-    /// Tokens generated, on the last lines.
+    /// Generated tokens, on the last lines.
     #[serde(default)]
     pub tokens: u64,
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
 }
 
-/// How one execution ended.
+/// End of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// By itself.
+    /// The process finished the request.
     Finished,
-    /// Its client left.
+    /// The client left.
     Cancelled,
-    /// Not at all: it runs, or its process died.
+    /// The process still runs the request, or died.
     Open,
 }
 
-/// A ledger file.
+/// Ledger file.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     path: PathBuf,
 }
 
 impl Ledger {
-    /// The ledger at `path`, which need not exist yet.
+    /// Ledger at `path`, which need not exist yet.
     pub fn at(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }
 
-    /// All whole lines; none when there is no file. A line that its writer could not end, because it was killed in the
-    /// middle of it, says nothing; neither does one that is being written.
+    /// Returns all complete lines. An incomplete line is skipped: its writer was killed, or is still writing.
     ///
     /// # Errors
-    /// The file cannot be read or a line is none of ours; a process wrote on behind a torn line.
+    /// The file cannot be read, has a foreign line, or has a line appended to an incomplete one.
     pub fn lines(&self) -> Result<Vec<Line>, Trouble> {
         match std::fs::read(&self.path) {
             Ok(bytes) => parse(&String::from_utf8_lossy(&bytes)),
@@ -74,15 +73,15 @@ impl Ledger {
         }
     }
 
-    /// Its lines from now on, as they come.
+    /// Returns a reader of new lines.
     pub fn tail(&self) -> Tail {
         Tail { path: self.path.clone(), read: 0 }
     }
 
-    /// Every execution by the request's name, in order of beginning.
+    /// Returns the executions by the name of the request, in the order in which they began.
     ///
     /// # Errors
-    /// As [`Self::lines`].
+    /// The same as for [`Self::lines`].
     pub fn executions(&self) -> Result<BTreeMap<String, Vec<End>>, Trouble> {
         let mut ends = BTreeMap::new();
         let mut begun = Vec::new();
@@ -102,10 +101,10 @@ impl Ledger {
         Ok(all)
     }
 
-    /// Checks that each of `ids` was executed once and finished, and nothing else was executed at all.
+    /// Checks that each of `ids` was executed once and finished, and that nothing else was executed.
     ///
     /// # Errors
-    /// A sentence that names what was not.
+    /// A request was not executed as expected.
     pub fn each_finished_once<S: AsRef<str>>(&self, ids: impl IntoIterator<Item = S>) -> Result<(), Trouble> {
         let mut all = self.executions()?;
         let mut wrong = Vec::new();
@@ -119,29 +118,29 @@ impl Ledger {
         if wrong.is_empty() { Ok(()) } else { Err(Trouble::new(format!("ledger: {}", wrong.join("; ")))) }
     }
 
-    /// How many different processes executed something.
+    /// Number of processes that executed a request.
     ///
     /// # Errors
-    /// As [`Self::lines`].
+    /// The same as for [`Self::lines`].
     pub fn generations(&self) -> Result<usize, Trouble> {
         let pids: std::collections::BTreeSet<i32> = self.lines()?.into_iter().map(|line| line.pid).collect();
         Ok(pids.len())
     }
 }
 
-/// A ledger file that is read while it is written.
+/// Ledger file that is read while fake-llama writes it.
 #[derive(Debug)]
 pub struct Tail {
     path: PathBuf,
-    /// Bytes that were read.
+    /// Bytes read so far.
     read: u64,
 }
 
 impl Tail {
-    /// The whole lines that have come since the last time.
+    /// Returns the complete lines added since the last call.
     ///
     /// # Errors
-    /// As [`Ledger::lines`].
+    /// The same as for [`Ledger::lines`].
     pub fn fresh(&mut self) -> Result<Vec<Line>, Trouble> {
         let mut file = match std::fs::File::open(&self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -150,19 +149,19 @@ impl Tail {
         file.seek(SeekFrom::Start(self.read))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        // What follows the last line break is being written, or torn: then a line break follows it.
+        // Bytes after the last line break are incomplete.
         bytes.truncate(memchr::memrchr(b'\n', &bytes).map_or(0, |at| at + 1));
         self.read += bytes.len() as u64;
         parse(&String::from_utf8_lossy(&bytes))
     }
 }
 
-/// How every line begins. Whose it is comes first, so that a torn one can be told from dirt.
+/// Beginning of every line. The PID comes first, so that an incomplete line can be told from dirt.
 const BEGINNING: &str = "{\"pid\":";
 
 fn parse(text: &str) -> Result<Vec<Line>, Trouble> {
     let mut lines: Vec<Line> = Vec::new();
-    // What was torn, and how many whole lines stood before it.
+    // Each incomplete line, and the number of complete lines before it.
     let mut torn: Vec<(&str, usize)> = Vec::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
         match serde_json::from_str(line) {
@@ -174,7 +173,7 @@ fn parse(text: &str) -> Result<Vec<Line>, Trouble> {
         }
     }
     for (line, before) in torn {
-        // Torn within the number: nobody's.
+        // The line ends within the PID.
         let number =
             line.strip_prefix(BEGINNING).and_then(|rest| rest.split_once(',')).map(|(number, _)| number);
         let Some(pid) = number.and_then(|number| number.parse::<i32>().ok()) else { continue };
@@ -218,7 +217,7 @@ mod tests {
         for dirt in ["x", "{\"event\":\"begun\"", "{\"pid\":7}", "{\"pid\":7,\"event\":begun}"] {
             assert!(read(&[BEGUN, "\n", dirt, "\n"]).is_err(), "{dirt}");
         }
-        // Two lines of which one was torn have become one: whoever writes like that cannot be read.
+        // Two lines of which one was incomplete have become one, so the ledger is unreadable.
         assert!(read(&[&BEGUN[..40], FINISHED, "\n"]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! `warden_rig`: what every end-to-end test needs and none should write again.
+//! `warden_rig`: common parts of the end-to-end tests.
 //!
 //! | module | gives |
 //! |---|---|
@@ -12,23 +12,23 @@
 //! | [`http`] | a client that can stream, leave early, read slowly, send raw bytes |
 //! | [`http2`] | streams that share one connection of HTTP/2 |
 //! | [`sse`] | events out of bytes, and answers out of events |
-//! | [`load`] | closed loops for benchmarks, and what the times say |
-//! | [`poll`] | sockets of one thread without a runtime, for what has to be cheap |
+//! | [`load`] | closed loops for benchmarks, and statistics of their times |
+//! | [`poll`] | cheap sockets of one thread without a runtime |
 //! | [`tls`] | certificates of its own, and clients that trust them |
 //! | [`swarm`] | many requests at once, and the comparison with an undisturbed run |
 //! | [`sdists`] | real sources of llama.cpp from eighteen months |
 //! | [`real`] | a real llama-server built from the pinned source, and sample models |
 //! | [`real_weights`] | small models that others trained and quantised |
-//! | [`optional`] | whether a test that lacks a network or a program is skipped or fails |
-//! | [`nvml`] | NVIDIA GPUs that say what a test wants |
-//! | [`raw`] | raw bytes through a proxy to an upstream that writes down what it got |
-//! | [`clients`] | packages of other people, and programs that use them |
-//! | [`storm`] | everything at once, drawn from a seed by [`dice`], and the books afterwards |
+//! | [`optional`] | skips or fails a test that lacks a network or a program |
+//! | [`nvml`] | simulated NVIDIA GPUs |
+//! | [`raw`] | raw bytes through a proxy to an upstream that records them |
+//! | [`clients`] | client packages of other projects, and programs that use them |
+//! | [`storm`] | many clients and faults at once, from a seed of [`dice`], compared with the ledger |
 //! | [`scarcity`] | no threads, a disk that hangs, a disk that is full |
 //! | [`control_group`] | a control group in which a llama-warden may make its own, or may not |
-//! | [`ports`] | ports for programs that have to be given one |
-//! | [`words`] | what fake-llama says to a request |
-//! | [`ledger`] | what fake-llama executed, and whether anything ran twice |
+//! | [`ports`] | ports for programs that need a given one |
+//! | [`words`] | answers of fake-llama |
+//! | [`ledger`] | requests that fake-llama executed |
 //!
 //! Helpers return [`Trouble`] instead of panicking, so a test is `async fn …() -> Outcome` and uses `?`.
 
@@ -74,8 +74,8 @@ pub use trouble::{Context, Outcome, Trouble};
 pub use wait::{wait_for, wait_until};
 pub use warden::Warden;
 
-/// Whether there is time: `WARDEN_LONG` is set, as `.ci/run --long` does at night. Then tests repeat what they do as often as their promise
-/// says; else as often as shows it to be broken when it is.
+/// Returns true in nightly runs (`WARDEN_LONG` is set, as by `.ci/run --long`): then tests repeat their work
+/// as often as they promise.
 pub fn is_long() -> bool {
     std::env::var_os("WARDEN_LONG").is_some()
 }

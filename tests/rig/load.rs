@@ -1,4 +1,4 @@
-//! Load for benchmarks: closed loops over kept connections, and what the times say.
+//! Load for benchmarks: closed loops over kept connections, and statistics of their times.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use tokio::time::Instant;
 
 use crate::{Http, Trouble};
 
-/// Makes the request with this number.
+/// Creates the request with this number.
 pub type Make = fn(usize) -> Result<Request<Full<Bytes>>, Trouble>;
 
-/// `clients` clients, each with one kept connection, each sending `each` requests one after the other; the times from
-/// the first byte sent to the last received, in no order. A connection that the server closes is opened again, and
-/// that counts, as it does for a user.
+/// Runs clients, each with one kept connection, that send `each` requests one after the other. Returns the
+/// times from the first byte sent to the last received, in no order. The time includes reopening a connection
+/// that the server has closed.
 ///
 /// # Errors
-/// A request fails or is not answered with success.
+/// A request fails or gets no success.
 pub async fn closed_loop(
     http: &Http,
     clients: usize,
@@ -50,7 +50,6 @@ pub async fn closed_loop(
     Ok(all)
 }
 
-/// A kept connection.
 struct Connection {
     http: Http,
     open: Option<(SendRequest<Full<Bytes>>, JoinSet<()>)>,
@@ -83,7 +82,7 @@ impl Connection {
     }
 }
 
-/// The time below which `share` (0 to 1) of the times lie; zero of none.
+/// Returns the time below which `share` (0 to 1) of the times are; zero without times.
 pub fn quantile(times: &mut [Duration], share: f64) -> Duration {
     times.sort_unstable();
     #[expect(
@@ -96,13 +95,13 @@ pub fn quantile(times: &mut [Duration], share: f64) -> Duration {
     times.get(index).copied().unwrap_or_default()
 }
 
-/// The middle one of some figures; zero of none.
+/// Returns the median; zero without figures.
 pub fn median(figures: &mut [f64]) -> f64 {
     figures.sort_unstable_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or_default()
 }
 
-/// A time in milliseconds.
+/// Converts a time to milliseconds.
 pub fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }

@@ -1,5 +1,5 @@
-//! NVIDIA GPUs that say what a test wants: a `libnvidia-ml.so.1` of our own, made from `tests/fake-nvml/nvml.c`, and the
-//! script that it answers by, which may change at any time.
+//! Simulated NVIDIA GPUs: a `libnvidia-ml.so.1` made from `tests/fake-nvml/nvml.c`, and its script, which may
+//! change at any time.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -8,21 +8,21 @@ use std::process::Command;
 
 use crate::{Home, Trouble};
 
-/// One GPU as NVML shall tell of it.
+/// GPU as NVML reports it.
 #[derive(Clone, Debug, Default)]
 pub struct FakeGpu {
     /// Bytes of memory.
     pub total: u64,
-    /// Bytes in use by all.
+    /// Bytes in use by all processes.
     pub used: u64,
-    /// Processes that compute on it, with their bytes; 0 is what some containers say.
+    /// Processes that compute on the GPU, with their bytes; some containers report 0.
     pub processes: Vec<(u32, u64)>,
-    /// Xids, each told once.
+    /// Xids, each reported once.
     pub xids: Vec<u64>,
 }
 
 impl FakeGpu {
-    /// One of which each of these processes holds as much.
+    /// Creates a GPU on which each process holds `each` bytes.
     pub fn shared_by(pids: &[u32], total: u64, each: u64) -> Self {
         let used = each * pids.len() as u64;
         Self { total, used, processes: pids.iter().map(|pid| (*pid, each)).collect(), xids: Vec::new() }
@@ -36,10 +36,10 @@ pub struct FakeNvml {
 }
 
 impl FakeNvml {
-    /// Makes the library in a folder of its own below `folder`; no GPU is there yet.
+    /// Makes the library in a folder below `folder`; there is no GPU yet.
     ///
     /// # Errors
-    /// No C compiler, or files cannot be written.
+    /// There is no C compiler, or files cannot be written.
     pub fn new(folder: &Path) -> Result<Self, Trouble> {
         let fake = Self { folder: folder.join("nvml") };
         std::fs::create_dir_all(&fake.folder)?;
@@ -53,10 +53,10 @@ impl FakeNvml {
         if made.success() { Ok(fake) } else { Err(Trouble::new("cc could not make the library")) }
     }
 
-    /// The same in a home, so that whatever runs there finds it instead of a real driver's.
+    /// Makes the library in a home, so that programs there find it instead of a real driver's.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The same as for [`Self::new`].
     pub fn in_home(home: &mut Home) -> Result<Self, Trouble> {
         let fake = Self::new(home.path())?;
         home.env.insert(OsString::from("LD_LIBRARY_PATH"), fake.folder.clone().into_os_string());
@@ -68,12 +68,12 @@ impl FakeNvml {
         self.folder.join("libnvidia-ml.so.1")
     }
 
-    /// Path of the script, for a fake-llama that tells its own VRAM (`vram_told`).
+    /// Path of the script, for a fake-llama that reports its own VRAM (`vram_told`).
     pub fn script(&self) -> PathBuf {
         self.folder.join("script")
     }
 
-    /// What it tells from now on. A program that runs has counted the GPUs when it started.
+    /// Sets the GPUs. A running program has counted them at its start.
     ///
     /// # Errors
     /// The script cannot be written.
@@ -89,7 +89,7 @@ impl FakeNvml {
                 writeln!(text, "xid {number} {xid}")?;
             }
         }
-        // Whole or not at all: the library reads it at any time.
+        // The library may read the script at any time, so replace it atomically.
         let new = self.folder.join("script.new");
         std::fs::write(&new, text)?;
         Ok(std::fs::rename(new, self.script())?)

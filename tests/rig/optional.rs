@@ -4,18 +4,18 @@ use tokio::sync::OnceCell;
 
 use crate::Trouble;
 
-/// Something that one test obtains for all tests of its program. A failure is kept, too: without a network, each further
-/// attempt would take minutes.
+/// Means that one test obtains for all tests of its program. A failure is kept, too: without a network, each
+/// further attempt would take minutes.
 #[derive(Debug, Default)]
 pub struct SharedMeans<T>(OnceCell<Result<T, String>>);
 
 impl<T: Clone> SharedMeans<T> {
-    /// Nothing is obtained yet.
+    /// Means that no test has tried to obtain.
     pub const fn new() -> Self {
         Self(OnceCell::const_new())
     }
 
-    /// Obtains it unless a test has tried before.
+    /// Obtains the means unless a test has tried before.
     ///
     /// # Errors
     /// The first attempt failed.
@@ -25,10 +25,10 @@ impl<T: Clone> SharedMeans<T> {
     }
 }
 
-/// Returns `None`, and prints a line that says why, if a means is missing and need not be there.
+/// Prints a line and returns `None` if a means is missing and not required.
 ///
 /// # Errors
-/// The means is missing, and this environment variable is set: in CI.
+/// The means is missing, and this environment variable is set, as in CI.
 pub fn or_skipped<T>(
     missing: &str,
     required_variable: &str,

@@ -1,5 +1,5 @@
-//! Sockets of one thread without a runtime: epoll, a tick, and the clock. For what has to cost as little as possible
-//! itself: the mock upstream and the load generator of `tests/bench/peers`.
+//! Cheap sockets of one thread without a runtime (epoll, a timer and the clock), for the mock upstream and
+//! the load generator of `tests/bench/peers`.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,19 +14,18 @@ use rustix::time::{
     timerfd_settime,
 };
 
-/// Events taken from the kernel at a time.
+/// Most events taken from the kernel at a time.
 const BATCH: usize = 1024;
-/// The tick's token.
 const TICK: u64 = u64::MAX;
 
-/// Nanoseconds of the machine's monotonic clock: the same in all processes.
+/// Nanoseconds of the machine's monotonic clock, the same in all processes.
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     let part = |number: i64| u64::try_from(number).unwrap_or_default();
     part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
 }
 
-/// A connection that never blocks.
+/// Connection that never blocks.
 #[derive(Debug)]
 pub enum Stream {
     /// Over TCP, with `TCP_NODELAY`.
@@ -39,7 +38,7 @@ impl Stream {
     /// Connects over TCP.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// The server does not listen.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
         Self::tcp(TcpStream::connect(address)?)
     }
@@ -47,25 +46,25 @@ impl Stream {
     /// Connects to a Unix socket.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// The server does not listen.
     pub fn connect_unix(path: &Path) -> io::Result<Self> {
         Self::unix(UnixStream::connect(path)?)
     }
 
-    /// An accepted connection.
+    /// Wraps an accepted TCP connection.
     ///
     /// # Errors
-    /// It is gone.
+    /// The connection is closed.
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         Ok(Self::Tcp(stream))
     }
 
-    /// An accepted connection.
+    /// Wraps an accepted Unix connection.
     ///
     /// # Errors
-    /// It is gone.
+    /// The connection is closed.
     pub fn unix(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self::Unix(stream))
@@ -103,18 +102,18 @@ impl AsFd for Stream {
     }
 }
 
-/// What may be done with one of the sockets.
+/// Operations that are possible on one socket.
 #[derive(Debug, Clone, Copy)]
 pub struct Ready {
-    /// The number that it was added with.
+    /// Number with which the socket was added.
     pub token: u64,
-    /// There is something to read, or the other side is gone.
+    /// There are bytes to read, or the peer has closed.
     pub readable: bool,
     /// There is room to write.
     pub writable: bool,
 }
 
-/// The sockets of a thread.
+/// Sockets of a thread.
 pub struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,
@@ -122,10 +121,10 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// Without sockets.
+    /// Creates a poller without sockets.
     ///
     /// # Errors
-    /// Too many open files.
+    /// Too many files are open.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
@@ -134,27 +133,27 @@ impl Poller {
         Ok(Self { epoll, timer, events: Vec::with_capacity(BATCH) })
     }
 
-    /// Watches a socket for something to read.
+    /// Watches a socket for bytes to read.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the call.
     pub fn add(&self, what: impl AsFd, token: u64) -> io::Result<()> {
         Ok(epoll::add(&self.epoll, what, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?)
     }
 
-    /// Watches it for room to write, too, or no more.
+    /// Also watches a socket for room to write if `on`.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the call.
     pub fn writes(&self, what: impl AsFd, token: u64, on: bool) -> io::Result<()> {
         let flags = if on { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
         Ok(epoll::modify(&self.epoll, what, epoll::EventData::new_u64(token), flags)?)
     }
 
-    /// Ticks at this pace from now on, or no more.
+    /// Ticks at this pace from now on; `None` stops the ticks.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the call.
     pub fn tick(&self, every: Option<Duration>) -> io::Result<()> {
         let every = every.unwrap_or_default();
         let seconds = i64::try_from(every.as_secs()).unwrap_or(i64::MAX);
@@ -164,10 +163,10 @@ impl Poller {
         Ok(())
     }
 
-    /// Waits at most `limit` for something to happen (`None`: for ever) and appends it. The answer: whether it ticked.
+    /// Waits at most `limit` for events (`None`: without limit) and appends them; returns true after a tick.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the call.
     pub fn wait(&mut self, limit: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<bool> {
         let limit = limit.map(|limit| Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),

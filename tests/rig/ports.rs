@@ -1,27 +1,27 @@
-//! Ports for programs that cannot be told "any" and say which one they got.
+//! Ports for programs that need a given port.
 //!
-//! A port that the system gave and that was closed again is the next one that it gives to somebody else, to a connection of a
-//! test beside us, for one. So these lie below the range from which the system gives, begin at a random place, and are given
-//! once by each process.
+//! The kernel soon gives a port that was closed to another socket, such as a connection of another test.
+//! Therefore these ports lie below the kernel's range, begin at a random place, and are given once by each
+//! process.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::Trouble;
 
-/// Where the system's own range begins if it does not say.
+/// Usual beginning of the kernel's own range.
 const USUAL: u16 = 32_768;
-/// Of how many ports below it these are.
+/// Number of ports below that range to choose from.
 const ROOM: u16 = 12_000;
 
-/// A port of 127.0.0.1 on which nobody listens.
+/// Returns a free port of 127.0.0.1.
 ///
 /// # Errors
-/// All are taken.
+/// All ports are taken.
 pub fn free() -> Result<u16, Trouble> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = system_range().saturating_sub(ROOM).max(1024);
-    // Processes that begin at the same time begin elsewhere.
+    // Processes that start at the same time begin at different ports.
     let start = u16::try_from(std::process::id().wrapping_mul(7919) % u32::from(ROOM))?;
     for _ in 0..ROOM {
         let nth = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -33,7 +33,7 @@ pub fn free() -> Result<u16, Trouble> {
     Err(Trouble::new(format!("no port from {first} on is free")))
 }
 
-/// The first port that the system gives by itself.
+/// Returns the first port of the kernel's own range.
 fn system_range() -> u16 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     text.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(USUAL)

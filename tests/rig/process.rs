@@ -1,5 +1,5 @@
-//! Children of a test: each in a process group of its own, output in a file, killed with its group at the end; and
-//! questions to `/proc` about other processes.
+//! Child processes of a test: each in its own process group, with its output in a file, killed with its group
+//! at the end; and facts from `/proc` about other processes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,35 +16,35 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::wait::wait_for;
 use crate::{Context as _, Http, Trouble, wait_until};
 
-/// A process, named so that a recycled pid is not mistaken for it.
+/// Process with its start time, so that a reused PID is not mistaken for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
-    /// Its number.
+    /// PID of the process.
     pub pid: i32,
-    /// When it was started, in clock ticks since boot.
+    /// Start time in clock ticks since boot.
     pub started: u64,
 }
 
 impl ProcessId {
-    /// The process that has `pid` now.
+    /// Returns the process that has `pid` now.
     pub fn of(pid: i32) -> Option<Self> {
         let stat = Process::new(pid).ok()?.stat().ok()?;
         (stat.state != 'Z').then_some(Self { pid, started: stat.starttime })
     }
 
-    /// Whether it still runs; a zombie does not.
+    /// Returns true if the process still runs; a zombie does not.
     pub fn is_alive(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
 
-    /// Whether its parent has collected it. Only then are its sockets closed for certain: the threads of a process may
-    /// outlive the one that makes it look like a zombie.
+    /// Returns true if the parent has collected the process. Only then are its sockets certainly closed:
+    /// threads may outlive the main thread, whose end makes the process look like a zombie.
     pub fn is_collected(self) -> bool {
         let stat = Process::new(self.pid).and_then(|process| process.stat());
         stat.map_or(true, |stat| stat.starttime != self.started)
     }
 
-    /// Sends a signal, if it still runs.
+    /// Sends a signal if the process still runs.
     pub fn signal(self, signal: Signal) {
         if self.is_alive()
             && let Some(pid) = Pid::from_raw(self.pid)
@@ -53,19 +53,19 @@ impl ProcessId {
         }
     }
 
-    /// Its command line.
+    /// Command line of the process.
     pub fn command_line(self) -> Vec<String> {
         Process::new(self.pid).and_then(|process| process.cmdline()).unwrap_or_default()
     }
 
-    /// The Unix socket it was told to listen on (`--host X.sock`).
+    /// Unix socket of the process, from its arguments (`--host X.sock`).
     pub fn socket(self) -> Option<PathBuf> {
         let line = self.command_line();
         let at = line.iter().position(|word| word == "--host")?;
         line.get(at + 1).map(PathBuf::from)
     }
 
-    /// How to talk to it directly, wherever it was told to listen.
+    /// Client of the process, for the address in its arguments.
     pub fn http(self) -> Option<Http> {
         let line = self.command_line();
         let after = |flag: &str| line.get(line.iter().position(|word| word == flag)? + 1);
@@ -82,13 +82,13 @@ impl ProcessId {
         Some((status.rssanon? + status.vmswap?) * 1024)
     }
 
-    /// One variable of its environment.
+    /// Returns a variable of the process's environment.
     pub fn variable(self, name: &str) -> Option<OsString> {
         Process::new(self.pid).ok()?.environ().ok()?.remove(std::ffi::OsStr::new(name))
     }
 }
 
-/// The direct children of `pid` that run, by `/proc`.
+/// Running direct children of `pid`.
 pub fn children_of(pid: i32) -> Vec<ProcessId> {
     let Ok(all) = procfs::process::all_processes() else { return Vec::new() };
     let is_child = |process: Process| {
@@ -99,11 +99,11 @@ pub fn children_of(pid: i32) -> Vec<ProcessId> {
     all.flatten().filter_map(is_child).collect()
 }
 
-/// A child process of the test.
+/// Child process of the test.
 #[derive(Debug)]
 pub struct Kid {
     child: Child,
-    /// Standard output and error, one after the other as they came.
+    /// Standard output and error, in order of arrival.
     log: PathBuf,
     status: Option<ExitStatus>,
 }
@@ -112,7 +112,7 @@ impl Kid {
     /// Starts `program` with exactly the environment `env` and its output in the file `log`.
     ///
     /// # Errors
-    /// The log cannot be created, the program cannot be started.
+    /// The log cannot be created, or the program cannot be started.
     pub fn start(
         program: &Path,
         args: &[OsString],
@@ -136,22 +136,22 @@ impl Kid {
         Ok(Self { child, log, status: None })
     }
 
-    /// Its process id.
+    /// PID of the child.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).unwrap_or(i32::MAX)
     }
 
-    /// What it has written so far.
+    /// Output so far.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// Its direct children that run.
+    /// Running direct children of the child.
     pub fn children(&self) -> Vec<ProcessId> {
         children_of(self.pid())
     }
 
-    /// Sends it (not its group) a signal, if it has not been waited for.
+    /// Sends a signal to the child, not to its group, unless it has ended.
     pub fn signal(&mut self, signal: Signal) {
         if self.ended().is_none()
             && let Some(pid) = Pid::from_raw(self.pid())
@@ -160,7 +160,7 @@ impl Kid {
         }
     }
 
-    /// Its exit status, if it has ended.
+    /// Exit status, if the child has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = self.child.try_wait().ok().flatten();
@@ -168,20 +168,20 @@ impl Kid {
         self.status
     }
 
-    /// Waits for its end: the exit code, or minus the signal.
+    /// Waits for the end: returns the exit code, or minus the signal.
     ///
     /// # Errors
-    /// It still runs after `deadline`.
+    /// The child still runs after `deadline`.
     pub async fn exit(&mut self, deadline: Duration) -> Result<i32, Trouble> {
         let what = format!("process {} ends; its output:\n{}", self.pid(), self.output());
         let status = wait_for(&what, deadline, async || self.ended()).await?;
         Ok(status.code().unwrap_or_else(|| -status.signal().unwrap_or_default()))
     }
 
-    /// Waits until its output contains `text`; returns all of it.
+    /// Waits until the output contains `text`; returns all of it.
     ///
     /// # Errors
-    /// It does not within `deadline`, or the process ends before.
+    /// The text does not appear within `deadline`, or the child ends before.
     pub async fn says(&mut self, text: &str, deadline: Duration) -> Result<String, Trouble> {
         let mut output = String::new();
         let waited = wait_until(&format!("output contains {text:?}"), deadline, async || {
@@ -208,7 +208,7 @@ impl Drop for Kid {
             let _gone = kill_process_group(group, Signal::KILL);
             let _reaped = self.child.wait();
         }
-        // Groups of their own; they die with their parent by themselves, unless that is what is broken.
+        // Grandchildren have groups of their own. They should die with their parent, unless that is broken.
         for orphan in grandchildren {
             orphan.signal(Signal::KILL);
         }
@@ -216,7 +216,7 @@ impl Drop for Kid {
     }
 }
 
-/// Prints for whoever reads a failed test.
+/// Prints text that the test harness shows only with a failure.
 #[expect(clippy::print_stderr, reason = "captured by the test harness, which shows it with a failure only")]
 fn show(text: &str) {
     eprintln!("{text}");

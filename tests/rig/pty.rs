@@ -1,4 +1,4 @@
-//! A terminal of its own for a program, and what it wrote there.
+//! Runs a program on a terminal of its own, and records its output.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,22 +16,22 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::{Context as _, Home, Trouble, wait_until};
 
-/// A program on a terminal. It is killed with its session at the end.
+/// Program on a terminal; killed with its session on drop.
 #[derive(Debug)]
 pub struct Terminal {
     child: Child,
-    /// Our end.
+    /// The test's end of the terminal.
     master: File,
-    /// The program's end, kept open so that what is left there can be read when the program has ended.
+    /// The program's end, kept open so that its last output can be read after its end.
     slave: OwnedFd,
     seen: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Terminal {
-    /// Starts a program with the environment of `home` on a terminal of so many columns and rows, first of its session.
+    /// Starts a program as session leader, with the environment of `home`, on a terminal of this size.
     ///
     /// # Errors
-    /// There is no terminal to be had, or no such program.
+    /// There is no free terminal, or no such program.
     #[expect(clippy::disallowed_methods, reason = "tests stop where the system has no thread to give")]
     pub fn start<S: AsRef<OsStr>>(
         home: &Home,
@@ -45,7 +45,7 @@ impl Terminal {
         let path = ptsname(&master, Vec::new())?.into_string()?;
         let slave: OwnedFd = File::options().read(true).write(true).open(path)?.into();
         tcsetwinsize(&slave, winsize(columns, rows))?;
-        // It makes the terminal the session's own, which we could not do without `unsafe`.
+        // `setsid` makes the terminal the session's own, which the test cannot do without `unsafe`.
         let child = Command::new("setsid")
             .arg("--ctty")
             .arg(program)
@@ -70,17 +70,17 @@ impl Terminal {
         Ok(Self { child, master, slave, seen })
     }
 
-    /// All that was written so far.
+    /// Output so far.
     pub fn seen(&self) -> String {
         String::from_utf8_lossy(&self.seen.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }
 
-    /// How many bytes that were.
+    /// Bytes of output so far.
     pub fn written(&self) -> usize {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The lines that a person would see now.
+    /// Lines on the screen now.
     pub fn screen(&self) -> String {
         let mut screen = Grid::default();
         screen.write(&self.seen());
@@ -90,7 +90,7 @@ impl Terminal {
     /// Waits until all these words are on the screen at once.
     ///
     /// # Errors
-    /// Not within `deadline`; the screen is in the message.
+    /// The words are not there within `deadline`; the error shows the screen.
     pub async fn shows(&self, words: &[&str], deadline: Duration) -> Result<(), Trouble> {
         let what = format!("{words:?} on the terminal");
         let all = wait_until(&what, deadline, async || {
@@ -100,7 +100,7 @@ impl Terminal {
         all.await.map_err(|late| Trouble::new(format!("{late}\n{}", self.screen())))
     }
 
-    /// Types.
+    /// Types these keys.
     ///
     /// # Errors
     /// The terminal is gone.
@@ -108,7 +108,7 @@ impl Terminal {
         Ok(self.master.write_all(keys.as_bytes())?)
     }
 
-    /// Makes it larger or smaller.
+    /// Changes the size of the terminal.
     ///
     /// # Errors
     /// The terminal is gone.
@@ -116,7 +116,7 @@ impl Terminal {
         Ok(tcsetwinsize(&self.slave, winsize(columns, rows))?)
     }
 
-    /// Whether lines are edited and keys are shown, as a shell wants it.
+    /// Returns true if the terminal edits lines and shows typed keys, as a shell needs.
     ///
     /// # Errors
     /// The terminal is gone.
@@ -136,10 +136,10 @@ impl Terminal {
         Pid::from_raw(i32::try_from(self.child.id()).ok()?)
     }
 
-    /// Waits for the program's end: its exit code, or -1 after a signal.
+    /// Waits for the end of the program: returns its exit code, or -1 after a signal.
     ///
     /// # Errors
-    /// It does not end.
+    /// The program still runs after `deadline`.
     pub async fn exit(&mut self, deadline: Duration) -> Result<i32, Trouble> {
         let mut code = None;
         let child = &mut self.child;
@@ -165,13 +165,12 @@ impl Drop for Terminal {
 
 type Behind = (Vec<Vec<char>>, (usize, usize));
 
-/// As much of a terminal as our programs and a shell use.
+/// Terminal emulator with the functions that our programs and a shell use.
 #[derive(Debug, Default)]
 struct Grid {
     lines: Vec<Vec<char>>,
-    /// Row and column.
     at: (usize, usize),
-    /// What waits behind the other screen, and where the cursor was.
+    /// Content and cursor of the main screen while the alternate screen is shown.
     behind: Option<Behind>,
 }
 

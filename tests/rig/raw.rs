@@ -1,5 +1,5 @@
-//! `raw-llama` and bytes of one's own: what a test of ambiguous messages needs. Bytes are written as the characters of the
-//! same number.
+//! `raw-llama` and raw bytes, for tests of ambiguous messages. A string stands for the bytes with the numbers
+//! of its characters.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::http::Raw;
 use crate::warden::{Setup, json_lines};
 use crate::{Context as _, Http, Trouble, binaries};
 
-/// Characters to the bytes of the same number; others to their UTF-8.
+/// Converts characters to the bytes of the same number, others to their UTF-8.
 pub fn bytes(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for char in text.chars() {
@@ -24,22 +24,22 @@ pub fn bytes(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Bytes to characters of the same number.
+/// Converts bytes to the characters of the same number.
 pub fn text(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| char::from(*byte)).collect()
 }
 
-/// What the upstream has got.
+/// Log of the requests that raw-llama got.
 #[derive(Debug, Clone)]
 pub struct Log(PathBuf);
 
 impl Log {
-    /// In this file.
+    /// Log in this file.
     pub fn at(path: &Path) -> Self {
         Self(path.to_owned())
     }
 
-    /// The requests in order, each with the number of its connection.
+    /// Returns the requests in order, each with the number of its connection.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -49,7 +49,7 @@ impl Log {
         Ok(lines.iter().map(number).zip(self.requests()?).collect())
     }
 
-    /// The raw requests of all connections, in order.
+    /// Returns the raw requests of all connections, in order.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -59,10 +59,10 @@ impl Log {
     }
 }
 
-/// Adds the model `m`, which is a `raw-llama` with these answers on `/dirty/NAME`.
+/// Adds the model `m`: a `raw-llama` that gives the answer NAME at `/dirty/NAME`.
 ///
 /// # Errors
-/// Files cannot be written, raw-llama cannot be built.
+/// A file cannot be written, or raw-llama cannot be built.
 pub fn model(setup: Setup, answers: &BTreeMap<String, String>) -> Result<(Setup, Log), Trouble> {
     let log = setup.home.path().join("raw.jsonl");
     let answers = setup.home.file("answers.json", serde_json::to_string(answers)?)?;
@@ -76,22 +76,22 @@ pub fn model(setup: Setup, answers: &BTreeMap<String, String>) -> Result<(Setup,
     Ok((setup.model("m", &lines), Log(log)))
 }
 
-/// One answer as it came.
+/// Raw answer of a server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RawAnswer {
-    /// Its status.
+    /// Status of the answer.
     pub status: u16,
-    /// Its head, without the empty line.
+    /// Head without the empty line.
     pub head: String,
-    /// Its body, without framing.
+    /// Body without framing.
     pub body: String,
-    /// Whether it came to its end.
+    /// True if the answer is complete.
     pub whole: bool,
-    /// Whether only the end of the connection ends it.
+    /// True if only the end of the connection ends the answer.
     pub until_close: bool,
 }
 
-/// Splits what a connection brought into answers. Informational ones are answers of their own.
+/// Splits the bytes of a connection into answers, informational ones included.
 pub fn answers(mut all: &str, no_body: bool) -> Vec<RawAnswer> {
     let mut found = Vec::new();
     while let Some((head, rest)) = all.split_once("\r\n\r\n") {
@@ -108,7 +108,7 @@ pub fn answers(mut all: &str, no_body: bool) -> Vec<RawAnswer> {
             while let Some((size, rest)) = all.split_once("\r\n") {
                 let size = usize::from_str_radix(size.split(';').next().unwrap_or_default(), 16).unwrap_or(0);
                 if size == 0 {
-                    // Trailers are kept in the body: a test looks for them.
+                    // Trailers stay in the body, because a test looks for them.
                     let end = if rest.starts_with("\r\n") {
                         2
                     } else {
@@ -145,30 +145,31 @@ pub fn answers(mut all: &str, no_body: bool) -> Vec<RawAnswer> {
     found
 }
 
-/// How a connection went.
+/// Outcome of a connection.
 #[derive(Debug, Clone)]
 pub struct Talk {
-    /// Everything that came back.
+    /// Answers in order.
     pub answers: Vec<RawAnswer>,
-    /// Whether the peer closed by itself; otherwise we half-closed after the first answer, or after `patience`.
+    /// True if the peer closed first; otherwise the client half-closed after the first answer or after
+    /// `patience`.
     pub closed: bool,
 }
 
 impl Talk {
-    /// The status of the first final answer; 0 for none.
+    /// Status of the first final answer, or 0.
     pub fn status(&self) -> u16 {
         self.answers.iter().map(|answer| answer.status).find(|status| *status >= 200).unwrap_or(0)
     }
 }
 
-/// Sends bytes on a connection of their own, waits for one answer, half-closes, and reads to the end. `patience`: how long
-/// to wait for an answer.
+/// Sends bytes on a new connection, waits at most `patience` for an answer, half-closes, and reads to the
+/// end.
 ///
 /// # Errors
-/// Nobody listens, or the connection is still open after twenty seconds.
+/// The server does not listen, or the connection is still open after twenty seconds.
 pub async fn talk(http: &Http, sent: &str, patience: Duration) -> Result<Talk, Trouble> {
     let mut raw: Raw = http.raw().await?;
-    // The peer may refuse and close in the middle.
+    // The peer may refuse and close while the bytes are sent.
     let _refused = raw.write(&bytes(sent)).await;
     let no_body = sent.starts_with("HEAD ");
     let (mut all, mut closed) = (Vec::new(), false);
@@ -182,7 +183,7 @@ pub async fn talk(http: &Http, sent: &str, patience: Duration) -> Result<Talk, T
         all.extend(more);
     }
     if !closed {
-        // Whoever has announced the end closes without being asked.
+        // A server that announces the end must close by itself.
         let announced = text(&all).to_ascii_lowercase().contains("\r\nconnection: close\r\n");
         if announced {
             let deadline = Duration::from_secs(5);
@@ -206,11 +207,12 @@ pub async fn talk(http: &Http, sent: &str, patience: Duration) -> Result<Talk, T
     Ok(Talk { answers: answers(&text(&all), no_body), closed })
 }
 
-/// A request as it arrived, in a form to compare: request line, fields sorted by name, empty line, body without framing.
-/// What every forwarded request has is checked and left out; so is `connection: close`, which one with a body may have.
+/// Normalizes a request that arrived: request line, fields sorted by name, empty line, body without framing.
+/// Fields of every forwarded request are checked and left out, as is the `connection: close` allowed with a
+/// body.
 ///
 /// # Errors
-/// It lacks `host`, `via` or `x-request-id`, has one of them twice, or its framing is not exactly one.
+/// `host`, `via` or `x-request-id` is missing or repeated, or there is not exactly one framing.
 pub fn arrived(raw: &str) -> Result<String, Trouble> {
     let (head, body) = raw.split_once("\r\n\r\n").context(format!("no head: {raw:?}"))?;
     let mut lines = head.split("\r\n");
@@ -251,10 +253,10 @@ pub fn arrived(raw: &str) -> Result<String, Trouble> {
     Ok(format!("{first}\n{fields}\n{body}"))
 }
 
-/// The echo of a request, from the body of its answer.
+/// Returns the request that an answer echoes in its body.
 ///
 /// # Errors
-/// It is none.
+/// The body is no echo.
 pub fn echo(answer: &RawAnswer) -> Result<String, Trouble> {
     let json: Value = serde_json::from_slice(&bytes(&answer.body)).context(answer.body.clone())?;
     Ok(json["raw"].as_str().context("no raw")?.to_owned())

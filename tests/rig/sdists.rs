@@ -1,5 +1,5 @@
-//! Real sources of llama.cpp from eighteen months, as the source archives of llama-cpp-python hold them. They are kept
-//! in the target directory's `warden-test-store`: the first run ever downloads some 70 MB for each.
+//! Sources of llama.cpp from eighteen months, from the source archives of llama-cpp-python.
+//! `warden-test-store` keeps them: the first run downloads some 70 MB for each.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,14 +9,14 @@ use warden_builder::sdist::SdistPin;
 
 use crate::{Context as _, Trouble, binaries};
 
-/// One of the sources.
+/// Version of the sources.
 #[derive(Clone, Copy, Debug)]
 pub struct Era {
-    /// Of llama-cpp-python.
+    /// Version of llama-cpp-python.
     pub version: &'static str,
-    /// Of the archive.
+    /// Hash of the archive.
     pub sha256: &'static str,
-    /// llama.cpp's build number, counted in upstream's history; the last one's is not known there.
+    /// llama.cpp's build number in upstream's history; unknown for the last one.
     pub build: Option<u32>,
 }
 
@@ -24,8 +24,9 @@ const fn era(version: &'static str, build: u32, sha256: &'static str) -> Era {
     Era { version, sha256, build: Some(build) }
 }
 
-/// From May 2025 to October 2026. Between them lie the graph lock (b5717), the pools by stream (b7203), the map of
-/// graphs (b7821), its sweep (b8832), the split of the server's files (b7146) and the workspaces (b10528).
+/// From May 2025 to October 2026. In between came the graph lock (b5717), the split of the server's files
+/// (b7146), the pools by stream (b7203), the map of graphs (b7821), its sweep (b8832) and the workspaces
+/// (b10528).
 pub const ERAS: [Era; 8] = [
     era("0.3.9", 5308, "a3a985f558385e2f5de5b663f4e9b0817506d6af98122450142cd98e79216370"),
     era("0.3.12", 5833, "0c977101a46ce6fa363e63a0b33413f29deab9772be24a6c551458fc386f4725"),
@@ -42,10 +43,10 @@ pub const ERAS: [Era; 8] = [
 ];
 
 impl Era {
-    /// The source archive.
+    /// Path of the source archive.
     ///
     /// # Errors
-    /// It cannot be downloaded, or it is not the pinned one.
+    /// The download fails, or its hash differs from the pinned one.
     pub async fn archive(&self) -> Result<PathBuf, Trouble> {
         let _turn = binaries::PIP.lock().await;
         let builder = binaries::store_builder(EventReporter::silent())?;
@@ -53,10 +54,10 @@ impl Era {
         builder.sdist(&pin).await.context(format!("llama-cpp-python {}", self.version))
     }
 
-    /// What patches look at of llama.cpp's tree: a fresh copy, to be changed at will.
+    /// Unpacks a fresh copy of the files that patches concern.
     ///
     /// # Errors
-    /// The archive cannot be had or unpacked.
+    /// The archive cannot be downloaded or unpacked.
     pub async fn tree(&self) -> Result<tempfile::TempDir, Trouble> {
         let archive = self.archive().await?;
         let into = tempfile::tempdir()?;
@@ -76,7 +77,7 @@ impl Era {
             .args(parts.map(|part| format!("*/vendor/llama.cpp/{part}*")))
             .stderr(std::process::Stdio::null())
             .status()?;
-        // Newer trees have no examples/server, older ones no tools/server: tar says so with a status of its own.
+        // Newer trees have no examples/server, older ones no tools/server, so tar fails in any case.
         let whole = into.path().join("ggml/src/ggml-cuda/common.cuh").exists();
         if whole { Ok(into) } else { Err(Trouble::new(format!("tar: {status} for {}", archive.display()))) }
     }

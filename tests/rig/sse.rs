@@ -1,15 +1,15 @@
-//! Server-sent events: bytes to events, and events (or a whole JSON answer) to what a client would make of them.
+//! Server-sent events: turns bytes into events, and events or a JSON answer into what a client understands.
 
 use serde_json::Value;
 
-/// Collects bytes and gives whole events; HTTP chunks mean nothing here.
+/// Collects bytes and returns whole events, independent of HTTP chunks.
 #[derive(Debug, Default)]
 pub struct Events {
     rest: Vec<u8>,
 }
 
 impl Events {
-    /// Adds bytes; returns the `data` of every event that is now whole. Comments are left out.
+    /// Adds bytes; returns the `data` of every event completed by them. Comments are left out.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<String> {
         self.rest.extend_from_slice(bytes);
         let mut events = Vec::new();
@@ -25,33 +25,33 @@ impl Events {
         events
     }
 
-    /// Bytes that are no whole event yet.
+    /// Bytes of an incomplete event.
     pub fn rest(&self) -> &[u8] {
         &self.rest
     }
 }
 
-/// What a generating request was answered, streamed or not, in any of the three dialects.
+/// Answer to a generating request, streamed or not, in any of the three dialects.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     /// The generated text.
     pub text: String,
     /// `finish_reason`, or llama-server's `stop_type`.
     pub finish: Option<String>,
-    /// The terminal event has come: `[DONE]`, or `"stop": true`.
+    /// True after the terminal event: `[DONE]`, or `"stop": true`.
     pub done: bool,
-    /// The `error` object, in the body or in-band.
+    /// The `error` object, in the body or in the stream.
     pub error: Option<Value>,
     /// The `usage` object.
     pub usage: Option<Value>,
     /// The `timings` object.
     pub timings: Option<Value>,
-    /// How many events it took.
+    /// Number of events.
     pub events: usize,
 }
 
 impl Answer {
-    /// From the events of a stream.
+    /// Creates an answer from the events of a stream.
     pub fn from_events<S: AsRef<str>>(events: impl IntoIterator<Item = S>) -> Self {
         let mut answer = Self::default();
         for event in events {
@@ -60,7 +60,7 @@ impl Answer {
         answer
     }
 
-    /// From a whole JSON body.
+    /// Creates an answer from a JSON body.
     pub fn from_whole(body: &Value) -> Self {
         let mut answer = Self::default();
         answer.take(body);
@@ -68,7 +68,7 @@ impl Answer {
         answer
     }
 
-    /// Adds one event's data.
+    /// Adds the data of an event.
     pub fn event(&mut self, data: &str) {
         self.events += 1;
         if data == "[DONE]" {
@@ -78,7 +78,7 @@ impl Answer {
         }
     }
 
-    /// Whether it is a complete answer without an error.
+    /// Returns true if the answer is complete and has no error.
     pub fn is_whole(&self) -> bool {
         self.done && self.error.is_none() && self.finish.is_some()
     }

@@ -1,5 +1,5 @@
-//! Many requests by several clients at once, and the comparison of two such runs: what one undisturbed server answers is
-//! what every client must get from a disturbed one.
+//! Sends many requests by several clients at once, and compares two such runs: with an undisturbed server and
+//! with a disturbed one, clients must get the same answers.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,11 @@ use serde_json::Value;
 use crate::warden::{CHAT, chat};
 use crate::{Answer, Context as _, Http, Trouble};
 
-/// Answers, or why there was none, by the requests' names.
+/// Answer, or the reason why there is none, by the name of the request.
 pub type Answers = BTreeMap<String, Result<Answer, String>>;
 
-/// `count` chat requests named `prefix-0`, `prefix-1`, ..., every second one streamed, each with words of its own.
+/// Creates chat requests named `prefix-0`, `prefix-1`, ..., every second one streamed, each with words of its
+/// own.
 pub fn requests(prefix: &str, model: &str, count: usize, tokens: u64) -> Vec<Value> {
     let one = |n: usize| {
         chat(&format!("{prefix}-{n}"), model, &format!("say it {n} times"), tokens, n.is_multiple_of(2))
@@ -20,12 +21,12 @@ pub fn requests(prefix: &str, model: &str, count: usize, tokens: u64) -> Vec<Val
     (0..count).map(one).collect()
 }
 
-/// The names of requests.
+/// Names of requests.
 pub fn names(requests: &[Value]) -> Vec<String> {
     requests.iter().map(|request| request["user"].as_str().unwrap_or("-").to_owned()).collect()
 }
 
-/// Sends all of `requests`, `clients` at a time, each once.
+/// Sends each request once, `clients` at a time.
 pub async fn swarm(http: &Http, requests: &[Value], clients: usize) -> Answers {
     let send = |request: &Value| {
         let request = request.clone();
@@ -39,10 +40,10 @@ pub async fn swarm(http: &Http, requests: &[Value], clients: usize) -> Answers {
     stream::iter(futures).buffer_unordered(clients).collect().await
 }
 
-/// One chat request: the whole answer, or what was wrong with it.
+/// Sends a chat request; returns the whole answer.
 ///
 /// # Errors
-/// Anything but a 2xx with a complete answer.
+/// The status is not 2xx, or the answer is incomplete.
 pub async fn answer(http: &Http, request: &Value) -> Result<Answer, Trouble> {
     let whole = http.post(CHAT, request).await?;
     if !whole.status.is_success() {
@@ -52,10 +53,10 @@ pub async fn answer(http: &Http, request: &Value) -> Result<Answer, Trouble> {
     if answer.is_whole() { Ok(answer) } else { Err(Trouble::new(format!("not whole: {answer:?}"))) }
 }
 
-/// Checks that every request was answered in both runs, and with the same text and the same end.
+/// Checks that every request got the same complete answer in both runs.
 ///
 /// # Errors
-/// A sentence that names the first five that were not.
+/// The error names the first five requests with a difference.
 pub fn same(undisturbed: &Answers, disturbed: &Answers) -> Result<(), Trouble> {
     let mut wrong = Vec::new();
     for (name, wanted) in undisturbed {
@@ -76,10 +77,10 @@ pub fn same(undisturbed: &Answers, disturbed: &Answers) -> Result<(), Trouble> {
     ))
 }
 
-/// Checks that every request was answered whole.
+/// Checks that every request got a complete answer.
 ///
 /// # Errors
-/// A sentence that names the first five that were not.
+/// The error names the first five requests without one.
 pub fn all_whole(answers: &Answers) -> Result<(), Trouble> {
     let mut wrong: Vec<String> = answers
         .iter()

@@ -1,4 +1,4 @@
-//! A certificate of the test's own, its two files, and clients that trust it and no other.
+//! Self-signed certificate of a test, its two files, and clients that trust only this certificate.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use tokio_rustls::client::TlsStream;
 
 use crate::{Context as _, Trouble};
 
-/// The name in every certificate.
+/// Host name in every certificate.
 pub const NAME: &str = "localhost";
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A certificate and its key, not written anywhere yet.
+/// Certificate and its key, not written to files yet.
 #[derive(Clone, Debug)]
 pub struct Identity {
     der: CertificateDer<'static>,
@@ -31,7 +31,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A fresh one for `localhost`.
+    /// Creates a certificate for `localhost`.
     ///
     /// # Errors
     /// The system has no randomness.
@@ -41,10 +41,11 @@ impl Identity {
         Ok(Self { der: cert.der().clone(), cert: cert.pem(), key: key.serialize_pem() })
     }
 
-    /// Puts it in place in `folder` as renewals do it: each file is written beside and renamed. Returns both paths.
+    /// Writes the certificate and key in `folder` as renewals do: each file is written under another name and
+    /// renamed. Returns both paths.
     ///
     /// # Errors
-    /// They cannot be written.
+    /// A file cannot be written.
     pub fn put(&self, folder: &Path) -> Result<(PathBuf, PathBuf), Trouble> {
         let files = (folder.join("cert.pem"), folder.join("key.pem"));
         for (file, text) in [(&files.1, &self.key), (&files.0, &self.cert)] {
@@ -55,10 +56,10 @@ impl Identity {
         Ok(files)
     }
 
-    /// Shakes hands with who has this certificate; `protocols` are offered by ALPN.
+    /// Connects to a server with this certificate; offers `protocols` by ALPN.
     ///
     /// # Errors
-    /// It has another one, or nobody listens.
+    /// The server has another certificate, or does not listen.
     pub async fn connect(
         &self,
         address: SocketAddr,

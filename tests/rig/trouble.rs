@@ -1,21 +1,21 @@
-//! The one error of the rig: a sentence. Tests print it and fail.
+//! Error type of the rig: a sentence. Tests print it and fail.
 
 use std::fmt;
 
-/// Why a test cannot go on.
+/// Reason why a test cannot continue.
 pub struct Trouble(String);
 
-/// What a test returns.
+/// Result of a test.
 pub type Outcome = Result<(), Trouble>;
 
 impl Trouble {
-    /// From a sentence.
+    /// Creates an error from a sentence.
     pub fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }
 }
 
-// Not `std::error::Error`, so that the conversion from every error below is allowed.
+// Without `std::error::Error`, so that every other error converts into this one.
 impl fmt::Debug for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -41,13 +41,13 @@ impl<E: std::error::Error> From<E> for Trouble {
     }
 }
 
-/// Says what was being done when it went wrong.
+/// Adds the failed action to an error.
 pub trait Context<T> {
     /// Puts `what` before the cause.
     ///
     /// # Errors
     ///
-    /// The same, with `what` in front.
+    /// The same error, with `what` in front.
     fn context(self, what: impl fmt::Display) -> Result<T, Trouble>;
 }
 

@@ -1,4 +1,4 @@
-//! Waiting on a predicate with a deadline. Level-triggered: the predicate is asked again and again, so nothing is missed.
+//! Waits for a condition with a deadline. The condition is checked repeatedly, so no event is missed.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::Trouble;
 
-/// How long to wait between two askings.
+/// Pause between two checks.
 const STEP: Duration = Duration::from_millis(5);
 
-/// Asks `holds` until it says yes.
+/// Checks `holds` until it returns true.
 ///
 /// # Errors
 /// `what` did not happen within `deadline`.
@@ -20,10 +20,10 @@ where
     wait_for(what, deadline, async || holds().await.then_some(())).await
 }
 
-/// Asks `get` until it has a value.
+/// Calls `get` until it returns a value.
 ///
 /// # Errors
-/// No value within `deadline`.
+/// There is no value within `deadline`.
 pub async fn wait_for<T, F>(what: &str, deadline: Duration, mut get: F) -> Result<T, Trouble>
 where
     F: AsyncFnMut() -> Option<T>,

@@ -1,4 +1,4 @@
-//! A running `llama-warden serve` with its own home, configuration, port and admin socket.
+//! Runs `llama-warden serve` with its own home, configuration, port and admin socket.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -14,26 +14,26 @@ use crate::process::{Kid, ProcessId};
 use crate::wait::wait_for;
 use crate::{Context as _, Http, Identity, Ledger, Outcome, Trouble, binaries, wait_until};
 
-/// Generous: a loaded build machine may need it.
+/// A busy build machine may need this time.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// What the program says when it can take requests, before its scheme and port.
+/// Log text before the scheme and port of the listener.
 const LISTENING: &str = "listening on http";
 
-/// A warden to be.
+/// Configuration of a llama-warden to start.
 #[derive(Debug)]
 pub struct Setup {
-    /// Its home.
+    /// Home of the llama-warden.
     pub home: Home,
     top: String,
     models: String,
 }
 
 impl Setup {
-    /// Nothing but a port of the system's choice and an admin socket.
+    /// Creates a configuration with a port of the system's choice and an admin socket.
     ///
     /// # Errors
-    /// No temporary directory.
+    /// There is no temporary directory.
     pub fn new() -> Result<Self, Trouble> {
         let home = Home::new()?;
         home.file("model.gguf", "GGUF")?;
@@ -48,8 +48,8 @@ impl Setup {
         self
     }
 
-    /// Adds `[models."name"]` with these lines. Unless they say otherwise a death is told, because most tests look for what
-    /// is told.
+    /// Adds `[models."name"]` with these lines. By default a backend's death is reported to the client,
+    /// because most tests check that report.
     #[must_use]
     pub fn model(mut self, name: &str, toml: &str) -> Self {
         let on_death = if toml.contains("on_death") { "" } else { "on_death = \"error\"\n" };
@@ -57,11 +57,11 @@ impl Setup {
         self
     }
 
-    /// Adds a model that is a fake-llama with this script, started at once unless the extra lines say otherwise.
-    /// The script can be changed later with [`Warden::script`].
+    /// Adds a model that runs fake-llama with this script, at once unless the extra lines say otherwise.
+    /// [`Warden::script`] changes the script later.
     ///
     /// # Errors
-    /// Files cannot be written, fake-llama cannot be built.
+    /// A file cannot be written, or fake-llama cannot be built.
     pub fn fake(self, name: &str, script: &Value, toml: &str) -> Result<Self, Trouble> {
         let lines = self.fake_lines(name, script, toml)?;
         Ok(self.model(name, &lines))
@@ -86,7 +86,7 @@ impl Setup {
         Ok(lines)
     }
 
-    /// The configuration as text.
+    /// Configuration as text.
     pub fn config(&self) -> String {
         let admin = self.home.path().join("admin.sock");
         let mut text = String::new();
@@ -97,28 +97,28 @@ impl Setup {
         text
     }
 
-    /// Starts it and waits until it listens (not until models are ready).
+    /// Starts llama-warden and waits until it listens, not until models are ready.
     ///
     /// # Errors
-    /// It does not listen; the error has its output.
+    /// llama-warden does not listen; the error has its output.
     pub async fn start(self) -> Result<Warden, Trouble> {
         let config = self.home.file("warden.toml", self.config())?;
         let args = vec![OsString::from("serve"), "--config".into(), config.into()];
         self.start_with(&args).await
     }
 
-    /// Starts it with other arguments, without a configuration file of ours.
+    /// Starts llama-warden with these arguments instead of the configuration file.
     ///
     /// # Errors
-    /// As [`Self::start`].
+    /// The same as for [`Self::start`].
     pub async fn start_with(self, args: &[OsString]) -> Result<Warden, Trouble> {
         self.start_program(&binaries::llama_warden()?, args).await
     }
 
-    /// Starts another program that behaves like `llama-warden serve`: a link to it.
+    /// Starts another program that behaves like `llama-warden serve`, such as a link to it.
     ///
     /// # Errors
-    /// As [`Self::start`].
+    /// The same as for [`Self::start`].
     pub async fn start_program(self, program: &Path, args: &[OsString]) -> Result<Warden, Trouble> {
         let (kid, address) = self.listening(program, args).await?;
         Ok(Warden { kid, http: Http::Tcp(address), address, setup: self })
@@ -138,51 +138,51 @@ fn script_file(model: &str) -> String {
     format!("scripts/{}.json", model.replace('/', "_"))
 }
 
-/// The first address after the phrase, once the character after it has been written too.
+/// Returns the first address after the phrase, once the character after the address has been written.
 pub(crate) fn address_in(output: &str) -> Option<SocketAddr> {
     let after = output.split_once(LISTENING)?.1.trim_start_matches('s').strip_prefix("://")?;
     let end = after.find(|c: char| !(c.is_ascii_alphanumeric() || ".:[]".contains(c)))?;
     after[..end].parse().ok()
 }
 
-/// A running llama-warden.
+/// Running llama-warden.
 #[derive(Debug)]
 pub struct Warden {
-    /// The process.
+    /// Process of llama-warden.
     pub kid: Kid,
-    /// Its public listener.
+    /// Client of the public listener.
     pub http: Http,
     address: SocketAddr,
-    /// Its home and configuration.
+    /// Home and configuration.
     pub setup: Setup,
 }
 
 impl Warden {
-    /// `http://127.0.0.1:PORT`, or with `https`.
+    /// URL of the public listener: `http://127.0.0.1:PORT`, or with `https`.
     pub fn url(&self) -> String {
         let scheme = if self.kid.output().contains("listening on https://") { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
     }
 
-    /// Its public listener for clients that trust this certificate.
+    /// Client of the public listener that trusts this certificate.
     pub fn https(&self, identity: &Identity) -> Http {
         Http::Tls(self.address, Box::new(identity.clone()))
     }
 
-    /// One number of its metrics, named with its labels as it is written there; `None` if it is not told.
+    /// Returns a metric by its name with labels; `None` if llama-warden does not report it.
     ///
     /// # Errors
-    /// The operator's side does not answer.
+    /// The admin socket does not answer.
     pub async fn metric(&self, name: &str) -> Result<Option<f64>, Trouble> {
         let text = self.admin().get("/metrics").await?.text();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         Ok(line.and_then(|number| number.parse().ok()))
     }
 
-    /// Waits until all these lines are in its metrics, which are counted behind an answer.
+    /// Waits until all these lines are in the metrics, which may be counted after an answer is sent.
     ///
     /// # Errors
-    /// The ones that are missing after [`SOON`], and the metrics.
+    /// A line is missing after [`SOON`]; the error names it and shows the metrics.
     pub async fn until_metrics<S: AsRef<str>>(&self, lines: &[S]) -> Result<String, Trouble> {
         let (mut text, mut missing) = (String::new(), Vec::new());
         let all = wait_until("the metrics have all lines", SOON, async || {
@@ -202,7 +202,7 @@ impl Warden {
         self.address
     }
 
-    /// The operator's side.
+    /// Client of the admin socket.
     pub fn admin(&self) -> Http {
         Http::Unix(self.admin_socket())
     }
@@ -212,7 +212,7 @@ impl Warden {
         self.home().path().join("admin.sock")
     }
 
-    /// Restarts a model so many times, one after another.
+    /// Restarts a model several times, one after another.
     ///
     /// # Errors
     ///
@@ -227,30 +227,30 @@ impl Warden {
         Ok(())
     }
 
-    /// Its home.
+    /// Home of this llama-warden.
     pub fn home(&self) -> &Home {
         &self.setup.home
     }
 
-    /// What its fakes executed.
+    /// Ledger of this llama-warden's fakes.
     pub fn ledger(&self) -> Ledger {
         Ledger::at(&self.home().path().join("ledger.jsonl"))
     }
 
-    /// Its children that are llama-servers (they were told where to listen).
+    /// Children that are llama-servers: their arguments name a socket.
     pub fn backends(&self) -> Vec<ProcessId> {
         self.kid.children().into_iter().filter(|child| child.socket().is_some()).collect()
     }
 
-    /// The warden's own ledger of replacements.
+    /// Path of llama-warden's own ledger of replacements.
     pub fn recycles(&self) -> PathBuf {
         self.home().path().join("state/llama-warden/ledger.jsonl")
     }
 
-    /// What `GET /status` of the operator's side says about one model.
+    /// Status of a model, from `GET /status` of the admin socket.
     ///
     /// # Errors
-    /// It fails, or knows no such model.
+    /// The request fails, or the model is unknown.
     pub async fn status(&self, model: &str) -> Result<Value, Trouble> {
         let status = self.admin().get("/status").await?.json()?;
         let models = status["fleet"]["models"].as_array().context("no models in the status")?;
@@ -258,36 +258,36 @@ impl Warden {
         found.cloned().context(format!("no model {model} in {status}"))
     }
 
-    /// Requests that wait for a model.
+    /// Number of requests that wait for a model.
     ///
     /// # Errors
-    /// As [`Self::status`].
+    /// The same as for [`Self::status`].
     pub async fn waiting(&self, model: &str) -> Result<usize, Trouble> {
         let waiting =
             self.status(model).await?["waiting"].as_u64().context("no number of waiting requests")?;
         Ok(usize::try_from(waiting)?)
     }
 
-    /// A model's state: `unloaded`, `loading`, `loaded`, `draining`, `backoff`, `failed`.
+    /// State of a model: `unloaded`, `loading`, `loaded`, `draining`, `backoff`, `failed`.
     ///
     /// # Errors
-    /// As [`Self::status`].
+    /// The same as for [`Self::status`].
     pub async fn state(&self, model: &str) -> Result<String, Trouble> {
         Ok(self.status(model).await?["state"].as_str().context("no state")?.to_owned())
     }
 
-    /// When this one has ended: the next one, in the same home with the same configuration.
+    /// Starts llama-warden again, after its end, in the same home with the same configuration.
     ///
     /// # Errors
-    /// As [`Setup::start`].
+    /// The same as for [`Setup::start`].
     pub async fn again(self) -> Result<Self, Trouble> {
         self.setup.start().await
     }
 
-    /// When this one has ended: another program in its place, as [`Setup::start_program`].
+    /// Starts another program after the end of this one, as [`Setup::start_program`] does.
     ///
     /// # Errors
-    /// As [`Setup::start`].
+    /// The same as for [`Setup::start`].
     pub async fn start_anew(&mut self, program: &Path, args: &[OsString]) -> Outcome {
         let (kid, address) = self.setup.listening(program, args).await?;
         self.kid = kid;
@@ -296,10 +296,11 @@ impl Warden {
         Ok(())
     }
 
-    /// Waits until there are as many backends, all answer /health with 200, and the warden knows that they are ready.
+    /// Waits for this number of backends that answer `/health` with 200 and that llama-warden knows to be
+    /// ready.
     ///
     /// # Errors
-    /// Not within [`SOON`].
+    /// The backends are not ready within [`SOON`].
     pub async fn until_ready(&self, backends: usize) -> Result<Vec<ProcessId>, Trouble> {
         let what = format!("{backends} ready backends");
         wait_for(&what, SOON, async || {
@@ -321,10 +322,10 @@ impl Warden {
         .await
     }
 
-    /// Replaces fields of the script of a running fake, and the script that its later generations start with.
+    /// Replaces fields of the script of a running fake, and of its later generations.
     ///
     /// # Errors
-    /// A field that does not exist.
+    /// A field does not exist.
     pub async fn script(&self, model: &str, patch: &Value) -> Result<(), Trouble> {
         let file = self.home().path().join(script_file(model));
         let mut script: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
@@ -348,12 +349,12 @@ impl Warden {
     /// Runs another `llama-warden` in the same home, where it finds this one by itself.
     ///
     /// # Errors
-    /// It does not end.
+    /// The program does not end.
     pub async fn cli(&self, args: &[&str]) -> Result<Ran, Trouble> {
         self.home().warden(args, SOON).await
     }
 
-    /// Writes the configuration again, from another setup in the same home, and sends SIGHUP.
+    /// Writes this configuration and sends SIGHUP.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -366,16 +367,16 @@ impl Warden {
     /// Sends SIGTERM and waits for the end.
     ///
     /// # Errors
-    /// It does not end within `deadline`.
+    /// llama-warden still runs after `deadline`.
     pub async fn terminate(&mut self, deadline: Duration) -> Result<i32, Trouble> {
         self.kid.signal(Signal::TERM);
         self.kid.exit(deadline).await
     }
 
-    /// Waits until a text appears in its output.
+    /// Waits until a text appears in the output.
     ///
     /// # Errors
-    /// Not within [`SOON`].
+    /// The text does not appear within [`SOON`].
     pub async fn says(&mut self, text: &str) -> Result<String, Trouble> {
         self.kid.says(text, SOON).await
     }
@@ -383,7 +384,7 @@ impl Warden {
     /// Waits until none of `processes` runs.
     ///
     /// # Errors
-    /// One still does after `deadline`.
+    /// A process still runs after `deadline`.
     pub async fn until_gone(processes: &[ProcessId], deadline: Duration) -> Result<(), Trouble> {
         wait_until(&format!("{processes:?} have ended"), deadline, async || {
             processes.iter().all(|process| !process.is_alive())
@@ -392,7 +393,7 @@ impl Warden {
     }
 }
 
-/// A chat request whose answer is the same each time: temperature 0 and a fixed seed.
+/// Creates a chat request whose answer is always the same: temperature 0 and a fixed seed.
 pub fn chat(id: &str, model: &str, words: &str, tokens: u64, stream: bool) -> Value {
     json!({
         "user": id, "model": model, "stream": stream, "max_tokens": tokens, "temperature": 0, "seed": 7,
@@ -400,13 +401,13 @@ pub fn chat(id: &str, model: &str, words: &str, tokens: u64, stream: bool) -> Va
     })
 }
 
-/// Where chat requests go.
+/// Path of chat requests.
 pub const CHAT: &str = "/v1/chat/completions";
 
-/// Reads a JSON Lines file; none when there is no file.
+/// Reads a JSON Lines file; returns nothing if there is no file.
 ///
 /// # Errors
-/// It cannot be read or a line is not JSON.
+/// The file cannot be read, or a line is not JSON.
 pub fn json_lines(path: &Path) -> Result<Vec<Value>, Trouble> {
     if !path.exists() {
         return Ok(Vec::new());

@@ -1,7 +1,7 @@
-//! The text that fake-llama "generates": a function of the request's meaning and the token's index, nothing else.
+//! Text that fake-llama "generates": a function of the request's meaning and the token's index.
 //!
-//! So two equal requests get equal answers from any process at any time, and a proxy that loses, doubles or
-//! swaps a piece of one is caught by comparing. `stream`, `stream_options` and `model` do not change the meaning.
+//! Equal requests get equal answers from any process at any time, so a comparison shows if a proxy loses,
+//! doubles or swaps a piece. `stream`, `stream_options` and `model` do not change the meaning.
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -12,7 +12,7 @@ const WORDS: [&str; 32] = [
     "yarrow", "zephyr", "ash", "birch", "clay", "dew", "elm", "fern",
 ];
 
-/// Fields that decide how an answer is sent, or how much of it, not what it says.
+/// Fields that affect the form or length of an answer, not its words.
 const MANNER: [&str; 10] = [
     "stream",
     "stream_options",
@@ -26,29 +26,29 @@ const MANNER: [&str; 10] = [
     "stop",
 ];
 
-/// The meaning of a request as a key.
+/// Hash of a request's meaning.
 #[derive(Debug, Clone, Copy)]
 pub struct Key([u8; 32]);
 
 impl Key {
-    /// From a JSON body, whatever the order of its keys.
+    /// Key of a JSON body; the order of its fields has no effect.
     pub fn of(body: &Value) -> Self {
         let mut hash = Sha256::new();
         feed(&mut hash, body, true);
         Self(hash.finalize().into())
     }
 
-    /// Of what [`Self::long`] gave.
+    /// Key from the result of [`Self::long`].
     pub fn of_long(long: &str) -> Option<Self> {
         hex::decode(long).ok()?.try_into().ok().map(Self)
     }
 
-    /// From bytes that are not JSON.
+    /// Key of bytes that are not JSON.
     pub fn of_bytes(body: &[u8]) -> Self {
         Self(Sha256::digest(body).into())
     }
 
-    /// Text of token `index` (from 0), with its leading space from the second on, at least `bytes` long.
+    /// Text of token `index` (from 0), at least `bytes` long, with a leading space from the second token on.
     pub fn token(self, index: u64, bytes: usize) -> String {
         let mut hash = Sha256::new();
         hash.update(self.0);
@@ -65,22 +65,22 @@ impl Key {
         text
     }
 
-    /// The first `tokens` of them: the whole answer.
+    /// Answer of this number of tokens.
     pub fn text(self, tokens: u64) -> String {
         (0..tokens).map(|index| self.token(index, 0)).collect()
     }
 
-    /// The whole key.
+    /// The whole key in hexadecimal.
     pub fn long(self) -> String {
         hex::encode(self.0)
     }
 
-    /// A short name of the key, for identifiers.
+    /// Short name of the key, for identifiers.
     pub fn short(self) -> String {
         hex::encode(&self.0[..8])
     }
 
-    /// Numbers in -1..1 for an embedding of `len` dimensions.
+    /// Embedding of `len` dimensions, with numbers in -1..1.
     pub fn vector(self, len: usize) -> Vec<f64> {
         (0..len).map(|i| f64::from(self.0[i % 32]) / 127.5 - 1.0).collect()
     }
@@ -114,7 +114,7 @@ fn feed(hash: &mut Sha256, value: &Value, top: bool) {
     }
 }
 
-/// How many words a prompt, messages or input value holds: the stand-in's tokens.
+/// Number of words in a prompt, messages or input, which are fake-llama's tokens.
 pub fn count_words(value: &Value) -> u64 {
     match value {
         Value::String(text) => text.split_whitespace().count() as u64,
@@ -129,7 +129,7 @@ pub fn count_words(value: &Value) -> u64 {
     }
 }
 
-/// How many parts with this key (`image_url`, `input_audio`) a request holds.
+/// Number of parts with this key (`image_url`, `input_audio`) in a request.
 pub fn count_parts(value: &Value, part: &str) -> u64 {
     match value {
         Value::Array(items) => items.iter().map(|item| count_parts(item, part)).sum(),

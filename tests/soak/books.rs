@@ -1,4 +1,5 @@
-//! The books, kept as the soak goes on: what each client was told against what was executed, and forgotten where both agree.
+//! Compares, during the soak, each client's result with the executions, and forgets requests on which both
+//! agree.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Write as _;
@@ -12,29 +13,26 @@ use warden_rig::storm::{Execution, Told, audit};
 
 use crate::clients::Ended;
 
-/// A process has written its last line of a request by then.
+/// Time after which a process has written its last line of a request.
 const SETTLED: Duration = Duration::from_secs(5);
-/// How many contradictions are printed.
+/// Most contradictions that are printed.
 pub(crate) const TOLD: usize = 12;
 
-/// A process that executed something: of two with the same number, another one.
+/// Process that executed a request; a reused PID is another process.
 type Process = usize;
 
-/// What is not settled yet.
 pub(crate) struct Books {
     tail: Tail,
     executions: HashMap<String, Vec<(Process, Execution)>>,
-    /// Where the executions are that run, by number of the process and of the request in it.
+    /// Requests in execution, by PID and ordinal: name, and index among its executions.
     open: HashMap<(i32, u64), (String, usize)>,
-    /// Which process has a number, and what it has begun.
+    /// Process of each PID, and the ordinals that it has begun.
     processes: HashMap<i32, (Process, BTreeSet<u64>)>,
-    /// The last line of each process.
     last: Vec<usize>,
     lines: usize,
     account: Account,
 }
 
-/// What it comes to.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     counts: BTreeMap<&'static str, u64>,
@@ -77,8 +75,8 @@ impl Account {
     }
 }
 
-/// Requests are numbered as they come and begin about in that order: a number that came before, or is far behind, is that of another
-/// process with the same number.
+/// Ordinals follow the order of arrival, and requests begin about in that order. A repeated ordinal, or one
+/// far behind, belongs to another process with the same PID.
 fn is_another(done: &BTreeSet<u64>, ordinal: u64) -> bool {
     const OUT_OF_ORDER: u64 = 100;
     done.contains(&ordinal) || done.last().is_some_and(|last| ordinal + OUT_OF_ORDER < *last)
@@ -97,7 +95,7 @@ impl Books {
         }
     }
 
-    /// Until all clients have left.
+    /// Compares until all clients have left.
     pub(crate) async fn keep(mut self, mut results: UnboundedReceiver<Ended>) -> Result<Account, Trouble> {
         let mut waiting: VecDeque<Ended> = VecDeque::new();
         while !results.is_closed() || !results.is_empty() || !waiting.is_empty() {
@@ -147,7 +145,7 @@ impl Books {
             if let Some((_, done)) = self.processes.get_mut(&line.pid) {
                 done.insert(line.ordinal);
             }
-            // Asked by us, to learn what is made of a request or to warm a process, and told to nobody.
+            // llama-warden sends these requests itself, to analyse a request or to warm a process.
             if line.id.ends_with('?') || line.id == "-" {
                 return;
             }
@@ -182,7 +180,7 @@ impl Books {
         if let Err(why) = audit(sent, &executed, true) {
             self.account.accuse(format!("{} {}: {why}", sent.id, sent.request));
         }
-        // Of what was asked nothing may fail: refused and cut is failed.
+        // No request may fail; refused and cut requests have failed.
         if let Ok(Told::Refused { .. } | Told::Cut) = &sent.told {
             self.account.accuse(format!("{} {}: {:?}", sent.id, sent.request, sent.told));
         }

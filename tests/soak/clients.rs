@@ -1,4 +1,4 @@
-//! Clients: one request after another, most of them streams, some of which they leave.
+//! Clients that send one request after another, most of them streams, and leave some of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,12 +13,11 @@ use warden_rig::warden::chat;
 
 use crate::instance::MODELS;
 
-/// How far all clients are, and what goes on.
 #[derive(Debug)]
 pub(crate) struct Progress {
     ended: Vec<AtomicU64>,
     over: AtomicBool,
-    /// The instance is being started anew: who comes now may be told to come again.
+    /// True while the instance restarts, when it may ask clients to retry.
     pub(crate) restarting: AtomicBool,
 }
 
@@ -31,22 +30,19 @@ impl Progress {
         }
     }
 
-    /// Requests that have ended, by client.
     pub(crate) fn each(&self) -> Vec<u64> {
         self.ended.iter().map(|count| count.load(Ordering::SeqCst)).collect()
     }
 
-    /// Requests that have ended.
     pub(crate) fn all(&self) -> u64 {
         self.each().into_iter().sum()
     }
 
-    /// Whether no request runs that ran when there were so many.
+    /// Returns true if every request that ran at these counts has ended.
     pub(crate) fn is_behind(&self, before: &[u64]) -> bool {
         self.each().iter().zip(before).all(|(now, before)| now > before)
     }
 
-    /// A request of this client has ended.
     pub(crate) fn ended_one(&self, client: u64) {
         self.ended[usize::try_from(client).unwrap_or_default()].fetch_add(1, Ordering::SeqCst);
     }
@@ -60,16 +56,14 @@ impl Progress {
     }
 }
 
-/// A request that has ended, and when.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) sent: Sent,
     pub(crate) at: Instant,
-    /// How often it was told to come again before.
+    /// Number of earlier attempts that had to be retried.
     pub(crate) again: u64,
 }
 
-/// One client.
 pub(crate) struct Asked {
     number: u64,
     http: Http,
@@ -92,12 +86,12 @@ impl Asked {
             if self.progress.is_over() {
                 return;
             }
-            // Long ones live through several upgrades.
+            // Long requests span several upgrades.
             let tokens = if dice.one_in(12) { 100 + dice.below(250) } else { 1 + dice.below(40) };
             let (model, tokens) = match dice.below(10) {
                 0..=5 => (MODELS[0], tokens),
                 6..=8 => (MODELS[1], tokens),
-                // Who waits for its turn waits for the end of these.
+                // Requests that wait for a turn wait for the end of these.
                 _ => (MODELS[2 + usize::from(dice.one_in(2)) + usize::from(dice.one_in(3))], tokens.min(40)),
             };
             let leaves = dice.one_in(25).then(|| Duration::from_millis(dice.below(400)));
@@ -125,7 +119,7 @@ impl Asked {
             break Ended { sent: Sent { id, request, told }, at: Instant::now(), again };
         };
         self.progress.ended_one(self.number);
-        // Nobody keeps books any more: what is wrong was told.
+        // Without a receiver, the error was already reported.
         drop(self.ended.send(ended));
     }
 }

@@ -1,4 +1,4 @@
-//! What is done to it, drawn from the seed: one thing after another, each at any moment of what the ones before still do.
+//! Disturbs the instance as the seed says, while earlier disturbances may still have effects.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,10 +17,8 @@ use crate::instance::Instance;
 use crate::readings::Readings;
 use crate::{Done, Soak};
 
-/// How often all programs are read.
 const READS: Duration = Duration::from_secs(1);
 
-/// One thing that can be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
     Kill,
@@ -35,7 +33,7 @@ enum Deed {
     StartAnew,
 }
 
-/// What is drawn, as often as it stands here.
+/// Weighted choice: each entry is equally likely.
 const DEEDS: [Deed; 16] = [
     Deed::Kill,
     Deed::Kill,
@@ -56,26 +54,26 @@ const DEEDS: [Deed; 16] = [
 ];
 
 impl Deed {
-    /// Whether another program serves behind it.
+    /// Returns true if another program serves afterwards.
     const fn ends_a_program(self) -> bool {
         matches!(self, Self::Upgrade | Self::UpgradeAndKill | Self::UpgradeUnderRestart | Self::StartAnew)
     }
 }
 
-/// One deed in so many is a start of it all anew: what is in memory would not grow old otherwise.
+/// One disturbance in so many restarts everything; otherwise upgrades would keep the memory of programs
+/// young.
 const ANEW: u64 = 60;
 
-/// Who disturbs, and what is under way.
 struct Hand<'a> {
     progress: &'a Progress,
     dice: Dice,
     orders: JoinSet<Outcome>,
-    /// How far the clients were at the last kill.
+    /// Progress of the clients at the last kill.
     killed: Option<Vec<u64>>,
     done: Done,
 }
 
-/// Disturbs until then; returns how often what was done.
+/// Disturbs until the end of the soak; returns the number of disturbances by kind.
 pub(crate) async fn disturb(
     instance: &mut Instance,
     soak: &Soak,
@@ -121,7 +119,7 @@ pub(crate) async fn disturb(
             crate::say(&format!("{} requests, {memory:?} MiB, {:?}", progress.all(), hand.done.counts));
         }
     }
-    // One upgrade at least, however short it was.
+    // Even a short soak has one upgrade.
     if !soak.one {
         hand.act(instance, Deed::Upgrade).await?;
     }
@@ -131,10 +129,10 @@ pub(crate) async fn disturb(
     Ok(hand.done)
 }
 
-/// What operators and Prometheus ask for, again and again.
+/// Sends the usual requests of operators and Prometheus.
 async fn look(instance: &Instance) {
     for path in ["/metrics", "/status"] {
-        // Nobody answers while it is started anew.
+        // There is no answer during a restart.
         let _asked = timeout(Duration::from_secs(2), instance.warden().admin().get(path)).await;
     }
 }
@@ -183,7 +181,7 @@ impl Hand<'_> {
         Ok(())
     }
 
-    /// Ends a llama-server, unless a request may have met a death already: two are another promise.
+    /// Kills a llama-server, unless a request may meet a second death, which is another promise.
     fn kill(&mut self, instance: &Instance) -> Result<&'static str, Trouble> {
         if self.killed.as_ref().is_some_and(|before| !self.progress.is_behind(before)) {
             return Ok("no kill");
@@ -200,20 +198,20 @@ impl Hand<'_> {
     fn order(&mut self, instance: &Instance, model: &str, what: &'static str) -> &'static str {
         let (admin, path) = (instance.warden().admin(), format!("/models/{model}/{what}"));
         self.orders.spawn(async move {
-            // An upgrade disconnects operators: what they asked for is done all the same.
+            // An upgrade disconnects operators, but their orders are executed.
             let answer = timeout(PATIENCE, admin.post(&path, &json!({}))).await;
             answer.context(format!("{path} ends")).map(drop)
         });
         what
     }
 
-    /// Everything ends and begins again, as by `systemctl restart`.
+    /// Restarts everything, as `systemctl restart` does.
     async fn anew(&mut self, instance: &mut Instance) -> Outcome {
         while let Some(ended) = self.orders.join_next().await {
             ended??;
         }
         if let Some(before) = self.killed.take() {
-            // What goes on in another process needs that process.
+            // A continued request needs the process that continues it.
             wait_until("nothing runs that met a death", SOON * 2, async || self.progress.is_behind(&before))
                 .await?;
         }
@@ -230,7 +228,7 @@ async fn upgrade(instance: &Instance) -> Result<&'static str, Trouble> {
     let ran = instance.warden().home().warden(words, SOON * 3).await?;
     match ran.code {
         0 => Ok("upgrade"),
-        // It waits for what is under way, and goes on if that does not end.
+        // An upgrade waits for running work, and is given up if that does not end.
         _ if ran.all().contains("busy") => Ok("upgrade, busy"),
         _ => Err(Trouble::new(ran.all())),
     }

@@ -1,4 +1,4 @@
-//! The instance under test: its models, the socket that is held for it, and its processes.
+//! Instance under test: its models, the socket held for it, and its processes.
 
 use std::ffi::OsString;
 use std::net::TcpListener;
@@ -12,13 +12,13 @@ use warden_rig::real::llama_server;
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, binaries};
 
-/// Two replicas that are always there, one that leaks, and three of which two are loaded at a time.
+/// Two replicas that are always loaded, a leaking model, and three models of which two are loaded at a time.
 pub(crate) const MODELS: [&str; 5] = ["steady", "leaky", "guest-a", "guest-b", "guest-c"];
 
-/// Trained weights on a real llama-server, where they are available.
+/// Trained weights on a real llama-server, if available.
 pub(crate) const TRAINED: &str = "trained";
 
-/// A program that takes the socket as descriptor 3 and becomes llama-warden with it: what systemd does.
+/// Passes the socket as descriptor 3 and becomes llama-warden, as systemd does.
 const HELD: &str = r#"
 import os, sys
 held = int(sys.argv[1])
@@ -32,18 +32,17 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Crashes are forgiven fast, and what may happen happens often.
+/// Short backoffs, and frequent events.
 const TOP: &str = "log.level = \"warn\"\nlog.children = false\nsensors.interval = \"500ms\"\n\
     server.shutdown_deadline = \"60s\"\nloading.max_loaded = 5\n\
     internal.lifecycle.breaker_failures = 1000000\ninternal.lifecycle.failures_told = 1000\n\
     internal.loading.turn_least = \"300ms\"\ninternal.loading.noted = \"300ms\"\n";
 
-/// What all models have.
 const EACH: &str = "on_death = \"continue\"\nqueue.wait = \"55s\"\nlifecycle.backoff_first = \"20ms\"\n\
     lifecycle.backoff_cap = \"100ms\"\nlifecycle.crash_cap = \"100ms\"\nlifecycle.drain_deadline = \"60s\"\n\
     lifecycle.stop_grace = \"2s\"\n";
 
-/// A budget that the leak reaches every hundred requests.
+/// Budget that the leak reaches every hundred requests.
 const BUDGET: &str = "policy.host.soft = \"48MiB\"\npolicy.jitter = 0.0\npolicy.quiet_for = \"1ms\"\n\
     policy.quiet_within = \"200ms\"\npolicy.min_interval = \"1ms\"\npolicy.min_interval_hard = \"1ms\"\n";
 
@@ -54,12 +53,11 @@ fn args(context: u32) -> String {
     )
 }
 
-/// The end of each model's arguments.
 fn last_args(context: u32) -> String {
     format!("\"-c\", \"{context}\"]")
 }
 
-/// One thread, so that the stand-ins have a core as well.
+/// One thread, so that the fakes have a core as well.
 fn trained_lines(server: &Path, weights: &Path) -> String {
     format!(
         "binary = '{}'\nmodel = '{}'\npreload = true\npin = true\n{EACH}args = [\"-np\", \"2\", \"-t\", \"1\", {}\n",
@@ -69,18 +67,16 @@ fn trained_lines(server: &Path, weights: &Path) -> String {
     )
 }
 
-/// A running instance and its socket.
 pub(crate) struct Instance {
     warden: Warden,
     listener: TcpListener,
-    /// Starts so far.
     pub(crate) starts: usize,
     context: u32,
     models: Vec<&'static str>,
 }
 
 impl Instance {
-    /// `weights`: those of [`TRAINED`].
+    /// `weights` are those of [`TRAINED`].
     pub(crate) async fn start(weights: Option<&Path>) -> Result<Self, Trouble> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         rustix::io::fcntl_setfd(&listener, FdFlags::empty())?;
@@ -107,7 +103,6 @@ impl Instance {
         Ok(Self { warden, listener, starts: 1, context: 1024, models })
     }
 
-    /// The names of all models.
     pub(crate) fn models(&self) -> &[&'static str] {
         &self.models
     }
@@ -128,21 +123,21 @@ impl Instance {
         self.warden.http.clone()
     }
 
-    /// The programs of ours: the first is the one whose number never changes.
+    /// llama-warden's processes; the first keeps its PID.
     pub(crate) fn programs(&self) -> Vec<ProcessId> {
         let root = self.warden.kid.pid();
         let others = children_of(root).into_iter().filter(|child| child.http().is_none());
         ProcessId::of(root).into_iter().chain(others).collect()
     }
 
-    /// Another size of context for all models, and with it another command: they are replaced.
+    /// Changes the context size of all models, and so their command, which replaces them.
     pub(crate) fn change(&mut self) -> Outcome {
         self.context = 3072 - self.context;
         let config = configuration(&self.warden.setup, self.context);
         self.warden.reload(&config)
     }
 
-    /// Ends it as a service manager does, and starts it again on the same socket.
+    /// Ends the instance as a service manager does, and starts it again on the same socket.
     pub(crate) async fn anew(&mut self) -> Outcome {
         let code = self.warden.terminate(SOON * 3).await?;
         if code != 0 {
@@ -153,7 +148,7 @@ impl Instance {
         self.warden.start_anew(Path::new(PYTHON), &args).await
     }
 
-    /// The end of it all: nothing is left behind.
+    /// Ends the instance, and checks that nothing is left behind.
     pub(crate) async fn end(&mut self) -> Outcome {
         let backends = self.warden.backends();
         let code = self.warden.terminate(SOON).await?;
@@ -170,7 +165,7 @@ fn configuration(setup: &Setup, context: u32) -> String {
     setup.config().replace(&last_args(1024), &last_args(context))
 }
 
-/// What becomes llama-warden with the socket.
+/// Returns the command that becomes llama-warden with the socket.
 fn words(setup: &Setup, listener: &TcpListener, context: u32) -> Result<Vec<OsString>, Trouble> {
     let config = setup.home.file("warden.toml", configuration(setup, context))?;
     let held = OsString::from(listener.as_raw_fd().to_string());

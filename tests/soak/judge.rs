@@ -1,5 +1,5 @@
-//! The verdict on our own memory, by our own detector: `policy replay` over the recordings. A leak that is planted into one of them has
-//! to be found, or the verdict would say nothing.
+//! Judges llama-warden's own memory with its detector, by `policy replay` of the recordings. A leak planted
+//! into a recording must be found, or the verdict would prove nothing.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use warden_rig::{Context as _, Outcome, Trouble};
 use crate::instance::Instance;
 use crate::readings::Readings;
 
-/// Fewer readings say nothing: in five minutes a program has been through what it keeps, and a verdict on less may be one on its warm-up.
+/// Readings before a verdict: in five minutes a program has filled its caches, and its warm-up must not
+/// count.
 const ENOUGH: usize = 300;
-/// As many floors as a verdict takes, with what comes before them.
+/// Readings with as many floors as a verdict needs, and the warm-up.
 const PLANTED: usize = 600;
-/// What counts as growth, in MiB: a program of ours holds some 20.
+/// Growth in MiB that counts: a program of llama-warden has some 20 MiB.
 const EFFECT_MIB: u64 = 4;
 
-/// The verdict on each recording that is long enough.
 pub(crate) async fn judge(instance: &Instance, readings: &Readings) -> Outcome {
     let mut grows = Vec::new();
     for path in readings.with(ENOUGH) {
@@ -59,8 +59,8 @@ async fn verdict(instance: &Instance, path: &Path) -> Result<Value, Trouble> {
     Ok(told["series"]["host"].clone())
 }
 
-/// The same with a leak of 64 times what counts as growth, 256 MiB over the whole: programs come and go, and their sum is a rough curve, in
-/// which a leak of 64 MiB in two hours is not found, and one of 128 not always.
+/// Judges a recording with a planted leak of 256 MiB in total, 64 times the growth that counts. Programs come
+/// and go, so their sum varies: a leak of 64 MiB in two hours is not found, and one of 128 MiB not always.
 async fn planted(instance: &Instance, readings: &Readings) -> Outcome {
     let mut samples = trace::parse_recording(&std::fs::read_to_string(readings.path("all"))?)?;
     let requests = samples.last().map_or(1, |last| last.work.requests.max(1));

@@ -1,4 +1,4 @@
-//! The soak: one llama-warden over six models for as long as one likes, while everything happens to it that happens in a year.
+//! Soak: one llama-warden with six models for any time, with all events that happen in a year.
 //!
 //! ```text
 //!   clients ──requests──> llama-warden ──> fake-llamas, one of which leaks ──> ledger of executions
@@ -9,11 +9,12 @@
 //!      └── what each was told ──────────────────────────────────────────> books <────┘
 //! ```
 //!
-//! One of the models has trained weights on a real llama-server, if they are available: its answers are read as
+//! One model has trained weights on a real llama-server, if available; a client checks its answers for
 //! sentences.
 //!
-//! No request fails, none is executed twice but where its server was killed, what llama-warden itself holds is steady by its own
-//! detector (`policy replay`), and its events and its ledger account for each process, each replacement and each kill. It listens on a socket that is held for it, as by systemd, so that a restart refuses nobody.
+//! No request fails, and none is executed twice unless its server was killed. llama-warden's own memory is
+//! steady by its own detector (`policy replay`). Its events and its ledger account for each process, each
+//! replacement and each kill. Its socket is held as by systemd, so that a restart refuses no client.
 //!
 //! ```text
 //! WARDEN_SOAK_SECONDS=7200 cargo test --profile release -p warden-tests --locked --test soak -- --nocapture
@@ -21,12 +22,12 @@
 //!
 //! | variable | default | |
 //! |---|---|---|
-//! | `WARDEN_SOAK_SECONDS` | 60 | for how long clients ask |
-//! | `WARDEN_SOAK_SEED` | any | what is drawn; the order in which things meet still differs |
+//! | `WARDEN_SOAK_SECONDS` | 60 | time for which clients send requests |
+//! | `WARDEN_SOAK_SEED` | any | seed of the disturbances; the order of events still differs |
 //! | `WARDEN_SOAK_PAUSE_MS` | 2500 | mean pause between two disturbances |
-//! | `WARDEN_SOAK_CLIENTS` | 10 | clients at a time |
-//! | `WARDEN_SOAK_ONE` | 0 | 1: one program serves from beginning to end, without upgrades and without a restart of it all |
-//! | `WARDEN_SOAK_KEEP` | none | a folder for the recordings |
+//! | `WARDEN_SOAK_CLIENTS` | 10 | concurrent clients |
+//! | `WARDEN_SOAK_ONE` | 0 | 1: one program serves to the end, without upgrades and restarts |
+//! | `WARDEN_SOAK_KEEP` | none | folder for the recordings |
 
 mod books;
 mod clients;
@@ -55,15 +56,13 @@ use clients::{Asked, Progress};
 use instance::Instance;
 use readings::Readings;
 
-/// What a soak is.
 #[derive(Clone, Debug)]
 struct Soak {
     length: Duration,
     seed: u64,
-    /// Mean pause between two disturbances, in milliseconds.
     pause_ms: u64,
     clients: u64,
-    /// One program serves from beginning to end.
+    /// True if one program serves from beginning to end.
     one: bool,
     keep: Option<PathBuf>,
 }
@@ -110,7 +109,7 @@ async fn run(soak: Soak) -> Outcome {
             "state/llama-warden/events.jsonl",
             "state/llama-warden/ledger.jsonl",
         ] {
-            // Not all are there if it did not get far.
+            // After an early failure some files are missing.
             let _copied = std::fs::copy(home.join(file), keep.join(file.replace('/', "-")));
         }
     }
@@ -119,7 +118,7 @@ async fn run(soak: Soak) -> Outcome {
     own::audit(&instance.warden().home().path().join("state/llama-warden"), &killed)
 }
 
-/// The processes that were killed.
+/// Runs the soak; returns the PIDs of killed processes.
 async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> Result<Vec<i32>, Trouble> {
     let books = Books::of(&instance.warden().ledger());
     let progress = Arc::new(Progress::new(soak.clients + u64::from(instance.has_trained())));
@@ -148,7 +147,7 @@ async fn blow(instance: &mut Instance, readings: &mut Readings, soak: &Soak) -> 
     let account = audit.join_next().await.context("the books")???;
     let counts = done.as_ref().map(|done| &done.counts);
     say(&format!("{}; {sentences} sentences; {counts:?}", account.words()));
-    // What is found of our own memory is told also where the books have a problem.
+    // Report on the memory even if the executions show a problem.
     let steady = judged(instance, readings, &progress).await;
     if let Some(problem) = account.problem() {
         return Err(Trouble::new(format!("{problem}; {counts:?}")));
@@ -168,7 +167,7 @@ async fn judged(instance: &Instance, readings: &mut Readings, progress: &Progres
     judge::judge(instance, readings).await
 }
 
-/// Nothing runs, and whoever has handed over is gone.
+/// Waits until no request runs, and old programs have ended.
 async fn still(instance: &Instance) -> Outcome {
     let warden = instance.warden();
     wait_until("nothing runs, and one program serves", SOON, async || {
@@ -186,15 +185,12 @@ async fn still(instance: &Instance) -> Outcome {
     .await
 }
 
-/// What was done.
 #[derive(Debug, Default)]
 struct Done {
     counts: BTreeMap<&'static str, usize>,
-    /// The numbers of the processes that were killed.
     killed: Vec<i32>,
 }
 
-/// Figures for whoever reads the log.
 #[expect(clippy::print_stderr, reason = "the seed and figures are what a run is for")]
 fn say(line: &str) {
     eprintln!("{line}");

@@ -1,5 +1,5 @@
-//! Our own books, read at the end: events and ledger, written by one program after the other. They have to account for each llama-server
-//! that was made and for each replacement that began, and for those that were killed.
+//! Checks events and ledger at the end, written by one program after the other: they must explain each
+//! llama-server, each replacement that began, and each kill.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -9,24 +9,23 @@ use warden_rig::{Context as _, Outcome, Trouble};
 
 use crate::books::TOLD;
 
-/// A process as an instance knows it: numbers begin anew with each instance, and go on through its upgrades.
+/// Instance and generation of a process: generations start over with each instance, and continue through its
+/// upgrades.
 type Generation = (u64, u64);
 
-/// What the events say of one process.
 #[derive(Debug, Default)]
 struct Life {
     pid: Option<u64>,
-    /// The kinds of events in which it ends.
     ends: Vec<String>,
     drained: bool,
 }
 
-/// Reads them and compares. `killed`: the numbers of the processes that were ended from outside, in that order.
+/// Compares events and ledger. `killed` holds the PIDs of killed processes, in order.
 ///
 /// # Errors
-/// A line that cannot be read, and what is not accounted for, with its line.
+/// A line is invalid, or an entry has no counterpart; the error shows the line.
 pub(crate) fn audit(state: &Path, killed: &[i32]) -> Outcome {
-    // What was full lies in another file, and what was in that before is gone: such a soak cannot be told whole.
+    // A full file was rotated, and an older one removed: such a soak cannot be checked.
     let mut events = Vec::new();
     for name in ["events.jsonl.1", "events.jsonl"] {
         let path = state.join(name);
@@ -56,10 +55,10 @@ fn lines(path: &Path) -> Result<Vec<Value>, Trouble> {
         .collect()
 }
 
-/// Each process that was made ends once, and one that was killed as such.
+/// Checks that each process ends once, and that a killed one is reported as killed.
 fn processes(events: &[Value], killed: &[i32]) -> Vec<String> {
     let mut lives: BTreeMap<Generation, Life> = BTreeMap::new();
-    // The last process with a number, as of the moment of the kill, is not known here: numbers come again after tens of thousands.
+    // The last process of each PID: PIDs repeat only after tens of thousands.
     let mut of_pid: HashMap<u64, Generation> = HashMap::new();
     for event in events {
         let (Some(instance), Some(generation)) = (event["instance"].as_u64(), event["generation"].as_u64())
@@ -74,7 +73,7 @@ fn processes(events: &[Value], killed: &[i32]) -> Vec<String> {
                 of_pid.extend(life.pid.map(|pid| (pid, key)));
             }
             "draining" => life.drained = true,
-            // One that could not even be made has no beginning.
+            // A process that could not be spawned has no beginning.
             "crashed" if life.pid.is_none() => drop(lives.remove(&key)),
             kind @ ("crashed" | "stopped") => life.ends.push(format!("{kind} {}", event["exit"])),
             _ => {}
@@ -91,7 +90,8 @@ fn processes(events: &[Value], killed: &[i32]) -> Vec<String> {
     }
     for pid in killed {
         let life = u64::try_from(*pid).ok().and_then(|pid| lives.get(of_pid.get(&pid)?));
-        // One that was on its way out may have gone by itself in that moment, and one that was only starting is stopped, not drained.
+        // A draining process may have ended by itself at that moment, and a starting one is stopped, not
+        // drained.
         let is_told = |end: &String| end.starts_with("crashed") || end.contains("signal 9");
         if !life.is_some_and(|life| life.drained || life.ends.iter().any(is_told)) {
             wrong.push(format!("process {pid} was killed: {life:?}"));
@@ -100,8 +100,8 @@ fn processes(events: &[Value], killed: &[i32]) -> Vec<String> {
     wrong
 }
 
-/// Each replacement that began has one entry, and none that took place is without a beginning. Entries do not name their instance, so what one
-/// has too many is not told from what another lacks.
+/// Checks that each replacement that began has one entry, and each entry a beginning. Entries do not name
+/// their instance, so a surplus of one may hide a lack of another.
 fn replaced(events: &[Value], ledger: &[&Value]) -> Vec<String> {
     let key = |one: &Value, from: &str| format!("{} from {} for {}", one["model"], one[from], one["reason"]);
     let mut open: HashMap<String, i64> = HashMap::new();
@@ -109,7 +109,7 @@ fn replaced(events: &[Value], ledger: &[&Value]) -> Vec<String> {
         *open.entry(key(event, "generation")).or_default() += 1;
     }
     for entry in ledger {
-        // What could not even begin is in the ledger alone.
+        // Only the ledger has a replacement that could not begin.
         if entry["failed"].is_null() || open.contains_key(&key(entry, "from")) {
             *open.entry(key(entry, "from")).or_default() -= 1;
         }

@@ -1,4 +1,4 @@
-//! One more client: it asks the model with trained weights, whatever is done to it, and reads the answers as sentences.
+//! Client that sends requests to the model with trained weights, and checks the answers for sentences.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,17 +13,17 @@ use warden_rig::{Http, Trouble};
 use crate::clients::Progress;
 use crate::instance::TRAINED;
 
-/// Questions that even a small model answers in sentences, and a word of the first one.
+/// Questions that even a small model answers in sentences, each with a word of the first sentence.
 const QUESTIONS: [(&str, &str); 3] = [
     ("How many days are in a week?", "week"),
     ("What colour is the sky?", "sky"),
     ("What do bees make?", "Bees"),
 ];
 
-/// Room for one sentence and more.
+/// Tokens for more than one sentence.
 const TOKENS: u64 = 48;
 
-/// Asks until the soak is over, as the client of this number. Returns how many sentences were read.
+/// Sends requests until the soak is over; returns the number of sentences.
 pub(crate) async fn read_sentences(number: u64, http: Http, progress: Arc<Progress>) -> Result<u64, Trouble> {
     let mut sentences = 0;
     for (turn, (question, word)) in (0_u64..).zip(QUESTIONS.iter().cycle()) {
@@ -45,7 +45,7 @@ pub(crate) async fn read_sentences(number: u64, http: Http, progress: Arc<Progre
     Ok(sentences)
 }
 
-/// Whether the first sentence of a text is one, and has this word.
+/// Returns true if a text begins with a sentence that contains this word.
 fn begins_with_sentence(text: &str, word: &str) -> bool {
     text.split_inclusive(". ").next().is_some_and(|first| is_sentence(first) && first.contains(word))
 }

@@ -1,4 +1,4 @@
-//! What llama-warden itself holds: memory of its programs, files and threads, recorded as it records those of llama-servers.
+//! Records memory, files and threads of llama-warden's processes as it records those of llama-servers.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -16,19 +16,17 @@ use warden_rig::{Outcome, Trouble};
 use crate::clients::Progress;
 use crate::instance::Instance;
 
-/// More files or threads than at first: some are open for a moment.
+/// Files or threads above the early level that are tolerated, because some are open for a moment.
 const SLACK: usize = 12;
 
-/// Something whose memory is followed.
+/// Process, or sum of processes, whose memory is recorded.
 struct Series {
     file: File,
     begun: Instant,
-    /// Requests that had ended before.
     before: u64,
     readings: usize,
 }
 
-/// Of one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
     anon: u64,
@@ -63,16 +61,15 @@ impl Held {
     }
 }
 
-/// All recordings of a soak.
 pub(crate) struct Readings {
     folder: PathBuf,
-    /// One program serves from beginning to end.
+    /// True if one program serves from beginning to end.
     one: bool,
     begun: Instant,
     series: BTreeMap<String, Series>,
-    /// Files and threads of all programs, where one serves and none is on its way out: beside the first one, unless it is that.
+    /// Number of starts, and files and threads of the serving program, when no other program is ending.
     held: Vec<(usize, Held)>,
-    /// The first and the last memory in bytes, and the most.
+    /// First, last and largest memory in bytes.
     pub(crate) memory: Option<(u64, u64, u64)>,
 }
 
@@ -83,12 +80,10 @@ impl Readings {
         Ok(Self { folder, one, begun, series, held: Vec::new(), memory: None })
     }
 
-    /// For how long it goes on.
     pub(crate) fn age(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// The recordings with at least so many readings.
     pub(crate) fn with(&self, readings: usize) -> Vec<PathBuf> {
         let long = self.series.iter().filter(|(_, series)| series.readings >= readings);
         long.map(|(name, _)| self.path(name)).collect()
@@ -102,7 +97,6 @@ impl Readings {
         &self.folder
     }
 
-    /// Copies all recordings.
     pub(crate) fn keep(&self, folder: &Path) -> Outcome {
         std::fs::create_dir_all(folder)?;
         for name in self.series.keys() {
@@ -111,10 +105,9 @@ impl Readings {
         Ok(())
     }
 
-    /// Reads all programs of ours, once.
     pub(crate) fn take(&mut self, instance: &Instance, progress: &Progress) {
         let programs = instance.programs();
-        // What is being forked is a copy of us until it is a llama-server.
+        // A forked child is a copy of llama-warden until it becomes a llama-server.
         if self.one && programs.len() > 1 {
             return;
         }
@@ -160,11 +153,11 @@ impl Readings {
         };
         let mut line = trace::format_line(&sample);
         line.push('\n');
-        // A reading that could not be written is one less.
+        // A reading that cannot be written is dropped.
         series.readings += usize::from(series.file.write_all(line.as_bytes()).is_ok());
     }
 
-    /// Few of the last third are hardly more than few of the first, within each start.
+    /// Compares a low level of the last third with one of the first third, within each start.
     pub(crate) fn files_and_threads_are_steady(&self) -> Outcome {
         let starts: std::collections::BTreeSet<usize> = self.held.iter().map(|(start, _)| *start).collect();
         for start in starts {
@@ -174,7 +167,7 @@ impl Readings {
             if third < 3 {
                 continue;
             }
-            // Not the fewest: the second program of a start has few for a moment, when it is the first that comes after another.
+            // The lowest level would mislead, because a new program has few files and threads for a moment.
             let few = |part: &[Held], of: fn(&Held) -> usize| {
                 let mut all: Vec<usize> = part.iter().map(of).collect();
                 all.sort_unstable();

@@ -1,30 +1,26 @@
-//! What was measured: for each metric and each peer one figure a round. Ratios are taken within a round, then the median
-//! of them, so that a machine that is slow for a while is slow for both sides.
+//! Figures of the measurement: one per round for each metric and each peer. The median is taken over ratios
+//! within rounds, so that a slow period of the machine affects both sides.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use warden_rig::load::median;
 
-/// The peer without a proxy.
 pub(crate) const DIRECT: &str = "direct";
-/// The yardstick.
+/// Peer to compare with.
 pub(crate) const NGINX: &str = "nginx";
 
-/// A metric: its name and its unit.
+/// Name of a metric, with its unit.
 pub(crate) type Metric = &'static str;
 
-/// All figures.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     all: BTreeMap<(Metric, String), Vec<f64>>,
     metrics: Vec<Metric>,
     peers: Vec<String>,
-    /// What is worth a line.
     pub(crate) notes: Vec<String>,
 }
 
-/// The median, the least and the greatest of some rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -51,7 +47,7 @@ impl Figures {
         self.all.entry((metric, peer.to_owned())).or_default().push(figure);
     }
 
-    /// The peers that are to meet the targets.
+    /// Names of the llama-wardens, to which the targets apply.
     pub(crate) fn wardens(&self) -> Vec<String> {
         let others = [DIRECT, NGINX, "haproxy", "llama-swap"];
         self.peers.iter().filter(|peer| !others.contains(&peer.as_str())).cloned().collect()
@@ -61,25 +57,22 @@ impl Figures {
         self.all.get(&(metric, peer.to_owned())).map_or(&[], Vec::as_slice)
     }
 
-    /// The figure itself.
     pub(crate) fn plain(&self, metric: Metric, peer: &str) -> Option<Spread> {
         Spread::of(self.rounds(metric, peer).to_vec())
     }
 
-    /// The figure as a multiple of nginx's.
     pub(crate) fn ratio(&self, metric: Metric, peer: &str) -> Option<Spread> {
         let pairs = self.rounds(metric, peer).iter().zip(self.rounds(metric, NGINX));
         Spread::of(pairs.map(|(one, nginx)| one / nginx).collect())
     }
 
-    /// What the peer adds to the mock's own figure, as a multiple of what nginx adds.
+    /// Returns the time that the peer adds to a direct request, as a multiple of the time that nginx adds.
     pub(crate) fn added_ratio(&self, metric: Metric, peer: &str) -> Option<Spread> {
         let direct = self.rounds(metric, DIRECT);
         let rounds = self.rounds(metric, peer).iter().zip(self.rounds(metric, NGINX)).zip(direct);
         Spread::of(rounds.map(|((one, nginx), direct)| (one - direct) / (nginx - direct)).collect())
     }
 
-    /// All of it as a table: a row for each metric, a column for each peer.
     pub(crate) fn table(&self) -> String {
         let mut text =
             format!("| | {} |\n|---|{}\n", self.peers.join(" | "), "---|".repeat(self.peers.len()));
@@ -101,7 +94,6 @@ fn cell(spread: Option<Spread>) -> String {
     }
 }
 
-/// With as many digits as mean something.
 pub(crate) fn number(figure: f64) -> String {
     match figure.abs() {
         large if large >= 1000.0 => {

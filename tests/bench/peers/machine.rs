@@ -1,4 +1,4 @@
-//! What the kernel knows: who runs on which CPU, what a process has used, and how often it has called.
+//! Facts from the kernel: CPU affinity, CPU time, memory and system calls of processes.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,31 +8,28 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use warden_rig::{Context as _, Trouble};
 
-/// Where the proxy runs.
 pub(crate) const PROXY: usize = 0;
-/// Where load and mock run.
 pub(crate) const LOAD: usize = 1;
 
-/// Moves all threads of a process to one CPU. New threads follow the one that makes them.
+/// Moves all threads of a process to one CPU; new threads inherit it.
 pub(crate) fn pin(pid: i32, cpu: usize) -> Result<(), Trouble> {
     let mut cpus = CpuSet::new();
     cpus.set(cpu);
     for task in Process::new(pid)?.tasks()?.flatten() {
         let thread = Pid::from_raw(task.tid).context("a thread without a number")?;
-        // It may have ended.
+        // The thread may have ended.
         let _gone = sched_setaffinity(Some(thread), &cpus);
     }
     Ok(())
 }
 
-/// Puts ourselves before everybody with an ordinary priority.
+/// Gives this process priority over all ordinary ones.
 pub(crate) fn real_time() -> Result<(), Trouble> {
     let pid = std::process::id().to_string();
     let done = Command::new("chrt").args(["-f", "-a", "-p", "1", &pid]).status()?;
     if done.success() { Ok(()) } else { Err(Trouble::new("chrt: not permitted")) }
 }
 
-/// CPU seconds of these processes, in the kernel's nanoseconds.
 pub(crate) fn cpu_seconds(pids: &[i32]) -> Result<f64, Trouble> {
     let mut nanoseconds: u64 = 0;
     for pid in pids {
@@ -44,7 +41,7 @@ pub(crate) fn cpu_seconds(pids: &[i32]) -> Result<f64, Trouble> {
     Ok(std::time::Duration::from_nanos(nanoseconds).as_secs_f64())
 }
 
-/// Proportional share of memory of these processes, in MiB.
+/// Returns the proportional memory of these processes, in MiB.
 pub(crate) fn pss_mib(pids: &[i32]) -> Result<f64, Trouble> {
     let mut bytes: u64 = 0;
     for pid in pids {
@@ -55,7 +52,7 @@ pub(crate) fn pss_mib(pids: &[i32]) -> Result<f64, Trouble> {
     Ok(mib(bytes))
 }
 
-/// Largest resident memory of these processes since [`forget_peak`], in MiB.
+/// Returns the peak resident memory of these processes since [`forget_peak`], in MiB.
 pub(crate) fn peak_mib(pids: &[i32]) -> Result<f64, Trouble> {
     let mut kib: u64 = 0;
     for pid in pids {
@@ -64,7 +61,6 @@ pub(crate) fn peak_mib(pids: &[i32]) -> Result<f64, Trouble> {
     Ok(mib(kib * 1024))
 }
 
-/// Lets [`peak_mib`] begin anew.
 pub(crate) fn forget_peak(pids: &[i32]) -> Result<(), Trouble> {
     for pid in pids {
         std::fs::write(format!("/proc/{pid}/clear_refs"), "5").context("clear_refs")?;
@@ -72,7 +68,6 @@ pub(crate) fn forget_peak(pids: &[i32]) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// A process and all that descend from it.
 pub(crate) fn family(pid: i32) -> Vec<i32> {
     let mut all = vec![pid];
     let mut at = 0;
@@ -83,7 +78,6 @@ pub(crate) fn family(pid: i32) -> Vec<i32> {
     all
 }
 
-/// A figure to show or compare.
 #[expect(clippy::cast_precision_loss, reason = "counts of a benchmark are far below 2^52")]
 pub(crate) fn float(number: u64) -> f64 {
     number as f64
@@ -93,20 +87,18 @@ fn mib(bytes: u64) -> f64 {
     float(bytes) / 1024.0 / 1024.0
 }
 
-/// Whether a program is in PATH.
 pub(crate) fn has(program: &str) -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths).any(|path| path.join(program).exists())
 }
 
-/// Counts the system calls of running processes, by `strace -c`.
 pub(crate) struct Strace {
     child: std::process::Child,
     report: std::path::PathBuf,
 }
 
 impl Strace {
-    /// Attaches to the processes. It is there when the first counted call is made.
+    /// Attaches to the processes; returns once every call will be counted.
     pub(crate) fn attach(pids: &[i32], folder: &Path) -> Result<Self, Trouble> {
         let report = folder.join("strace.txt");
         let words = folder.join("strace.log");
@@ -118,7 +110,7 @@ impl Strace {
         let child = command.stdin(Stdio::null()).stderr(std::fs::File::create(&words)?).spawn()?;
         let mut strace = Self { child, report };
         for _ in 0..1000 {
-            // One line for each process, once all its threads are held.
+            // strace prints a line per process once it holds all its threads.
             let said = std::fs::read_to_string(&words)?;
             if said.matches("attached").count() >= pids.len() {
                 return Ok(strace);
@@ -131,7 +123,7 @@ impl Strace {
         Err(Trouble::new("strace does not attach"))
     }
 
-    /// Detaches: calls by name, the most frequent first.
+    /// Detaches; returns calls by name, the most frequent first.
     pub(crate) fn counts(&mut self) -> Result<Vec<(String, u64)>, Trouble> {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             kill_process(pid, Signal::INT)?;
@@ -163,7 +155,7 @@ impl Drop for Strace {
     }
 }
 
-/// A moment, without a runtime.
+/// Sleeps for 2 ms, without a runtime.
 pub(crate) fn pause() {
     let moment = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
     let _woken = rustix::thread::nanosleep(&moment);

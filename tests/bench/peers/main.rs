@@ -1,16 +1,16 @@
-//! llama-warden beside nginx, haproxy and no proxy at all: the same load, the same mock upstream, one after the other in
-//! shuffled order, round by round. Prints every figure, and which targets are met.
+//! Compares llama-warden with nginx, haproxy and no proxy: same load, same mock upstream, in random order,
+//! round by round. Prints every figure, and the targets that are met.
 //!
-//! `cargo bench -p warden-tests --bench peers` (`-- --help` for parts and options). The proxy has one core, load and mock
-//! have the other; it needs Linux with two of them, `taskset` and `setpriv`, and takes nginx, haproxy, strace and llama-swap
-//! where they are installed.
+//! `cargo bench -p warden-tests --bench peers` (`-- --help` for parts and options). The proxy has one core;
+//! load and mock share another. Needs Linux with two cores, `taskset` and `setpriv`; includes nginx, haproxy,
+//! strace and llama-swap if installed.
 //!
 //! | module | job |
 //! |---|---|
 //! | `stage`, `warden` | starts the mock and the proxies |
-//! | `load` | makes the requests and takes the times |
+//! | `load` | sends the requests and measures the times |
 //! | `machine` | CPUs, CPU time, memory, system calls |
-//! | `viewers` | those who look at the page meanwhile |
+//! | `viewers` | viewers of the page meanwhile |
 //! | `measure`, `metrics` | one part for one peer; its names |
 //! | `figures`, `targets` | medians, ratios, tables |
 
@@ -35,7 +35,7 @@ use crate::metrics::START;
 use crate::options::{HELP, Options};
 use crate::stage::{Peer, Stage, peers};
 
-/// The parts that a peer takes as it is, after whatever came before.
+/// Parts that run on a peer in its present state.
 const RUNNING: [(&str, Measure); 8] = [
     ("calls", measure::calls),
     ("reuse", measure::reuse),
@@ -92,8 +92,8 @@ fn main() -> ExitCode {
 }
 
 fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
-    // Before this process has one core and real-time priority: cargo inherits both, and a build under them takes the
-    // machine away from everybody.
+    // Build before this process moves to one core with real-time priority: cargo would inherit both, and a
+    // build would block the machine.
     binaries::llama_warden()?;
     binaries::mock_llama()?;
     machine::pin(i32::try_from(std::process::id())?, machine::LOAD)?;
@@ -101,7 +101,7 @@ fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
         machine::real_time()?;
     }
     let stage = Stage::new(options)?;
-    // The slow kind: each figure from processes that have done nothing else.
+    // Slow parts, each with fresh processes.
     let fresh_rounds = if options.quick { 1 } else { options.rounds.min(3) };
     for _ in 0..fresh_rounds {
         if options.wants("start") || options.wants("memory") {
@@ -123,7 +123,7 @@ fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
     figures.notes.extend(missing);
     for round in 0..options.rounds {
         for (part, measure) in RUNNING.iter().chain(&[("bodies", measure::bodies as Measure)]) {
-            // What is exact needs no rounds.
+            // Exact figures need no rounds.
             let once = ["calls", "reuse"].contains(part);
             if !options.wants(part) || (once && round > 0) {
                 continue;
@@ -140,8 +140,9 @@ fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
                 progress(round, part, &peer.name);
                 if let Err(trouble) = measure(figures, peer, options).and_then(|()| peer.is_looked_at()) {
                     let told = format!("{part}, {}: {trouble}", peer.name);
-                    // What others do wrong is worth a line; the yardstick and ourselves have to work. Gates need none: nginx
-                    // answers 502 where its upstream closes an idle connection in the moment of a request.
+                    // A failure of another proxy is only reported; nginx and llama-warden must work. With
+                    // gates, nginx may fail, too: it answers 502 if its upstream closes an idle connection at
+                    // the moment of a request.
                     let others = ["haproxy", "llama-swap", "nginx"];
                     let others = if options.gates { &others[..] } else { &others[..2] };
                     if !others.contains(&peer.name.as_str()) {
@@ -156,7 +157,7 @@ fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Starts all proxies anew and looks at each of them.
+/// Starts each proxy afresh and measures it.
 fn each_fresh(
     stage: &Stage,
     options: &Options,

@@ -1,4 +1,4 @@
-//! The measurements. Each takes one peer in one round and adds its figures.
+//! Measurements. Each measures one peer in one round and adds its figures.
 
 use std::time::Duration;
 
@@ -13,17 +13,14 @@ use crate::metrics as m;
 use crate::options::Options;
 use crate::stage::Peer;
 
-/// Connections of the load.
 const CONNECTIONS: usize = 64;
-/// Streams that are open at a time.
 const STREAMS: usize = 1000;
-/// A first event that comes later than this was held: Nagle and a delayed acknowledgement cost 40 ms.
+/// A later first event was held back: Nagle and a delayed acknowledgement cost 40 ms.
 const STALL: u64 = 30_000_000;
 
-/// One part for one peer.
 pub(crate) type Measure = fn(&mut Figures, &Peer, &Options) -> Result<(), Trouble>;
 
-/// In nanoseconds; the figure in microseconds.
+/// Returns the quantile in microseconds of times in nanoseconds.
 fn quantile(times: &mut [u64], share: f64) -> f64 {
     times.sort_unstable();
     #[expect(
@@ -40,7 +37,7 @@ fn time(options: &Options, seconds: f64) -> Duration {
     Duration::from_secs_f64(if options.quick { seconds / 2.0 } else { seconds })
 }
 
-/// Requests as fast as one core goes.
+/// Measures the request rate of one core.
 pub(crate) fn rate(figures: &mut Figures, peer: &Peer, options: &Options) -> Result<(), Trouble> {
     let request = peer.target.small();
     closed(&peer.target, &request, CONNECTIONS, Until::Answers(2000))?;
@@ -54,7 +51,7 @@ pub(crate) fn rate(figures: &mut Figures, peer: &Peer, options: &Options) -> Res
     Ok(())
 }
 
-/// One request after the other, everything on one CPU: what is added is the proxy's own work.
+/// Measures sequential requests with everything on one CPU, so that the added time is the proxy's work.
 pub(crate) fn latency(figures: &mut Figures, peer: &Peer, options: &Options) -> Result<(), Trouble> {
     peer.place(true)?;
     let count = if options.quick { 4000 } else { 20_000 };
@@ -66,7 +63,7 @@ pub(crate) fn latency(figures: &mut Figures, peer: &Peer, options: &Options) -> 
     Ok(())
 }
 
-/// Two thousand requests a second.
+/// Measures two thousand requests per second.
 pub(crate) fn at_a_pace(figures: &mut Figures, peer: &Peer, options: &Options) -> Result<(), Trouble> {
     let request = peer.target.small();
     let mut done = paced(&peer.target, &request, CONNECTIONS, 2000, time(options, 3.0))?;
@@ -75,7 +72,7 @@ pub(crate) fn at_a_pace(figures: &mut Figures, peer: &Peer, options: &Options) -
     Ok(())
 }
 
-/// Short streams one after the other on a connection that is used again.
+/// Measures short streams one after the other on a kept connection.
 pub(crate) fn first(figures: &mut Figures, peer: &Peer, options: &Options) -> Result<(), Trouble> {
     peer.place(true)?;
     let done = one_by_one(&peer.target, if options.quick { 300 } else { 1500 });
@@ -87,7 +84,7 @@ pub(crate) fn first(figures: &mut Figures, peer: &Peer, options: &Options) -> Re
     Ok(())
 }
 
-/// A thousand streams of twenty events a second each.
+/// Measures a thousand streams of twenty events per second each.
 pub(crate) fn spaced(figures: &mut Figures, peer: &Peer, options: &Options) -> Result<(), Trouble> {
     let events = if options.quick { 40 } else { 80 };
     let wanted = Wanted { streams: STREAMS, events, per_second: 20, delays: true };
@@ -107,7 +104,6 @@ pub(crate) fn spaced(figures: &mut Figures, peer: &Peer, options: &Options) -> R
     Ok(())
 }
 
-/// A thousand streams as fast as they go.
 pub(crate) fn flood(figures: &mut Figures, peer: &Peer, options: &Options) -> Result<(), Trouble> {
     let events = if options.quick { 150 } else { 400 };
     let wanted = Wanted { streams: STREAMS, events, per_second: 0, delays: false };
@@ -121,7 +117,7 @@ pub(crate) fn flood(figures: &mut Figures, peer: &Peer, options: &Options) -> Re
     Ok(())
 }
 
-/// Images in base64, four at a time.
+/// Measures images in base64, four at a time.
 pub(crate) fn bodies(figures: &mut Figures, peer: &Peer, options: &Options) -> Result<(), Trouble> {
     for (metric, first) in [(m::BODIES_FIRST, true), (m::BODIES_LAST, false)] {
         let request = peer.target.large(first);
@@ -133,7 +129,7 @@ pub(crate) fn bodies(figures: &mut Figures, peer: &Peer, options: &Options) -> R
     Ok(())
 }
 
-/// Memory at its peak, of a process that has done nothing else.
+/// Measures peak memory of a fresh process.
 pub(crate) fn peak(figures: &mut Figures, peer: &Peer, first: bool) -> Result<(), Trouble> {
     forget_peak(&peer.pids)?;
     closed(&peer.target, &peer.target.large(first), 16, Until::Answers(64))?;
@@ -142,7 +138,7 @@ pub(crate) fn peak(figures: &mut Figures, peer: &Peer, first: bool) -> Result<()
     Ok(())
 }
 
-/// Memory idle and with idle connections, of a process that has done nothing else.
+/// Measures memory of a fresh process, idle and with idle connections.
 pub(crate) fn memory_idle(figures: &mut Figures, peer: &Peer) -> Result<(), Trouble> {
     figures.add(m::IDLE, &peer.name, pss_mib(&peer.pids)?);
     let held = hold(&peer.target, &peer.target.small(), STREAMS)?;
@@ -151,7 +147,7 @@ pub(crate) fn memory_idle(figures: &mut Figures, peer: &Peer) -> Result<(), Trou
     Ok(())
 }
 
-/// Memory with open streams, of a process that has done nothing else.
+/// Measures memory of a fresh process with open streams.
 pub(crate) fn memory_streams(figures: &mut Figures, peer: &Peer) -> Result<(), Trouble> {
     let mut memory = f64::NAN;
     let wanted = Wanted { streams: STREAMS, events: 6, per_second: 2, delays: false };
@@ -163,7 +159,8 @@ pub(crate) fn memory_streams(figures: &mut Figures, peer: &Peer) -> Result<(), T
     Ok(())
 }
 
-/// System calls: of one client with small requests, and of 64 streams of 50 events a second, their starts included.
+/// Counts system calls: of one client with small requests, and of 64 streams of 50 events per second with
+/// their starts.
 pub(crate) fn calls(figures: &mut Figures, peer: &Peer, options: &Options) -> Result<(), Trouble> {
     let folder = tempfile::tempdir()?;
     let request = peer.target.small();
@@ -173,7 +170,8 @@ pub(crate) fn calls(figures: &mut Figures, peer: &Peer, options: &Options) -> Re
     closed(&peer.target, &request, 1, Until::Answers(count))?;
     let counts = strace.counts()?;
     tell(figures, peer, options, m::CALLS_REQUEST, &counts, count as u64);
-    // Threads wake each other the more often, the busier the machine is; what reads, writes and waits is the same on any.
+    // Threads wake each other more often on a busy machine; calls that read, write and wait do not depend on
+    // that.
     let wakes = |name: &str| matches!(name, "futex" | "write");
     let plain: u64 = counts.iter().filter(|(name, _)| !wakes(name)).map(|(_, calls)| calls).sum();
     figures.add(m::CALLS_PLAIN, &peer.name, float(plain) / float(count as u64));
@@ -202,7 +200,7 @@ fn tell(
     }
 }
 
-/// Whether connections are kept and used again, on both sides.
+/// Measures if connections are kept and reused on both sides.
 pub(crate) fn reuse(figures: &mut Figures, peer: &Peer, _options: &Options) -> Result<(), Trouble> {
     const CLIENTS: usize = 8;
     const STREAMS: u64 = 100;

@@ -1,4 +1,4 @@
-//! The names of what is measured, as they stand in the tables.
+//! Names of the metrics in the tables.
 
 use crate::figures::Metric;
 

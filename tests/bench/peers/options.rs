@@ -1,52 +1,42 @@
-//! What the command line asks for.
+//! Options of the command line.
 
 use std::path::{Path, PathBuf};
 
 use warden_rig::{Context as _, Trouble};
 
-/// Everything that is measured, in the order in which it is.
+/// All parts, in their order.
 pub(crate) const PARTS: [&str; 12] = [
     "start", "memory", "peak", "calls", "reuse", "latency", "first", "rate", "paced", "spaced", "flood",
     "bodies",
 ];
-/// The parts that do not depend on how busy the machine is.
 const GATED: [&str; 3] = ["memory", "calls", "reuse"];
 
-/// The options.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 pub(crate) struct Options {
-    /// What is measured.
     pub(crate) parts: Vec<String>,
-    /// Interleaved rounds, of which the median counts.
+    /// Alternating rounds, of which the median counts.
     pub(crate) rounds: usize,
-    /// Shorter rounds, for a rough look.
     pub(crate) quick: bool,
-    /// A missed gate is an error.
+    /// True if a missed gate is an error.
     pub(crate) gates: bool,
-    /// All at `SCHED_FIFO`, for a busy machine.
+    /// True to run everything at `SCHED_FIFO`, for a busy machine.
     pub(crate) fifo: bool,
-    /// Only these peers; direct, nginx and llama-warden are always there.
+    /// Only these peers, besides direct, nginx and llama-warden.
     pub(crate) peers: Option<Vec<String>>,
-    /// More llama-wardens beside the first: a name and what is different.
+    /// Further llama-wardens, each with a name and its differences.
     pub(crate) variants: Vec<Variant>,
-    /// Prints the calls by name.
     pub(crate) verbose: bool,
 }
 
-/// Another llama-warden.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Variant {
     pub(crate) name: String,
-    /// Another binary.
     pub(crate) binary: Option<PathBuf>,
-    /// `--set KEY=VALUE`.
     pub(crate) sets: Vec<String>,
-    /// So many look at its page meanwhile.
     pub(crate) viewers: usize,
 }
 
-/// What `--help` prints.
 pub(crate) const HELP: &str = "\
 cargo bench -p warden-tests --bench peers -- [PART…] [OPTION…]
 
@@ -62,7 +52,6 @@ parts: start memory peak calls reuse latency first rate paced spaced flood bodie
 --verbose         calls by name";
 
 impl Options {
-    /// Reads the command line; `None` where only help is wanted.
     pub(crate) fn read(words: impl Iterator<Item = String>) -> Result<Option<Self>, Trouble> {
         let mut options = Self {
             parts: Vec::new(),
@@ -78,7 +67,7 @@ impl Options {
         while let Some(word) = words.next() {
             let mut value = || words.next().context(format!("{word} needs a value"));
             match word.as_str() {
-                // cargo's own.
+                // cargo adds this flag.
                 "--bench" => {}
                 "--help" | "-h" => return Ok(None),
                 "--quick" => {

@@ -1,5 +1,5 @@
-//! The mock upstream and the proxies in front of it, each started as its users would start it, with an access log to a
-//! file and connections kept on both sides.
+//! Starts the mock upstream and the proxies, each as its users would, with an access log to a file and
+//! connections kept on both sides.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -16,19 +16,19 @@ use crate::load::{MODEL, Target};
 use crate::machine::{LOAD, PROXY, family, has, pause, pin};
 use crate::options::{Options, Variant};
 
-/// More than any part opens at a time.
+/// More than any part opens at the same time.
 const SLOTS: usize = 1100;
-/// A program that does not answer after this is not going to.
+/// Nanoseconds until a program that does not answer counts as failed.
 const PATIENCE: u64 = 20_000_000_000;
 
-/// A program of the bench, which ends with it.
+/// Program of the bench, ended with it.
 pub(crate) struct Program {
     child: Child,
     log: PathBuf,
 }
 
 impl Program {
-    /// Starts it on one CPU, so that it dies with us.
+    /// Starts the program on one CPU, so that it ends with the bench.
     fn start(words: &[String], home: &Home, log: &Path, cpu: usize, fifo: bool) -> Result<Self, Trouble> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM", "taskset", "-c", &cpu.to_string()]);
@@ -50,7 +50,7 @@ impl Program {
         i32::try_from(self.child.id()).unwrap_or(i32::MAX)
     }
 
-    /// Waits for something, as long as it runs.
+    /// Waits for a value, as long as the program runs.
     fn until<T>(&mut self, what: &str, mut get: impl FnMut() -> Option<T>) -> Result<T, Trouble> {
         let end = now() + PATIENCE;
         loop {
@@ -81,7 +81,6 @@ impl Drop for Program {
     }
 }
 
-/// Those who look at a page.
 struct Viewers {
     _program: Program,
     page: SocketAddr,
@@ -94,15 +93,14 @@ impl Viewers {
     }
 }
 
-/// Someone who answers requests.
 pub(crate) struct Peer {
     pub(crate) name: String,
     pub(crate) target: Target,
-    /// Its upstream, to be asked for its counts.
+    /// Upstream of the peer, for its counts.
     pub(crate) upstream: Upstream,
-    /// The proxy's processes; none for the mock itself.
+    /// Processes of the proxy; none for the mock itself.
     pub(crate) pids: Vec<i32>,
-    /// From its start to its first answer, in milliseconds.
+    /// Milliseconds from the start to the first answer.
     pub(crate) started_ms: f64,
     program: Option<Program>,
     viewers: Option<Viewers>,
@@ -111,7 +109,6 @@ pub(crate) struct Peer {
     _setup: Option<Setup>,
 }
 
-/// Where the mock listens.
 #[derive(Debug, Clone)]
 pub(crate) enum Upstream {
     Tcp(SocketAddr),
@@ -119,7 +116,6 @@ pub(crate) enum Upstream {
 }
 
 impl Peer {
-    /// Throws away what it has logged.
     pub(crate) fn forget_logs(&self) -> Result<(), Trouble> {
         for log in &self.logs {
             if log.exists() {
@@ -129,13 +125,13 @@ impl Peer {
         Ok(())
     }
 
-    /// Whether those still look who should; without them it was measured in vain.
+    /// Fails if a viewer has stopped, because the measurement would be worthless.
     pub(crate) fn is_looked_at(&self) -> Result<(), Trouble> {
         let all = self.viewers.as_ref().is_none_or(Viewers::look);
         if all { Ok(()) } else { Err(Trouble::new("those who looked at the page have gone")) }
     }
 
-    /// The end of what it has logged, for an error.
+    /// Returns the end of the logs, for an error.
     pub(crate) fn last_words(&self) -> String {
         let mut words = String::new();
         for log in &self.logs {
@@ -146,14 +142,13 @@ impl Peer {
         words
     }
 
-    /// Everything on one CPU, or the proxy on its own.
+    /// Puts load and proxy on one CPU, or the proxy on its own.
     pub(crate) fn place(&self, one_cpu: bool) -> Result<(), Trouble> {
         let cpu = if one_cpu { PROXY } else { LOAD };
         pin(i32::try_from(std::process::id())?, cpu)?;
         pin(self.upstream_pid, cpu)
     }
 
-    /// What the mock has counted.
     pub(crate) fn counts(&self) -> Result<serde_json::Value, Trouble> {
         use std::io::{Read as _, Write as _};
         let text = |mut stream: Box<dyn ReadWrite>| {
@@ -175,10 +170,10 @@ impl Peer {
 trait ReadWrite: std::io::Read + std::io::Write {}
 impl<T: std::io::Read + std::io::Write> ReadWrite for T {}
 
-/// The mock for all who speak TCP to it, and what makes the others.
+/// Starts the peers; holds the mock for all of them that use TCP.
 pub(crate) struct Stage {
     home: Home,
-    /// Access logs, on a file system in memory: what a busy disk does to whom is not the question.
+    /// Access logs, in memory, because the speed of the disk is not the subject.
     logs: TempDir,
     mock: SocketAddr,
     mock_pid: i32,
@@ -201,7 +196,7 @@ impl Stage {
         Ok(Self { home, logs, mock, mock_pid: program.pid(), fifo: options.fifo, _mock: program })
     }
 
-    /// The mock itself.
+    /// Returns the mock itself as a peer.
     pub(crate) fn direct(&self) -> Peer {
         Peer {
             name: "direct".to_owned(),
@@ -217,7 +212,7 @@ impl Stage {
         }
     }
 
-    /// nginx as Debian has it: one worker, connections kept on both sides, bodies and answers passed on as they come.
+    /// Starts Debian's nginx: one worker, connections kept on both sides, no buffering.
     pub(crate) fn nginx(&self) -> Result<Peer, Trouble> {
         let (folder, port) = (self.home.path().join("nginx"), free_port()?);
         std::fs::create_dir_all(&folder)?;
@@ -246,7 +241,7 @@ http {{
         self.peer("nginx", port, &words.map(str::to_owned), vec![access])
     }
 
-    /// haproxy as Debian has it, with one thread.
+    /// Starts Debian's haproxy with one thread.
     pub(crate) fn haproxy(&self) -> Result<Peer, Trouble> {
         let (port, mock) = (free_port()?, self.mock);
         let config = format!(
@@ -277,7 +272,7 @@ backend mock
         self.peer("haproxy", port, &words, Vec::new())
     }
 
-    /// llama-swap, whose models are started by itself; here it is told of one that runs.
+    /// Starts llama-swap, which normally starts its models; here it gets a running one.
     pub(crate) fn llama_swap(&self) -> Result<Peer, Trouble> {
         let port = free_port()?;
         let config = format!(
@@ -319,7 +314,7 @@ backend mock
         })
     }
 
-    /// llama-warden with everything on that a user has on, and a mock of its own as its llama-server.
+    /// Starts llama-warden with all usual functions, and a mock of its own as llama-server.
     pub(crate) fn warden(&self, variant: &Variant) -> Result<Peer, Trouble> {
         let port = free_port()?;
         let access = self.logs.path().join(format!("warden-{}.access", port.port()));
@@ -343,7 +338,7 @@ backend mock
         let mut program = Program::start(&words, &setup.home, &log, PROXY, self.fifo)?;
         program.until("llama-warden answers", || answers(&target).then_some(()))?;
         let started_ms = milliseconds(begin);
-        // Until then it is not known what the mock makes of unread bodies, and each of them ends its connection.
+        // Until the measurement of unread bodies is done, each of them ends its connection.
         let measured = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("measured: "));
         program.until("llama-warden has measured the mock", || measured().then_some(()))?;
         let pid = program.pid();
@@ -380,7 +375,7 @@ backend mock
         let words = [own, crate::viewers::WORD.to_owned(), page.to_string(), count.to_string()];
         let log = self.logs.path().join(format!("viewers-{}.log", page.port()));
         let mut program = Program::start(&words, home, &log, crate::viewers::cpu(), self.fifo)?;
-        // One that could not look is no measurement of anything.
+        // Without all viewers the measurement would be worthless.
         let look = || (connections(page) >= count).then_some(());
         program.until("the page is looked at", look)?;
         Ok(Viewers { _program: program, page, count })
@@ -389,13 +384,13 @@ backend mock
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Before the directories that it uses.
+        // End the programs before their directories are removed.
         drop(self.viewers.take());
         drop(self.program.take());
     }
 }
 
-/// All that are here; why one is missing is told.
+/// Returns all available peers, and the reasons why others are missing.
 pub(crate) fn peers(stage: &Stage, options: &Options) -> Result<(Vec<Peer>, Vec<String>), Trouble> {
     type Make<'a> = &'a dyn Fn() -> Result<Peer, Trouble>;
     let (mut peers, mut missing) = (vec![stage.direct()], Vec::new());
@@ -421,14 +416,12 @@ pub(crate) fn peers(stage: &Stage, options: &Options) -> Result<(Vec<Peer>, Vec<
     Ok((peers, missing))
 }
 
-/// Whether a small request is answered.
 fn answers(target: &Target) -> bool {
     Stream::connect(target.address).is_ok()
         && crate::load::requests::closed(target, &target.small(), 1, crate::load::requests::Until::Answers(1))
             .is_ok()
 }
 
-/// Connections to a local port that stand.
 fn connections(to: SocketAddr) -> usize {
     let entries = procfs::net::tcp().unwrap_or_default();
     let stands = |entry: &&procfs::net::TcpNetEntry| entry.state == procfs::net::TcpState::Established;

@@ -1,29 +1,26 @@
-//! The targets, and whether they are met.
+//! Targets, and the check if they are met.
 
 use std::fmt::Write as _;
 
 use crate::figures::{Figures, Metric, Spread, number};
 use crate::metrics as m;
 
-/// How a figure is compared.
 #[derive(Debug, Clone, Copy)]
 enum Rule {
-    /// Multiple of nginx's figure.
     RatioAtLeast(f64),
     RatioAtMost(f64),
-    /// Multiple of what nginx adds to the mock's own figure.
+    /// Added time, as a multiple of what nginx adds.
     AddedAtMost(f64),
-    /// The figure itself.
     AtMost(f64),
-    /// The figure itself, beside another one of the same peer and so much.
+    /// The difference from another figure of the same peer.
     BesideAtMost(Metric, f64),
 }
 
 /// MiB: `server.buffered_bytes`.
 const HELD_BUDGET: f64 = 256.0;
 
-/// Number, metric, rule, and the figure that CI does not let pass: the target where it is met, else what was reached so
-/// far and some room for the next measurement: the memory of one program differs by 1 MiB from start to start.
+/// Number, metric, rule, and the limit for CI: the target if it is met, else the present figure with some
+/// tolerance. Memory differs by 1 MiB between starts of the same program.
 const TARGETS: [(&str, Metric, Rule, Option<f64>); 24] = [
     ("1", m::RATE, Rule::RatioAtLeast(0.80), None),
     ("2", m::RATE_CPU, Rule::RatioAtMost(1.3), None),
@@ -40,23 +37,23 @@ const TARGETS: [(&str, Metric, Rule, Option<f64>); 24] = [
     ("9", m::BODIES_LAST, Rule::RatioAtLeast(0.95), None),
     ("10", m::PEAK_FIRST, Rule::AtMost(20.0), None),
     ("10", m::PEAK_LAST, Rule::BesideAtMost(m::IDLE, HELD_BUDGET), None),
-    // Of the program that CI has, without link-time optimisation, and with its code to itself: 39.6, 53.2 and 75.2. Of the
-    // 39.6 MiB some 9 are its own; the others are mapped pages of its file, more or less of them by how the page cache
-    // holds it: up to 2 MiB from one copy of the file to the next.
+    // CI's program, without link-time optimisation and shared pages, has 39.6, 53.2 and 75.2. Of the 39.6 MiB
+    // some 9 are its own; the others are mapped pages of its file, whose number varies by up to 2 MiB with
+    // the page cache.
     ("11", m::IDLE, Rule::AtMost(8.0), Some(41.5)),
     ("11", m::IDLE_CONNECTIONS, Rule::AtMost(18.0), Some(55.0)),
     ("11", m::OPEN_STREAMS, Rule::AtMost(40.0), Some(79.0)),
     ("12", m::START, Rule::AtMost(50.0), None),
     ("13", m::CALLS_REQUEST, Rule::AtMost(6.5), None),
-    // 6.01, and 6.25 beside four busy loops; one call more a request is found.
+    // 6.01, and 6.25 with four busy loops; one more call per request is detected.
     ("13", m::CALLS_PLAIN, Rule::AtMost(6.5), Some(6.8)),
     ("13", m::CALLS_EVENT, Rule::AtMost(2.6), Some(3.1)),
     ("14", m::RECONNECTS, Rule::AtMost(0.0), Some(0.0)),
     ("14", m::UPSTREAMS, Rule::AtMost(1.0), Some(1.0)),
 ];
 
-/// The table of targets for one llama-warden, and how many gates it misses; with `gates`, one that was
-/// not measured is missed, too.
+/// Returns the table of targets for a llama-warden, and the number of missed gates; with `gates`, an
+/// unmeasured one counts as missed.
 pub(crate) fn table(figures: &Figures, peer: &str, gates: bool) -> (String, usize) {
     let mut text = String::from(
         "| # | metric | target | figure | ratio to nginx (range) | met |\n|---|---|---|---|---|---|\n",
@@ -97,7 +94,7 @@ fn judge(
     rule: Rule,
     plain: Spread,
 ) -> (String, Option<Spread>, Option<bool>) {
-    // A ratio of two figures with two digits has no third one.
+    // The third digit of a ratio of such figures means nothing.
     let slack = 0.005;
     match rule {
         Rule::RatioAtLeast(least) => {

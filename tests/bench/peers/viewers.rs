@@ -1,5 +1,5 @@
-//! Those who look at a llama-warden's page while it is measured: what the page's script does, without the browser. They are a process
-//! of their own, because the bench moves all of its threads from CPU to CPU.
+//! Viewers of a llama-warden's page, which fetch like its script but without a browser. They run in a process
+//! of their own, because the bench moves all its threads between CPUs.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -12,18 +12,18 @@ use warden_rig::{Http, Trouble};
 
 use crate::machine::LOAD;
 
-/// By this word the bench starts itself as viewers.
+/// Argument with which the bench starts itself as viewers.
 pub(crate) const WORD: &str = "--look-at";
-/// The script fetches the overview at most so often.
+/// Shortest interval between two fetches of the script.
 const LEAST: Duration = Duration::from_millis(250);
 
-/// The CPU of viewers: one of their own where there is a third.
+/// CPU of the viewers: the third, if there is one.
 pub(crate) fn cpu() -> usize {
     let count = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     if count > 2 { LOAD + 1 } else { LOAD }
 }
 
-/// Looks until it is ended: `ADDRESS COUNT`.
+/// Fetches until the process is ended. Arguments: `ADDRESS COUNT`.
 #[expect(clippy::print_stderr, reason = "its output is kept for an error")]
 pub(crate) fn run(mut words: impl Iterator<Item = String>) -> ExitCode {
     let mut word = || words.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! llama-warden's configuration here: what a user has on is on.
+//! llama-warden's configuration for the bench, with all usual functions.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,13 +10,11 @@ use warden_rig::warden::Setup;
 
 use crate::load::MODEL;
 
-/// Its name in the tables; variants have their own.
 pub(crate) const NAME: &str = "llama-warden";
-/// The key of the client.
 pub(crate) const KEY: &str = "sk-0123456789abcdef0123456789abcdef";
 
-/// The mock serves any number of connections at a time; of a binary that somebody else built that is not known. Programs from
-/// before it was compiled in have it among their keys.
+/// Configures unlimited connections, because the mock is an unknown binary. Older programs have a public key
+/// for that.
 pub(crate) fn connections(program: &Path) -> Result<String, Trouble> {
     let schema = Command::new(program).args(["config", "schema"]).output()?.stdout;
     let key = "upstream.idle_connections_unknown";
@@ -24,13 +22,13 @@ pub(crate) fn connections(program: &Path) -> Result<String, Trouble> {
     Ok(if is_key { format!("{key}=64") } else { format!("internal.{key}=64") })
 }
 
-/// Two models, so that each request has to name one (the second one never starts); keys with limits of their own that are
-/// far away; a line for each request in a file.
+/// Two models, so that each request must name one (the second never starts); keys with high limits; a log
+/// line per request.
 pub(crate) fn setup(mock: &str, slots: usize, access: &Path) -> Result<Setup, Trouble> {
     let setup = Setup::new()?;
     let model = setup.home.path().join("model.gguf").display().to_string();
     let hash = |key: &str| hex::encode(Sha256::digest(key.as_bytes()));
-    // As somebody has it who gives each of his users one.
+    // An operator might give each user a key.
     let other = |number: u32| format!("[user-{number}]\nsha256 = \"{}\"\n\n", hash(&format!("key {number}")));
     let others = (0..20).map(other).collect::<Vec<_>>().concat();
     let keys = format!(

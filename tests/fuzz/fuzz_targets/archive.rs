@@ -1,5 +1,5 @@
-//! The reader of source archives gets any bytes, and finds llama.cpp in them or says why not. Half of them become the contents of a
-//! `.tar.gz`, because compressed bytes that somebody has changed can hardly be unpacked.
+//! The reader of source archives finds llama.cpp in any bytes, or says why not. Half of the inputs become
+//! contents of a `.tar.gz`, because changed compressed bytes can hardly be unpacked.
 #![no_main]
 
 mod memory;

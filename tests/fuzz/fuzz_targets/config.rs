@@ -1,5 +1,5 @@
-//! Any text as a configuration file: it is read, or every problem says where it is and what. Nothing that it names is
-//! opened or run: resolving it is not part of this.
+//! Any text as a configuration file is parsed, or every problem has a place and a reason. Nothing that it
+//! names is opened or run.
 #![no_main]
 
 mod memory;

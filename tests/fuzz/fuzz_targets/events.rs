@@ -1,4 +1,4 @@
-//! An event stream in any pieces: every byte passes once, in order, and is counted alike.
+//! An event stream in any parts: every byte passes once, in order, and counts are the same.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! The reader of models gets any bytes, and reads no more values than they can hold, or says why it cannot read them.
+//! The reader of models reads no more values than any bytes can hold, or says why it cannot read them.
 #![no_main]
 
 mod memory;
@@ -12,7 +12,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     std::fs::write(&*FILE, bytes).expect("a file in memory");
     match warden_builder::gguf::read(&FILE) {
         Ok(facts) => {
-            // Each value took at least a byte of it.
+            // Each value needs at least a byte.
             let numbers: usize = facts.numbers.values().map(Vec::len).sum();
             assert!(numbers + facts.texts.len() + facts.tensors.len() <= bytes.len());
         }

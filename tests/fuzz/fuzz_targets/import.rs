@@ -1,6 +1,6 @@
-//! Any text as a file of another program: it is refused with a hint, or what is written is TOML.
+//! Any text as a file of another program is refused with a hint, or converted to TOML.
 //!
-//! The product is a program without a library, so the files that import are taken in here as they stand.
+//! The program has no library, so this target includes the source files of the import.
 #![no_main]
 #![allow(dead_code, unused_imports, unexpected_cfgs)]
 

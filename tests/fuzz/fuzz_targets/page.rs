@@ -1,7 +1,8 @@
-//! Any request as one for the page: a line with method and target, and a header in each further line. Whoever is let in named this machine
-//! and, to do something, came from our own origin; a report is a file of its folder; nobody is led to another origin.
+//! Any request for the page: a line with method and target, and a header in each further line. An accepted
+//! request named this machine and, to act, came from its own origin; a report is a file of its folder; no
+//! redirect leads to another origin.
 //!
-//! The product is a program without a library, so the files that judge are taken in here as they stand.
+//! The program has no library, so this target includes the source files of the checks.
 #![no_main]
 #![allow(dead_code)]
 
@@ -33,10 +34,10 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// Who was let in on the listener of this machine.
+/// Checks a request that the local listener accepted.
 fn is_ours(method: &Method, headers: &HeaderMap) {
     let host = text(headers, &header::HOST);
-    // As a browser reads what it writes there.
+    // Parse the host as a browser does.
     if let Ok(read) = Url::parse(&format!("http://{host}/")) {
         let name = read.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         let ip = name.parse::<std::net::IpAddr>();

@@ -1,6 +1,6 @@
-//! Any query: it is pairs of text, and an address made of them means the same.
+//! Any query consists of pairs of text, and an address made of them means the same.
 //!
-//! The product is a program without a library, so the file that reads queries is taken in here as it stands.
+//! The program has no library, so this target includes the source file that parses queries.
 #![no_main]
 #![allow(dead_code)]
 

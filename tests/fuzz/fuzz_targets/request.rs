@@ -1,4 +1,5 @@
-//! Any bytes of a client: what passes arrives as exactly one request, the same, without a field of one connection.
+//! Any bytes of a client: an accepted request arrives as exactly one request, unchanged, without connection
+//! fields.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

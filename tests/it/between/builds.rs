@@ -1,4 +1,4 @@
-//! Builds of a search: one that is interrupted leaves nothing running, and a machine without room is held against no commit.
+//! An interrupted build of a search leaves no process, and a full disk is not blamed on a commit.
 
 use super::*;
 
@@ -6,7 +6,8 @@ use warden_rig::process::ProcessId;
 use warden_rig::wait::wait_for;
 use warden_rig::wait_until;
 
-/// Runs a script for each commit that is configured, with its number and its source folder. If that fails, this is the error.
+/// Makes every commit run this script while it is configured, with its number and its source folder. If the
+/// script fails, configuring fails with this error.
 fn runs(script: &Path, error: &str) -> String {
     format!(
         "execute_process(COMMAND sh {} ${{number}} ${{CMAKE_SOURCE_DIR}} RESULT_VARIABLE failed)\n\
@@ -15,7 +16,8 @@ fn runs(script: &Path, error: &str) -> String {
     )
 }
 
-/// A script that notes the commit, its process and its folder in a file of `begun`, and then waits for at most a minute until `holds`.
+/// A script that records commit, process and folder in a file of `begun`, then waits at most a minute until
+/// `holds`.
 fn script(setup: &Setup, holds: &str) -> Result<PathBuf, Trouble> {
     let folder = setup.home.path();
     std::fs::create_dir_all(folder.join("begun"))?;
@@ -27,7 +29,7 @@ fn script(setup: &Setup, holds: &str) -> Result<PathBuf, Trouble> {
     setup.home.file("each.sh", text)
 }
 
-/// The arguments of a search over these commits. Each waits for `holds` when it is configured; what goes wrong there is this error.
+/// Arguments of a search over these commits, each of which waits for `holds` and may fail with this error.
 fn search(
     setup: &Setup,
     config: &Path,
@@ -41,7 +43,7 @@ fn search(
     Ok(plain_arguments(config, &history, &range, &["--for", "answers"]))
 }
 
-/// The commits that were configured, by number, and how often each was.
+/// Numbers of the configured commits, and how often each was configured.
 fn configured(setup: &Setup) -> Vec<(usize, usize)> {
     let entries = std::fs::read_dir(setup.home.path().join("begun")).into_iter().flatten().flatten();
     let count = |entry: std::fs::DirEntry| {
@@ -59,7 +61,7 @@ async fn a_machine_without_room_ends_it_and_the_same_command_goes_on() -> Outcom
         return Ok(());
     }
     let (setup, config) = setup()?;
-    // The disk is full when the one in the middle is built for the first time.
+    // The disk is full during the first build of the middle commit.
     let holds = "{ [ $number = 1 ] && [ $(wc -l < .1) -lt 2 ] && exit 1; true; }";
     let other = sets("TOKEN_BYTES", "24");
     let args = search(&setup, &config, holds, "No space left on device", &["", "", &other])?;

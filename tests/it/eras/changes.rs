@@ -1,5 +1,5 @@
-//! What upstream may do next, done to the newest of the trees: each change is noticed before anything is written, and
-//! told with the place and the way on.
+//! Possible changes of upstream, made in the newest tree: each is noticed before anything is written, and
+//! reported with its place and the next step.
 
 use std::path::Path;
 
@@ -17,14 +17,13 @@ const COMPUTE: &str = "ggml_backend_cuda_graph_compute";
 const CAPTURE: &str = "ggml_cuda_graph_evaluate_and_capture";
 const UPDATE: &str = "ggml_cuda_graph_update_executable";
 
-/// One invented change.
 struct Change {
     what: &'static str,
     edit: fn(&Path) -> Outcome,
-    /// The set that it concerns, and what becomes of it; the other stays verified.
+    /// Set that the change concerns, and its status; the other set stays verified.
     set: &'static str,
     status: &'static str,
-    /// What the reason of every fix must say: where, what, and what to do.
+    /// Words in the reason of every fix: place, cause and next step.
     words: &'static [&'static str],
 }
 
@@ -289,7 +288,6 @@ const OPTIMIZE: [&str; 4] = [
     "it needs a guard as `optimize` has",
 ];
 
-/// Replaces one text by another wherever it is.
 fn swap(tree: &Path, file: &str, from: &str, to: &str) -> Outcome {
     let old = std::fs::read_to_string(tree.join(file))?;
     if !old.contains(from) {
@@ -300,7 +298,6 @@ fn swap(tree: &Path, file: &str, from: &str, to: &str) -> Outcome {
     Ok(std::fs::write(tree.join(file), old.replace(from, to))?)
 }
 
-/// As [`swap`], once and within a function.
 fn swap_in(tree: &Path, file: &str, function: &str, from: &str, to: &str) -> Outcome {
     let (old, found) = function_in(tree, file, function)?;
     let (head, rest) = old.split_at(found.start);
@@ -323,7 +320,7 @@ fn function_in(tree: &Path, file: &str, name: &str) -> Result<(String, FoundCont
     }
 }
 
-/// Takes the function that computes to the end of another file.
+/// Moves the compute function to the end of another file.
 fn moved(tree: &Path, to: &str) -> Outcome {
     let (old, found) = function_in(tree, BACKEND, COMPUTE)?;
     std::fs::write(tree.join(BACKEND), [&old[..found.start], &old[found.end..]].concat())?;
@@ -339,7 +336,7 @@ async fn what_upstream_may_do_next_is_refused_with_a_reason_and_nothing_is_writt
     for change in CHANGES {
         (change.edit)(folder.path()).context(change.what)?;
         noticed(&home, folder.path(), &change).await.context(change.what)?;
-        // As it was, for the next one.
+        // Restore the tree for the next change.
         for name in differing(&sound, &snapshot(folder.path())?) {
             match sound.get(name) {
                 Some((_, content)) => std::fs::write(folder.path().join(name), content)?,

@@ -1,4 +1,4 @@
-//! Looks at a patched tree as a reader would: which line stands where, and what is above and below it.
+//! Checks a patched tree line by line: each inserted line has the right place.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use warden_rig::{Context as _, Outcome, Trouble};
 
 use super::{RECORD, Snapshot};
 
-/// What the probes of `cuda-memory` find in upstream's builds.
+/// Defines that the probes of `cuda-memory` find in upstream's builds.
 pub(super) fn cuda_defines(build: u32) -> Vec<&'static str> {
     let has = |name, condition: bool| condition.then_some(name);
     [has("LLAMA_WARDEN_HAS_GRAPH_LOCK", build >= 5717), has("LLAMA_WARDEN_HAS_NO_GRAPH_LOCK", build < 5717)]
@@ -20,7 +20,7 @@ pub(super) fn cuda_defines(build: u32) -> Vec<&'static str> {
         .collect()
 }
 
-/// Every line and every sidecar of a set is where it is meant to be; the files that have them.
+/// Checks that every line and every sidecar of a set is in its place; returns the changed files.
 pub(super) fn in_place(root: &Path, set: &PatchSet, defines: &[&str]) -> Result<Vec<String>, Trouble> {
     let mut files = BTreeMap::new();
     for hook in &set.hooks {
@@ -53,7 +53,7 @@ pub(super) fn in_place(root: &Path, set: &PatchSet, defines: &[&str]) -> Result<
     Ok(all)
 }
 
-/// Whether the hook has lines here, which must be right then.
+/// Returns true if the hook has lines here; fails if they are wrong.
 fn one_hook(set: &PatchSet, hook: &SetHook, source: &ScannedSource) -> Result<bool, Trouble> {
     let text = String::from_utf8_lossy(source.raw()).into_owned();
     let lines: Vec<&str> = text.lines().collect();
@@ -88,7 +88,7 @@ fn one_hook(set: &PatchSet, hook: &SetHook, source: &ScannedSource) -> Result<bo
     Ok(true)
 }
 
-/// Lines are counted from 0 here, and from 1 by the scanner.
+/// Lines count from 0 here, and from 1 in the scanner.
 fn inside(
     hook: &SetHook,
     source: &ScannedSource,
@@ -123,7 +123,7 @@ fn inside(
     Ok(())
 }
 
-/// No line of ours is anywhere that no hook put.
+/// Checks that only hooks have inserted lines.
 pub(super) fn no_other_marks(tree: &Snapshot, sets: &[PatchSet]) -> Outcome {
     for (path, (_, content)) in tree.iter().filter(|(path, _)| *path != RECORD) {
         for line in String::from_utf8_lossy(content).lines().filter(|line| line.contains(MARKER_PREFIX)) {

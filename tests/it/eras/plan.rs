@@ -1,4 +1,4 @@
-//! What `build --plan` says of the patch sets for a real source and a CUDA toolkit.
+//! `build --plan` reports the patch sets for a real source and a CUDA toolkit.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::{SOON, text};
 
 const NVCC: &str = "#!/bin/sh\necho 'nvcc: NVIDIA (R) Cuda compiler driver'\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n";
 
-/// A home whose PATH begins with a compiler that only knows its version.
+/// A home whose PATH begins with a compiler that only prints its version.
 fn home() -> Result<Home, Trouble> {
     let mut home = Home::new()?;
     let nvcc = home.program("toolkit/bin/nvcc", NVCC)?;
@@ -37,7 +37,6 @@ async fn json(home: &Home, source: &Path, more: &[&str]) -> Result<Value, Troubl
     serde_json::from_str(&ran.stdout).context(ran.stdout)
 }
 
-/// The sets and their fixes, each with its status.
 fn statuses(plan: &Value) -> Vec<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let told = |value: &Value, key: &str| {
@@ -51,7 +50,7 @@ fn statuses(plan: &Value) -> Vec<String> {
     all
 }
 
-/// Whether this is `cuda-memory@<12 digits>+server@<12 digits>`.
+/// Returns true for `cuda-memory@<12 digits>+server@<12 digits>`.
 fn names_both_sets(plan: &Value) -> bool {
     let name = plan["recipe"]["patch_set"].as_str().unwrap_or_default();
     let is_hash = |text: &str| text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_hexdigit());

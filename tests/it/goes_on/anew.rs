@@ -1,5 +1,5 @@
-//! Answers that are more than a text: thoughts, calls of tools, what a grammar shapes, and those of other routes. With a
-//! temperature of 0, or a seed, the next process is asked for the same once more, and its client gets what it lacks.
+//! Continues answers that are more than text: thoughts, tool calls, grammars, other routes. With temperature
+//! 0 or a seed, the next process repeats the request, and the client gets the missing rest.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::*;
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 
-/// Renders what a model with tools and thoughts is given; the thought begins in the prompt if that is wished.
+/// Renders tools and thoughts; on request, the prompt begins the thought.
 const TEMPLATE: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
     To call one: <tool_call>\n{\"name\": <name>, \"arguments\": <arguments>}\n</tool_call><|im_end|>\n{% endif -%}\
     {%- for m in messages -%}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif -%}\
@@ -17,7 +17,7 @@ const TEMPLATE: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool
     <|im_end|>\n{% endfor -%}\
     {%- if add_generation_prompt -%}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}{% endif -%}";
 
-/// The same of one without thoughts.
+/// Renders tools, without thoughts.
 const PLAIN: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
     To call one: <tool_call>\n{\"name\": <name>, \"arguments\": <arguments>}\n</tool_call><|im_end|>\n{% endif -%}\
     {%- for m in messages -%}<|im_start|>{{ m.role }}\n\
@@ -25,7 +25,6 @@ const PLAIN: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in
     {%- for call in m.tool_calls or [] %}\n<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor -%}\
     <|im_end|>\n{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}";
 
-/// A llama-server with that template.
 async fn thinking(preset: SamplePreset, rules: &str) -> Result<(tempfile::TempDir, Warden), Trouble> {
     rendering(TEMPLATE, preset, rules).await
 }
@@ -44,7 +43,7 @@ async fn rendering(
     Ok((home, warden))
 }
 
-/// Requests of all routes, by what is asked of them. Each is answered with the same again.
+/// Requests of all routes, each of which gives the same answer every time.
 fn requests() -> Vec<(&'static str, &'static str, Value)> {
     let messages = json!([{ "role": "user", "content": "tell — 漢字" }]);
     let schema = json!({ "type": "object", "required": ["name", "n"], "properties": {
@@ -139,7 +138,7 @@ async fn whatever_is_drawn_the_same_way_again_is_the_answer_that_nobody_disturbe
     Ok(())
 }
 
-/// The same question with a tool, in the words of each route.
+/// The same question with a tool, in the form of each route.
 fn with_tools() -> [(&'static str, Value); 3] {
     let parameters = json!({ "type": "object", "required": ["city"], "properties": { "city": { "type": "string", "minLength": 30, "maxLength": 60 } } });
     let messages = json!([{ "role": "user", "content": "call it" }]);
@@ -203,8 +202,8 @@ async fn with_seeds_of_their_own_answers_with_a_temperature_go_on_too() -> Outco
             let at = 3 + usize::try_from(kill).unwrap_or(0) * 7 % 14;
             let mut heard = asked(&warden, path, &body, Some(at)).await?;
             for _ in 0..20 {
-                // Some of what noise says at such a temperature is nothing that llama-server's own reader of chats takes, whoever is
-                // killed: that is another draw's turn.
+                // At this temperature llama-server's parser may refuse the sample's noise, even without a
+                // kill: try the next seed.
                 let refused = |error: &str| error.contains("does not match the expected");
                 if !heard.error.as_deref().is_some_and(refused) {
                     break;
@@ -227,8 +226,8 @@ async fn with_seeds_of_their_own_answers_with_a_temperature_go_on_too() -> Outco
     Ok(())
 }
 
-/// No seed comes by the route of messages, and tools have a state: there the next process is given the text as the beginning of its
-/// message. At this temperature each draw is the likeliest, so it shows whether the rest is what belongs behind that text.
+/// The route of messages has no seed, and tools have a state, so the next process gets the text as the
+/// beginning of its message. At this temperature each draw is the likeliest, so the rest must fit the text.
 #[tokio::test]
 async fn what_is_drawn_with_a_temperature_goes_on_behind_its_text() -> Outcome {
     let (_home, warden) = rendering(PLAIN, SamplePreset::Slow, "").await?;
@@ -264,11 +263,11 @@ async fn what_is_drawn_with_a_temperature_goes_on_behind_its_text() -> Outcome {
             assert!(heard.error.is_none(), "{path}, killed at {at}: {heard:?}");
             let said: Vec<&str> = wanted.text.split(' ').take(at - 4).collect();
             assert!(heard.text.starts_with(&said.join(" ")), "{path}, killed at {at}: {heard:?}, {wanted:?}");
-            // The sample's words begin with a blank, and the reader of calls takes the first one away: then that word is spelled
-            // otherwise, and something else belongs behind it.
+            // The sample's words begin with a blank, which the parser of calls removes at the start. The word
+            // then has other tokens, and another text may follow.
             assert!(has_tools || heard.text == wanted.text, "{path}, killed at {at}: {heard:?}, {wanted:?}");
             same += u64::from(heard.text == wanted.text);
-            // Names, one role, one end, all of the text in what is told of the whole, and counts that add up.
+            // Names, one role, one end, the whole text in the final event, and consistent counts.
             let [heard, wanted] = [heard, wanted.clone()].map(|heard| Heard { text: String::new(), ..heard });
             assert_eq!(heard, wanted, "{path}, killed at {at}");
             whole += 1;
@@ -278,7 +277,7 @@ async fn what_is_drawn_with_a_temperature_goes_on_behind_its_text() -> Outcome {
     Ok(())
 }
 
-/// Where there are several slots, a server looks for the one that holds a good part of a prompt.
+/// With several slots, llama-server looks for one that holds a good part of the prompt.
 #[tokio::test]
 async fn a_long_answer_to_a_short_question_goes_on_behind_its_text_where_there_are_several_slots() -> Outcome
 {
@@ -292,7 +291,7 @@ async fn a_long_answer_to_a_short_question_goes_on_behind_its_text_where_there_a
     Ok(())
 }
 
-/// A grammar has to be where the text is, and no seed helps: each answer is another one, and each is one.
+/// The grammar must continue where the text is, and no seed helps: answers differ, but each must parse.
 #[tokio::test]
 async fn what_a_grammar_shapes_parses_wherever_its_server_was_killed() -> Outcome {
     let (_home, warden) = thinking(SamplePreset::Slow, "").await?;
@@ -312,7 +311,7 @@ async fn what_a_grammar_shapes_parses_wherever_its_server_was_killed() -> Outcom
             let at = 3 + usize::try_from(kill).unwrap_or(0) * 7 % 20;
             let heard = asked(&warden, path, &body, Some(at)).await?;
             if let Some(error) = &heard.error {
-                // The sample's vocabulary loses the blank before some letters, which is found out.
+                // The sample's vocabulary drops the blank before some letters, and llama-warden notices.
                 assert!(
                     error.contains("does not apply a grammar from that text on"),
                     "{path}, {what}: {error}"

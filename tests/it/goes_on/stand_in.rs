@@ -1,17 +1,15 @@
-//! The same on the stand-in, wherever that dies and in whichever era: before its head, between events, behind the last token;
-//! while it is drained, while we end, and with clients that are slow or gone.
+//! Continues answers of fake-llama for deaths before the head, between events and after the last token, for
+//! builds of all eras; during a drain or shutdown; and with clients that are slow or gone.
 
 use warden_rig::ledger::End;
 use warden_rig::warden::SOON;
 
 use super::*;
 
-/// Files are looked at often, and crashes are forgiven fast.
 const LOOKING: &str = "internal.lifecycle.look_interval = \"50ms\"";
-/// Tokens of an answer.
 const TOKENS: usize = 12;
 
-/// Requests whose answers cannot be told by their tokens, each with a name.
+/// Requests whose answers cannot be resumed from their tokens, each with a name.
 fn requests(tokens: usize) -> [(&'static str, Value); 3] {
     let common = json!({ "model": "m", "stream": true, "temperature": 0, "user": "a" });
     let with = |own: Value| {
@@ -61,7 +59,7 @@ async fn in_both_eras_it_goes_on_wherever_the_stand_in_died() -> Outcome {
             let wanted = whole(&warden, path, &body).await?;
             assert!(wanted.error.is_none() && wanted.text.split(' ').count() == TOKENS, "{path}: {wanted:?}");
             for after in [0, 1, 5, TOKENS - 1, TOKENS] {
-                // One death for each request.
+                // Each request meets one death.
                 let once = places.path().join(format!("{era}{}{after}", path.replace('/', "-")));
                 let fault = json!({ "do": "crash", "signal": 9, "after_tokens": after, "once": once });
                 warden.script("m", &json!({ "faults": [fault] })).await?;
@@ -79,7 +77,7 @@ async fn in_both_eras_it_goes_on_wherever_the_stand_in_died() -> Outcome {
 
 #[tokio::test]
 async fn a_second_death_ends_it_and_nothing_is_asked_a_third_time() -> Outcome {
-    // Each process dies of it, the second one before it has said anything new, or behind that.
+    // Each process dies; the second before or after its first new text.
     for later in [5, 9] {
         let warden = stand_in(&json!({ "ms_per_token": 1 })).await?;
         let home = tempfile::tempdir()?;
@@ -105,7 +103,7 @@ async fn a_second_death_ends_it_and_nothing_is_asked_a_third_time() -> Outcome {
     Ok(())
 }
 
-/// A stream whose server has died, and of whose second execution nothing new has come yet.
+/// A stream whose server has died, and whose second execution has sent nothing new yet.
 async fn catching_up(
     warden: &Warden,
     body: &Value,
@@ -166,7 +164,7 @@ async fn whoever_leaves_while_it_is_said_again_leaves_nothing_running() -> Outco
         warden.ledger().executions().is_ok_and(|all| all["a"] == [End::Open, End::Cancelled])
     })
     .await?;
-    // The place is free for others.
+    // Other requests get the slot.
     let (path, body) = requests(3).into_iter().nth(1).context("a request")?;
     assert!(whole(&warden, path, &body).await?.error.is_none());
     Ok(())

@@ -1,12 +1,12 @@
-//! The same with trained, quantised weights: SmolLM2 is killed in the middle of a sentence, on each route, and in what a schema
-//! shapes.
+//! Continues answers of a trained, quantised model: SmolLM2 is killed within a sentence, on each route, and
+//! under a schema.
 
 use warden_rig::real::model_lines_of;
 use warden_rig::real_weights::{self, is_sentence};
 
 use super::*;
 
-/// One request for each route and shape, and after how many of its events its server is killed.
+/// A request for each route and form, and the number of events before the kill.
 fn requests() -> [(&'static str, &'static str, usize, Value); 6] {
     let content = "Explain in two sentences why the sky is blue.";
     let messages = json!([{ "role": "user", "content": content }]);

@@ -1,4 +1,4 @@
-//! What is shipped, read as it lies there: a dashboard and alerts whose every metric is one that we export.
+//! Checks the shipped dashboard and alerts: llama-warden exports each of their metrics.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,9 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use warden_rig::{Context as _, Outcome, Trouble};
 
-/// The alerts.
 pub(super) const ALERTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/prometheus/alerts.yml");
-/// Their tests.
 pub(super) const ALERTS_TEST: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/prometheus/alerts_test.yml");
 const DASHBOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/grafana/llama-warden.json");
@@ -19,14 +17,13 @@ fn dashboard() -> Result<Value, Trouble> {
     Ok(serde_json::from_str(&std::fs::read_to_string(DASHBOARD)?)?)
 }
 
-/// The panels, without the rows that they stand in.
 pub(super) fn panels() -> Result<Vec<Value>, Trouble> {
     let dashboard = dashboard()?;
     let all = dashboard["panels"].as_array().context("no panels")?;
     Ok(all.iter().filter(|panel| panel["type"] != "row").cloned().collect())
 }
 
-/// The expressions of a panel, with everything chosen.
+/// Expressions of a panel, with every value selected.
 pub(super) fn queries(panel: &Value) -> Vec<String> {
     let targets = panel["targets"].as_array().into_iter().flatten();
     targets.filter_map(|target| target["expr"].as_str()).map(chosen).collect()
@@ -37,27 +34,24 @@ fn chosen(expression: &str) -> String {
     all.replace("$__rate_interval", "30s").replace("$__interval", "15s")
 }
 
-/// The expressions of what is marked in all plots.
 pub(super) fn annotations() -> Result<Vec<String>, Trouble> {
     let dashboard = dashboard()?;
     let all = dashboard["annotations"]["list"].as_array().context("no annotations")?;
     Ok(all.iter().filter_map(|one| one["expr"].as_str()).map(chosen).collect())
 }
 
-/// An alert: its name and the lines of it.
 pub(super) fn alerts() -> Result<Vec<(String, String)>, Trouble> {
     let text = std::fs::read_to_string(ALERTS)?;
     let all = text.split("      - alert: ").skip(1);
     Ok(all.filter_map(|alert| alert.split_once('\n').map(|(a, b)| (a.to_owned(), b.to_owned()))).collect())
 }
 
-/// The names of our metrics in a text.
 fn named(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| word.starts_with("llama_warden_")).map(str::to_owned).collect()
 }
 
-/// The names of what is exported: the table of the documentation is printed from the code. Histograms have three each.
+/// Exported names, from the documentation's table, which the code generates. A histogram has three.
 fn exported() -> Result<BTreeSet<String>, Trouble> {
     let text = std::fs::read_to_string(METRICS)?;
     let mut all = BTreeSet::new();
@@ -164,7 +158,6 @@ fn every_alert_says_how_bad_it_is_and_where_to_read_what_to_do() -> Outcome {
     Ok(())
 }
 
-/// What a heading is linked by.
 fn slug(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
     kept.chars()

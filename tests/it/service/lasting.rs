@@ -1,4 +1,4 @@
-//! What goes on for long: a drain that takes longer than the watchdog has patience, also behind an upgrade, and logrotate itself.
+//! Long operations: a drain that outlasts the watchdog's limit, also after an upgrade, and logrotate itself.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -15,15 +15,14 @@ use tokio::time::Instant;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, binaries, wait_until};
 
-/// The manager's patience.
+/// Watchdog limit of the manager.
 const LIMIT: Duration = Duration::from_millis(1500);
-/// What is asked for with each `EXTEND_TIMEOUT_USEC`.
+/// Time requested by each `EXTEND_TIMEOUT_USEC`.
 const MORE: Duration = Duration::from_secs(15);
 
-/// All that was told, and when.
 type Told = Vec<(Instant, String)>;
 
-/// Writes down what a manager is told, until it is told that it is over.
+/// Records the manager's messages until the message `over`.
 async fn listen(socket: UnixDatagram) -> Told {
     let (mut told, mut bytes) = (Told::new(), [0; 4096]);
     while let Ok(Ok(length)) = tokio::time::timeout(SOON * 2, socket.recv(&mut bytes)).await {
@@ -36,7 +35,7 @@ async fn listen(socket: UnixDatagram) -> Told {
     told
 }
 
-/// A warden with a watchdog, in front of a slow model.
+/// A llama-warden with a watchdog, and a slow model.
 struct Watched {
     warden: Warden,
     hearing: JoinSet<Told>,
@@ -58,21 +57,20 @@ impl Watched {
         Ok(Self { warden, hearing, notify })
     }
 
-    /// What was told until the end.
     async fn told(mut self) -> Result<Told, Trouble> {
         UnixDatagram::unbound()?.send_to(b"over", &self.notify).await?;
         Ok(self.hearing.join_next().await.context("somebody listens")??)
     }
 }
 
-/// The longest time without `word` between the first one and the end.
+/// Longest time without a message that contains `word`, from the first such message to the end.
 fn longest_without(told: &Told, word: &str, end: Instant) -> Duration {
     let said = told.iter().filter(|(_, text)| text.contains(word)).map(|(at, _)| *at);
     let times: Vec<Instant> = said.chain([end]).collect();
     times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(Duration::MAX)
 }
 
-/// The watchdog never barks from the first word on, and the end is never late.
+/// Checks that the watchdog is always fed in time, and that the end is in time.
 fn judge(told: &Told, began: Instant, ended: Instant) {
     assert!(ended - began > 2 * LIMIT, "it took {:?}: that shows nothing", ended - began);
     let unfed = longest_without(told, "WATCHDOG=1", ended);
@@ -120,7 +118,6 @@ async fn so_is_one_behind_an_upgrade_whichever_program_has_the_streams() -> Outc
     Ok(())
 }
 
-/// Lines of a log and of all that it was rotated to, in whatever order.
 fn lines_of(log: &Path) -> Result<Vec<String>, Trouble> {
     let mut lines = Vec::new();
     for entry in std::fs::read_dir(log.parent().context("a folder")?)? {
@@ -139,7 +136,7 @@ fn lines_of(log: &Path) -> Result<Vec<String>, Trouble> {
     Ok(lines)
 }
 
-/// The snippet that packages install, for this log and this process.
+/// The rotation rules of the packages, for this log and this process.
 fn snippet(log: &Path, pid: i32) -> Result<String, Trouble> {
     const OURS: [&str; 4] = [
         "/var/log/llama-warden/*.log",
@@ -149,7 +146,7 @@ fn snippet(log: &Path, pid: i32) -> Result<String, Trouble> {
     ];
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/logrotate");
     let mut text = std::fs::read_to_string(shipped)?;
-    // The service's user is not here, nor its manager.
+    // The service's user and manager do not exist here.
     let here =
         [log.display().to_string(), format!("kill -HUP {pid}"), "create 0640".to_owned(), String::new()];
     for (part, instead) in OURS.into_iter().zip(here) {
@@ -159,7 +156,7 @@ fn snippet(log: &Path, pid: i32) -> Result<String, Trouble> {
     Ok(text)
 }
 
-/// One request after another until it is over. How many.
+/// Sends requests one after the other until `over`; returns their number.
 async fn keep_asking(http: Http, client: usize, over: Arc<AtomicBool>) -> Result<usize, Trouble> {
     let mut asked = 0_usize;
     while !over.load(Ordering::SeqCst) {
@@ -189,7 +186,7 @@ async fn logrotate_with_the_shipped_snippet_loses_and_cuts_no_line_under_load_an
     let warden = setup.top(&top).fake("m", &json!({}), args)?.start().await?;
     warden.until_ready(1).await?;
     let rules = warden.home().file("rotate.conf", snippet(&log, warden.kid.pid())?)?;
-    // It refuses what others could write to.
+    // logrotate refuses files that others can write.
     for (path, mode) in [(&rules, 0o644), (&folder, 0o755)] {
         std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode))?;
     }

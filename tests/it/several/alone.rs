@@ -1,4 +1,4 @@
-//! What one instance tells probes, and how it leaves.
+//! Probes and shutdown of a single instance.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
-/// One with a listener for probes and one for `HAProxy`.
+/// An instance with a listener for probes and one for `HAProxy`.
 pub(super) struct Probed {
     pub(super) warden: Warden,
     pub(super) probe: Http,
@@ -79,7 +79,7 @@ async fn others_learn_whether_it_lives_and_takes_requests_and_can_do_nothing() -
             "{line} is missing in {text}"
         );
     }
-    // By each of its names.
+    // Both metrics name the model.
     for metric in ["llama_warden_pool_models_info", "vllm:lora_requests_info"] {
         let labels = "{max_lora=\"2\",running_lora_adapters=\"m,org/m\",waiting_lora_adapters=\"\"} ";
         assert!(text.contains(&format!("{metric}{labels}")), "{metric}{labels} is missing in {text}");
@@ -106,19 +106,19 @@ async fn a_crowd_that_holds_connections_keeps_no_probe_out() -> Outcome {
         times.push(begun.elapsed());
     }
     times.sort();
-    // Far more than it takes: this machine may be busy.
+    // A generous limit, because the machine may be busy.
     assert!(times[25] < Duration::from_millis(100), "{times:?}");
     Ok(())
 }
 
-/// Whoever connects again and again, many at a time, until it is over.
+/// Opens connections repeatedly, many at a time, until `over`.
 async fn flood(address: SocketAddr, over: Arc<AtomicBool>) {
     while !over.load(Ordering::Relaxed) {
         let mut all = JoinSet::new();
         for _ in 0..100 {
             all.spawn(async move {
                 let stream = TcpStream::connect(address).await;
-                // It ends at once, and its port is free for the next one.
+                // Close at once, so that the port is free for the next connection.
                 stream.map(|stream| stream.set_zero_linger())
             });
         }
@@ -136,7 +136,7 @@ async fn a_crowd_that_connects_again_and_again_keeps_no_probe_out() -> Outcome {
         crowd.spawn(flood(address, over.clone()));
     }
     for round in 0..60 {
-        // As a kubelet does, which lets two go by in vain.
+        // A kubelet tolerates two failed probes.
         let mut tries = 0;
         while !own.readyz().await.is_ok_and(|(status, _)| status == 200) {
             tries += 1;
@@ -194,7 +194,7 @@ async fn a_second_signal_does_not_wait_for_balancers() -> Outcome {
     own.warden.kid.signal(Signal::TERM);
     wait_until("readyz says so", SOON, async || own.readyz().await.is_ok_and(|(status, _)| status == 503))
         .await?;
-    // One within a second of the first is the same one; somebody impatient goes on.
+    // A signal within a second of the first counts as the same; a later one ends the drain.
     let ended = async || {
         own.warden.kid.signal(Signal::TERM);
         own.warden.kid.ended().is_some()

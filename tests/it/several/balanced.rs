@@ -20,7 +20,7 @@ const CLIENTS: usize = 64;
 const EACH: usize = 12;
 const WORD: &str = "x-warden-conversation";
 
-/// A program of `PATH`; a run that requires it by this variable fails without it.
+/// Path of a program; if it is missing and this variable requires it, the run fails.
 #[expect(clippy::print_stderr, reason = "a test that is left out says so")]
 fn program(name: &str, required: &str) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
@@ -32,7 +32,6 @@ fn program(name: &str, required: &str) -> Option<PathBuf> {
     found
 }
 
-/// Three instances, and the balancer in front of them.
 struct Group {
     all: Vec<Probed>,
     balancer: Kid,
@@ -42,7 +41,7 @@ struct Group {
 
 const HOSTS: [&str; 3] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"];
 
-/// The shipped configuration of `HAProxy` with the addresses of this machine, line by line.
+/// The shipped configuration of `HAProxy`, with the addresses of this machine.
 fn haproxy_config(all: &[Probed], port: u16) -> Result<String, Trouble> {
     let text = std::fs::read_to_string(Path::new(DOCS).join("haproxy/haproxy.cfg"))?;
     let line = |line: &str| {
@@ -60,7 +59,7 @@ fn haproxy_config(all: &[Probed], port: u16) -> Result<String, Trouble> {
     Ok(text.lines().map(line).collect())
 }
 
-/// The same for Envoy, where a host's probe follows its address.
+/// The shipped configuration of Envoy, where a host's probe address follows its address.
 fn envoy_config(all: &[Probed], port: u16) -> Result<String, Trouble> {
     let text = std::fs::read_to_string(Path::new(DOCS).join("envoy/envoy.yaml"))?;
     let mut text = text.replace("port_value: 8000", &format!("port_value: {port}"));
@@ -108,7 +107,6 @@ impl Group {
         Self::start(&program, "envoy.yaml", envoy_config, &words).await.map(Some)
     }
 
-    /// Which of them executed a request.
     fn executed(&self, id: &str) -> Result<Vec<usize>, Trouble> {
         let mut found = Vec::new();
         for (n, own) in self.all.iter().enumerate() {
@@ -119,7 +117,6 @@ impl Group {
         Ok(found)
     }
 
-    /// One turn of a conversation: the word that came with the answer.
     async fn turn(&self, id: &str, text: &str, word: Option<&str>) -> Result<String, Trouble> {
         let mut request = http::json_request(CHAT, &chat(id, "m", text, 3, false))?;
         if let Some(word) = word {
@@ -133,15 +130,14 @@ impl Group {
     }
 }
 
-/// What became of the requests of all clients.
 #[derive(Default)]
 struct Books {
     done: AtomicUsize,
-    /// Streams that had begun and broke off.
     cut: AtomicUsize,
 }
 
-/// One request after another; half of them are streams. A failure that a balancer could have made good is an error.
+/// Sends requests one after the other, half of them streams; fails if the balancer could have repeated a
+/// failed request.
 async fn client(n: usize, http: Http, books: Arc<Books>) -> Outcome {
     for turn in 0..EACH {
         let (id, streams) = (format!("c{n}-{turn}"), turn % 2 == 0);
@@ -167,7 +163,7 @@ async fn client(n: usize, http: Http, books: Arc<Books>) -> Outcome {
     Ok(())
 }
 
-/// 64 clients; one instance is drained and ended, one upgraded in place, one killed.
+/// With 64 clients, one instance is drained and ended, one upgraded in place, one killed.
 #[expect(clippy::print_stdout, reason = "figures for whoever reads the output")]
 async fn troubles(mut group: Group) -> Outcome {
     let books = Arc::new(Books::default());
@@ -211,7 +207,7 @@ async fn troubles(mut group: Group) -> Outcome {
         "{done} requests, 1 instance drained, 1 upgraded, 1 killed: 0 requests failed, {cut} streams cut by the kill"
     );
     assert_eq!(done, CLIENTS * EACH);
-    // What ran there: as many as had a slot or could wait, and no more than half of the clients stream at a time.
+    // Only streams on that instance may be cut, and at most half of the clients stream at a time.
     assert!(cut <= CLIENTS, "{cut}");
     assert!(group.balancer.ended().is_none(), "{}", group.balancer.output());
     Ok(())
@@ -229,7 +225,7 @@ async fn behind_envoy_a_drain_an_upgrade_and_a_kill_cost_64_clients_no_request()
     troubles(group).await
 }
 
-/// A prompt as long as a book is as safe as a short one: who has it dies before there is an answer, and another one is asked.
+/// If an instance dies during a very long prompt, the balancer sends it to another one.
 async fn long_prompt(mut group: Group) -> Outcome {
     let text = "word ".repeat(800 * 1024 / 5);
     let (http, request) = (group.http.clone(), chat("long", "m", &text, 400, false));
@@ -262,7 +258,7 @@ async fn behind_envoy_a_long_prompt_is_sent_again() -> Outcome {
     long_prompt(group).await
 }
 
-/// A conversation stays where it is, and after a drain it stays at another place.
+/// A conversation stays at its instance, and after a drain at another one.
 async fn conversation(mut group: Group, from_the_first: bool) -> Outcome {
     let word = group.turn("t0", "a long prompt", None).await?;
     assert_eq!(word.len(), 16, "{word:?}");
@@ -282,7 +278,7 @@ async fn conversation(mut group: Group, from_the_first: bool) -> Outcome {
     let moved = wait_until("it goes on elsewhere", SOON, async || {
         n += 1;
         let id = format!("m{n}");
-        // Nobody is refused meanwhile.
+        // No request fails meanwhile.
         let turn = group.turn(&id, "a long prompt and more", Some(&word)).await;
         assert!(turn.is_ok(), "{turn:?}");
         last = group.executed(&id).ok().and_then(|at| at.first().copied()).unwrap_or(home);
@@ -310,14 +306,13 @@ async fn behind_envoy_a_conversation_goes_back_to_where_it_was() -> Outcome {
     conversation(group, false).await
 }
 
-/// Requests at the same time, and how many of them each instance got.
 const TOGETHER: usize = 12;
 
 async fn shares(group: &Group, round: usize) -> Result<[usize; 3], Trouble> {
     let mut asking = JoinSet::new();
     for n in 0..TOGETHER {
         let (http, id) = (group.http.clone(), format!("r{round}-{n}"));
-        // Long enough that all of them are there at the same time.
+        // Long answers, so that all requests overlap.
         let body = chat(&id, "m", "other words", 200, false);
         asking.spawn(async move {
             let answer = http.post(CHAT, &body).await?;
@@ -346,7 +341,7 @@ async fn haproxy_hears_how_much_each_can_take_and_who_leaves() -> Outcome {
         .await
     };
     until("each gets a third", |shares| shares.iter().all(|share| (3..=5).contains(share))).await?;
-    // Three of its four slots are taken by clients that HAProxy does not see.
+    // Clients that HAProxy does not see take three of its four slots.
     let mut flows = Vec::new();
     for n in 0..3 {
         let body = chat(&format!("direct-{n}"), "m", "go", 1_000_000, true);

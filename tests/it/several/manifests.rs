@@ -1,4 +1,4 @@
-//! What docs/kubernetes ships adds up, is what Kubernetes takes, and its configuration is one that we take.
+//! The manifests of docs/kubernetes are consistent, valid for Kubernetes, and contain a valid configuration.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,6 @@ fn yaml(file: &str) -> Result<Value, Trouble> {
     Ok(serde_norway::from_str(&read(file)?)?)
 }
 
-/// A duration of the shipped configuration.
 fn time(config: &toml::Table, path: [&str; 2]) -> Result<Duration, Trouble> {
     let mut value = config.get(path[0]).context(path[0])?;
     for key in path[1].split('.') {
@@ -68,8 +67,8 @@ fn what_a_picker_is_told_to_scrape_is_what_is_exported() -> Outcome {
     Ok(())
 }
 
-/// The recipe builds llama-server into its user's data directory, which a volume must not hide; and its user has the number that the pod
-/// runs as.
+/// The image has llama-server in its user's data directory, which no volume may hide. The pod must run as
+/// that user.
 #[test]
 fn nothing_is_mounted_over_the_builds_of_the_image() -> Outcome {
     let recipe = std::fs::read_to_string(Path::new(FOLDER).join("../../packaging/Containerfile"))?;
@@ -110,7 +109,7 @@ async fn its_configuration_is_one_that_is_taken() -> Outcome {
     Ok(())
 }
 
-/// `kubernetes-validate` of PyPI, which carries the schemas; set by `.ci/run`, which installs it.
+/// `kubernetes-validate` of PyPI has the schemas; `.ci/run` installs it and sets the variable.
 #[tokio::test]
 async fn kubernetes_takes_what_is_shipped() -> Outcome {
     let Some(program) = std::env::var_os("WARDEN_TEST_KUBERNETES").map(PathBuf::from) else {

@@ -1,6 +1,6 @@
-//! The configuration for an endpoint picker is one that the picker takes. None can be had for a test, so its rules are written down here:
-//! what its reader knows (it refuses fields that it does not know, in the whole file and in the parameters of each plugin), and what it
-//! checks when it puts the plugins together. After llm-d-router's `apix/config/v1alpha1` and `pkg/epp/config/loader`, 2026.
+//! The shipped configuration is valid for an endpoint picker. No picker is available to tests, so its rules
+//! are repeated here: its parser, which refuses unknown fields, and its checks of plugins. Source:
+//! llm-d-router's `apix/config/v1alpha1` and `pkg/epp/config/loader`, 2026.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use warden_rig::{Context as _, Outcome, Trouble};
 
-/// The whole file; parts that we do not use may be there in any form.
+/// The whole file; parts that we do not use may have any form.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct File {
@@ -61,7 +61,6 @@ struct Source {
     extractors: Vec<Used>,
 }
 
-/// Parameters of `core-metrics-extractor`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Extractor {
@@ -77,7 +76,7 @@ fn vllm() -> String {
     "vllm".to_owned()
 }
 
-/// Metrics by what they are for. An empty one is not read.
+/// Metrics by purpose; an empty name is not read.
 #[derive(Deserialize)]
 struct Engine {
     name: String,
@@ -97,7 +96,7 @@ const SPECS: [&str; 9] = [
     "cacheNumBlocksSpec",
 ];
 
-/// What a plugin of a type does. Types that we do not use are not in it.
+/// Effect of a plugin type; only types that we use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
     Scores,
@@ -124,7 +123,6 @@ fn require(holds: bool, why: impl FnOnce() -> String) -> Outcome {
     if holds { Ok(()) } else { Err(Trouble::new(why())) }
 }
 
-/// Everything that a picker checks of what we use.
 fn check(text: &str) -> Outcome {
     let file: File = serde_norway::from_str(text)?;
     require(file.api_version == "llm-d.ai/v1alpha1", || format!("apiVersion: {}", file.api_version))?;
@@ -160,7 +158,7 @@ fn check(text: &str) -> Outcome {
         }
         require(pickers <= 1, || "more than one picks".to_owned())?;
     }
-    // Without a source of metrics the picker takes its own, with the extractor that has the name of its type.
+    // Without a source of metrics, the picker uses its own, with the extractor named like its type.
     let sources = file.data_layer.map(|layer| layer.sources).unwrap_or_default();
     let mut extracts = sources.is_empty() && plugins.get("core-metrics-extractor") == Some(&Does::Extracts);
     for source in &sources {
@@ -183,7 +181,7 @@ fn extractor(parameters: &Value) -> Outcome {
         require(names.insert(name), || format!("two engines are called {name}"))?;
         for (key, spec) in specs {
             require(SPECS.contains(&key.as_str()), || format!("{name} has {key}"))?;
-            // A name of Prometheus, with labels in braces or without.
+            // A Prometheus name, perhaps with labels in braces.
             let metric = spec.split_once('{').map_or(spec.as_str(), |(metric, _)| metric);
             let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':');
             require(metric.chars().all(is_name), || format!("{key} of {name} is {spec}"))?;

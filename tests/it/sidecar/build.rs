@@ -1,4 +1,4 @@
-//! Programs out of `tests/sidecar` and the sidecars: compiled once for each text, and kept.
+//! Compiles the programs of `tests/sidecar` with the sidecars, once for each text.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
 use warden_rig::{Context as _, Trouble, binaries};
 
-/// The eras of ggml's structs; `tests/sidecar/shapes.h` says what each is.
+/// Eras of ggml's structs, described in `tests/sidecar/shapes.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     OneBare,
@@ -41,20 +41,19 @@ impl Shape {
     }
 }
 
-/// How it is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flavour {
     Plain,
-    /// Addresses and undefined behaviour are watched.
+    /// With sanitizers for addresses and undefined behaviour.
     Address,
-    /// Races are watched.
+    /// With the sanitizer for races.
     Thread,
-    /// The program can take away the means to start threads.
+    /// The program can forbid new threads.
     NoThreads,
 }
 
 impl Flavour {
-    /// Those in which a shape is run: sanitizers where they see the most.
+    /// Flavours in which a shape is tested: sanitizers where they detect the most.
     pub(super) fn of(shape: Shape) -> Vec<Self> {
         match shape {
             Shape::Spaces => vec![Self::Plain, Self::Address, Self::Thread],
@@ -67,7 +66,7 @@ impl Flavour {
         match self {
             Self::Plain => &["-O1"],
             Self::Address => &["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-            // The fence of the report's writer is not seen by it; all else there is atomic.
+            // The sanitizer ignores the fence of the report's writer; all else there is atomic.
             Self::Thread => &["-O1", "-fsanitize=thread", "-Wno-tsan"],
             Self::NoThreads => &["-O1", "-DLLAMA_WARDEN_TEST_NO_THREADS", "-ldl"],
         }
@@ -78,28 +77,25 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
 }
 
-/// The folder of our C++.
 pub(super) fn folder() -> PathBuf {
     root().join("tests/sidecar")
 }
 
-/// The folder of the patch sets.
 fn sets() -> PathBuf {
     root().join("patches")
 }
 
-/// The folders with the headers that a tree's own text is compiled with: ours, those of the stand-in, and what the
-/// sidecar includes in its turn.
+/// Folders with headers for a tree's text: ours, those of the simulated runtime, and those that the sidecar
+/// includes.
 pub(super) fn tree_includes() -> [PathBuf; 3] {
     [folder(), sets().join("cuda-memory/conformance"), sets().join("cuda-memory")]
 }
 
-/// The C++ compiler.
 pub(super) fn compiler() -> std::ffi::OsString {
     std::env::var_os("CXX").unwrap_or_else(|| "c++".into())
 }
 
-/// The program of a shape; none where the compiler has no such sanitizer.
+/// Program of a shape; `None` if the compiler lacks the sanitizer.
 pub(super) async fn binary(shape: Shape, flavour: Flavour) -> Result<Option<PathBuf>, Trouble> {
     if !has(flavour)? {
         return Ok(None);
@@ -114,7 +110,7 @@ pub(super) async fn binary(shape: Shape, flavour: Flavour) -> Result<Option<Path
     program("tests/sidecar/behaviour.cpp", &includes, &flags).await.map(Some)
 }
 
-/// The program whose heap is given back; none where the compiler has no such sanitizer.
+/// Program that returns heap memory; `None` if the compiler lacks the sanitizer.
 pub(super) async fn heap(flavour: Flavour) -> Result<Option<PathBuf>, Trouble> {
     if !has(flavour)? {
         return Ok(None);
@@ -123,14 +119,13 @@ pub(super) async fn heap(flavour: Flavour) -> Result<Option<PathBuf>, Trouble> {
     program("tests/sidecar/heap.cpp", &includes, flavour.flags()).await.map(Some)
 }
 
-/// The program that waits as the server does.
 pub(super) async fn server() -> Result<PathBuf, Trouble> {
     let includes = ["patches/server/llama-warden-server.h", "patches/server/llama-warden-reclaim.h"];
     program("tests/sidecar/server.cpp", &includes, &["-O1"]).await
 }
 
 async fn program(source: &str, includes: &[&str], flags: &[&str]) -> Result<PathBuf, Trouble> {
-    // Several at once would only be slower, and make the same program twice.
+    // Parallel compilations would be slower, and might make a program twice.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
     let _turn = ONE_AT_A_TIME.lock().await;
 
@@ -162,7 +157,6 @@ async fn program(source: &str, includes: &[&str], flags: &[&str]) -> Result<Path
     Ok(done)
 }
 
-/// Whether a program of this flavour can be made and started here at all.
 fn has(flavour: Flavour) -> Result<bool, Trouble> {
     if !matches!(flavour, Flavour::Address | Flavour::Thread) {
         return Ok(true);

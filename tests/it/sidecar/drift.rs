@@ -1,5 +1,4 @@
-//! Against real trees: the sidecar as the patch set renders it for a tree, together with that tree's own structs, is read
-//! by a compiler. Nothing of the tree enters this repository; the text lies in a temporary folder.
+//! Compiles the rendered sidecar with the structs of real trees, in a temporary folder.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -20,24 +19,22 @@ const SIDECAR: &str = "llama-warden-cuda.cuh";
 const LOCK: &str = "#define LLAMA_WARDEN_HAS_GRAPH_LOCK 1";
 const NO_LOCK: &str = "#define LLAMA_WARDEN_HAS_NO_GRAPH_LOCK 1";
 
-/// What a tree has.
 struct Parts {
     graph: String,
     context: String,
     pool_leg: String,
     pool_vmm: String,
-    /// The declaration of the counter of captures, where there is one.
+    /// Declaration of the capture counter, if there is one.
     counter: Option<&'static str>,
     has_key: bool,
     sidecar: String,
 }
 
-/// How it is compiled.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
     graphs: bool,
     vmm: bool,
-    /// As the tree has it, or the other way round.
+    /// True for the lock that the tree does not use.
     other_lock: bool,
 }
 
@@ -54,7 +51,7 @@ const VARIANTS: [Variant; 6] = [
     variant(false, false, true),
 ];
 
-/// The text of a struct out of the first of these files that has it.
+/// Text of a struct from the first of these files that has it.
 fn text_of(tree: &dyn SourceTree, files: &[&str], name: &str) -> Result<Option<String>, Trouble> {
     let container = CodeContainer { kind: ContainerKind::Struct, name: name.to_owned() };
     for file in files {
@@ -105,7 +102,7 @@ fn parts(tree: &dyn SourceTree) -> Result<Parts, Trouble> {
     })
 }
 
-/// The whole text for a variant; the sidecar of the other lock beside it.
+/// Returns the text for a variant, and the sidecar with its lock.
 fn text(parts: &Parts, variant: Variant) -> (String, String) {
     let has_lock = parts.sidecar.contains(LOCK);
     let mut text = String::from("#include \"tree.h\"\n");
@@ -146,7 +143,7 @@ fn text(parts: &Parts, variant: Variant) -> (String, String) {
     (text, sidecar)
 }
 
-/// Compiles the sidecar with the structs of a llama.cpp, in all variants; an error of the compiler is the trouble.
+/// Compiles the sidecar with the structs of a llama.cpp in all variants.
 pub(crate) fn compile_against(tree: &Path) -> Outcome {
     let revision = SourceRevision { commit: None, build_number: None };
     compile(&parts(&FolderTree::new(tree, revision)).context(tree.display())?).context(tree.display())
@@ -166,7 +163,7 @@ fn compile(parts: &Parts) -> Outcome {
             .output()
             .context("the C++ compiler")?;
         let said = String::from_utf8_lossy(&output.stderr);
-        // Warnings of the tree's own text are the tree's.
+        // Ignore warnings from the tree's own text.
         if !output.status.success() || said.contains(SIDECAR) {
             return Err(Trouble::new(format!("{variant:?}:\n{said}")));
         }
@@ -176,7 +173,7 @@ fn compile(parts: &Parts) -> Outcome {
 
 #[tokio::test]
 async fn the_sidecar_compiles_with_the_structs_of_eighteen_months() -> Outcome {
-    // The oldest, the newest, and one between them; all of them at night.
+    // The oldest and newest tree, and one in between; all of them at night.
     let step = if warden_rig::is_long() { 1 } else { 4 };
     for era in ERAS.iter().rev().step_by(step).chain(&ERAS[..1]) {
         let tree = era.tree().await?;

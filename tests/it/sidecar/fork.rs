@@ -1,5 +1,5 @@
-//! A backend in the shape of `ik_llama.cpp`'s, of our own making (`tests/sidecar/fork`): the patch set finds its places in it, and
-//! what it makes of it compiles. Without a fork's source, and without CUDA.
+//! An invented backend in the shape of `ik_llama.cpp`'s (`tests/sidecar/fork`): the patch set finds its
+//! places, and the result compiles, without a fork's source and without CUDA.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -29,7 +29,6 @@ impl Fork {
         Ok(judge(SetCatalogue::embedded()?.require("cuda-memory")?, self)?)
     }
 
-    /// Replaces a text that must be there.
     fn with(mut self, from: &str, to: &str) -> Result<Self, Trouble> {
         let text = self.0.get_mut(BACKEND).context("the backend")?;
         assert!(text.contains(from), "{from}");
@@ -48,7 +47,7 @@ impl SourceTree for Fork {
     }
 }
 
-/// What is to be applied; nobody knows the text of an invented backend, so it can only be unverified.
+/// Returns the edits. An invented backend has no known fingerprint, so the set can only be unverified.
 fn edits(judgement: SetJudgement) -> Result<TreeEdits, Trouble> {
     let reasons: Vec<String> = judgement.reasons.iter().map(ToString::to_string).collect();
     assert_eq!(judgement.status, PatchStatus::Unverified, "{reasons:#?}");
@@ -90,9 +89,9 @@ async fn a_patched_fork_compiles_and_holds_what_it_takes_from_another_thread() -
 #[tokio::test]
 async fn what_another_thread_does_to_graphs_without_a_hook_of_its_own_is_refused() -> Outcome {
     let cases = [
-        // Nothing holds the context that it clears now.
+        // No lock protects the context that is cleared.
         ("ctx->cuda_graphs.clear();", "auto & c = *ctx; c.cuda_graphs.clear();", "probe `graph-users`"),
-        // The hook holds it for one line.
+        // The hook holds the lock for one line only.
         (
             "extern \"C\" void ggml_backend_cuda_invalidate_graphs(const void * model) {",
             "extern \"C\" void ggml_backend_cuda_invalidate_graphs(const void * model) {\n    everybody()[model][0]->cuda_graphs.clear();",
@@ -103,7 +102,7 @@ async fn what_another_thread_does_to_graphs_without_a_hook_of_its_own_is_refused
             "void forget_all(ggml_backend_cuda_context * ctx) { ctx->cuda_graphs.clear(); }\nstatic const void * ggml_cuda_graph_get_key",
             "probe `graph-users`",
         ),
-        // A copy whose memory comes from elsewhere, and which still asks one pool.
+        // A copy whose memory comes from elsewhere, although it uses one pool.
         (
             "        ggml_cuda_pool_alloc<half> tmp_src(cuda_ctx_src->pool());",
             "        ggml_cuda_pool_alloc<half> source(cuda_ctx_src->pool());",

@@ -1,5 +1,5 @@
-//! What is asked for by the file of `LLAMA_WARDEN_RECLAIM`: given back at a safe point or not at all, answered by each
-//! process in a block of its own, and nothing but a request of now is taken for one.
+//! Requests in the file of `LLAMA_WARDEN_RECLAIM`: each process gives memory back at a safe point or not at
+//! all, answers in its own block, and ignores old requests.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -9,7 +9,8 @@ use warden_rig::{Context as _, Outcome, Trouble, wait_for};
 use super::build::{Flavour, Shape, binary, heap};
 use super::{BUDGET, CAP, INTERVAL, LONG, RECLAIM, RESET, RESET_INTERVAL, Run, TRIM, scenario, start};
 
-/// Runs it in these shapes and flavours, each with a file of its own: two processes would both answer.
+/// Runs a scenario in these shapes and flavours, each with its own file, because two processes would both
+/// answer.
 async fn alone(name: &str, pools: &str, shapes: &[Shape], env: &[(&str, &str)]) -> Outcome {
     for shape in shapes {
         for flavour in Flavour::of(*shape) {
@@ -103,7 +104,7 @@ async fn a_file_that_is_not_there_is_told_once_and_costs_nothing_else() -> Outco
 const BLOCK: u64 = 64;
 const CUDA: u64 = 2 + 16;
 
-/// The file as `docs/patches.md` describes it.
+/// Creates the file as `docs/patches.md` describes it.
 fn make(path: &Path) -> Result<std::fs::File, Trouble> {
     let file = std::fs::OpenOptions::new().create_new(true).read(true).write(true).open(path)?;
     file.set_len(BLOCK * (2 + 2 * 16))?;
@@ -129,7 +130,7 @@ fn ask(file: &std::fs::File, seq: u64, what: u32) -> Outcome {
     Ok(file.write_all_at(&block, BLOCK)?)
 }
 
-/// Of a block: the request that it answers, how, and the process; `None` if nothing stands there.
+/// Request, result and process of an answer in a block; `None` without one.
 fn answer(file: &std::fs::File, block: u64) -> Option<(u64, u16, u32)> {
     let mut bytes = [0; 64];
     file.read_exact_at(&mut bytes, block * BLOCK).ok()?;
@@ -153,7 +154,7 @@ async fn of_several_processes_with_one_file_each_answers_in_a_block_of_its_own()
         wait_for("a block is taken", LONG, async || answer(&file, CUDA + block)).await?;
         runs.push(run);
     }
-    // The second one is gone, and its block is the next one's.
+    // The second process has ended, and the next one gets its block.
     drop(runs.remove(1));
     let last = start(&program, &["reclaim_held", "legacy"], &env, "reclaim_held again".to_owned())?;
     let before = answer(&file, CUDA + 1).context("the one that is gone")?.2;
@@ -194,7 +195,7 @@ async fn the_heap_goes_back_when_it_is_asked_for_and_not_twice_in_a_moment() -> 
         let output = start(&program, &["heap"], &env, format!("heap {flavour:?}"))?.succeeds().await?;
         assert!(output.contains("llama-warden: fix reclaim-heap active: "), "{output}");
         let bytes = output.lines().find_map(|line| line.strip_prefix("bytes ")?.parse::<u64>().ok());
-        // A sanitizer has an allocator of its own, which has nothing to give back.
+        // A sanitizer's allocator has nothing to give back.
         assert!(flavour != Flavour::Plain || bytes > Some(32 << 20), "{output}");
     }
     Ok(())

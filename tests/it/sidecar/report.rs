@@ -1,5 +1,5 @@
-//! The file that a reader finds, byte by byte. The reader here is written from the description in `docs/patches.md`
-//! and knows nothing of the one in `proxy/sensors`.
+//! Checks the memory report byte by byte, with a reader written from `docs/patches.md`, independent of
+//! `proxy/sensors`.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ fn records(file: &[u8]) -> Result<Vec<Record>, Trouble> {
     Ok(all)
 }
 
-/// What the program said of its living contexts.
+/// Records of the living contexts, from the program's output.
 fn said(output: &str) -> Result<Vec<Record>, Trouble> {
     let mut all = Vec::new();
     for line in output.lines().filter_map(|line| line.strip_prefix("live ")) {
@@ -75,7 +75,7 @@ async fn the_report_is_laid_out_as_described_and_its_records_are_at_rest() -> Ou
         assert_eq!((word(8)?, word(12)?, word(16)?), (1, 256, 62));
         assert!(output.contains(&format!("pid {}\n", word(20)?)), "{output}");
         assert!(long(24)? > 1_700_000_000_000);
-        // What a build cannot have is not active in it.
+        // A build without a feature does not report it as active.
         let (cap, trim) = (Shape::WITH_MAP.contains(&shape), Shape::WITH_IDLE_GRAPHS.contains(&shape));
         let active = u64::from(cap) | 8 | if trim { 16 } else { 0 };
         let settings = (if cap { 16 } else { 0 }, if trim { 3_600_000 } else { 0 });
@@ -87,11 +87,11 @@ async fn the_report_is_laid_out_as_described_and_its_records_are_at_rest() -> Ou
         let found = records(&file)?;
         assert!(found.iter().all(|record| record.seq % 2 == 0), "all at rest: {found:?}");
         let expected = said(&output)?;
-        // 62 of 71: two ended, one of those gave its place to the last.
+        // 62 of 71 records: two contexts ended, and the last context reused one of their places.
         assert_eq!(expected.len(), 61, "{output}");
         let mut living = 0;
         for record in &found {
-            // At the end of the program all but the first and the last are freed.
+            // At the end, only the first and the last context live.
             let is_last = record.context == 70;
             living += usize::from(record.state == 1);
             assert_eq!(record.state == 1, record.context == 0 || is_last, "{record:?}");
@@ -106,7 +106,7 @@ async fn the_report_is_laid_out_as_described_and_its_records_are_at_rest() -> Ou
         }
         assert_eq!(living, 2);
 
-        // The numbers themselves, of the context with 50 computations: one graph, its nodes, pool and handle.
+        // Values of the context with 50 computations: one graph, its nodes, pool and handle.
         let fifty = found.iter().find(|record| record.context == 49).context("a context")?;
         let value = |index: usize| fifty.values.get(index).copied().unwrap_or(u64::MAX);
         let has_graphs = shape != Shape::Plain;

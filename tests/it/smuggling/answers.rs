@@ -1,5 +1,5 @@
-//! Answers of an upstream that must not be misunderstood, each with what its client gets; and whoever comes next gets
-//! their own answer and nothing of these.
+//! Ambiguous answers of an upstream, each with the result for its client; the next client gets only its own
+//! answer.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,19 @@ use warden_rig::{Outcome, Trouble};
 
 use super::{PATIENCE, started};
 
-/// What the client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gets {
-    /// A 502 of ours.
+    /// 502 from llama-warden.
     BadGateway,
-    /// This status and body, whole.
+    /// This status and body, complete.
     Whole(u16, &'static str),
-    /// This status, and an answer that visibly breaks off; or a connection that ends without one.
+    /// This status and a visibly broken answer, or a connection that ends without one.
     Cut(u16),
 }
 
 const GONE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nSMUGGLED";
 
-/// Name, bytes, what the client gets. A name that ends with `-close`: the connection is closed behind the bytes.
+/// Name, bytes and result. After an answer whose name ends with `-close`, the connection is closed.
 fn all() -> Vec<(String, String, Gets)> {
     let mut all = Vec::new();
     for (name, fields, body) in [
@@ -116,7 +115,7 @@ fn all() -> Vec<(String, String, Gets)> {
 fn judge(went: &Talk, gets: Gets) -> Outcome {
     let not = |what: &str| Err(Trouble::new(format!("{what}: {went:?}")));
     if let (Gets::Cut(_), [], true) = (gets, &went.answers[..], went.closed) {
-        // It broke before its head was written out.
+        // The answer broke off before its head was complete.
         return Ok(());
     }
     let [answer] = &went.answers[..] else { return not("not one answer") };
@@ -150,7 +149,7 @@ async fn every_dirty_answer_ends_with_its_own_client() -> Outcome {
         if let Err(trouble) = judge(&went, *gets) {
             wrong.push(format!("{name}: {}", trouble.to_string().chars().take(600).collect::<String>()));
         }
-        // At once, and more than one: a connection that was kept by mistake would be used now.
+        // Several requests at once would use a connection that was kept by mistake.
         for nth in 0..3 {
             let target = format!("/next/{name}/{nth}");
             let next =
@@ -182,7 +181,7 @@ async fn an_answer_that_comes_before_the_body_is_passed_on_and_ends_the_connecti
         all.starts_with("HTTP/1.1 413") && all.to_ascii_lowercase().contains("connection: close"),
         "{all}"
     );
-    // The rest of the body looks like a request: it must not become one.
+    // The rest of the body looks like a request, and must not become one.
     let _closed = raw.write(super::corpus::SMUGGLED.as_bytes()).await;
     raw.to_end(PATIENCE).await?;
     assert!(!log.requests()?.iter().any(|raw| raw.contains("/smuggled")));

@@ -1,5 +1,5 @@
-//! HTTP/2 has no lines, so its fields may hold what would be a line break, a second request, or another length in HTTP/1,
-//! which is what we speak upstream. Frames are made by hand here: no library would send these.
+//! HTTP/2 fields may contain bytes that would be a line break, a second request or another length in HTTP/1,
+//! which llama-warden speaks upstream. Tests build frames by hand, because no library would send these.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Fields as literals without compression; none is longer than 126 bytes.
+/// Encodes fields as literals without compression; none is longer than 126 bytes.
 fn fields(list: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in list {
@@ -42,7 +42,7 @@ fn fields(list: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// What came back on the stream: whether it was a 200, or something else that ends it.
+/// Reads the stream to its end; returns true for a 200.
 async fn outcome(raw: &mut Raw) -> Result<bool, Trouble> {
     let mut bytes: Vec<u8> = Vec::new();
     loop {
@@ -67,7 +67,7 @@ async fn outcome(raw: &mut Raw) -> Result<bool, Trouble> {
     }
 }
 
-/// Sends one request; `data` in one frame each. Whether a 200 came.
+/// Sends a request, each part of `data` in a frame; returns true for a 200.
 async fn send(http: &Http, list: &[(&str, &str)], data: &[&str]) -> Result<bool, Trouble> {
     let mut raw = http.raw().await?;
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
@@ -86,10 +86,9 @@ const GET: [(&str, &str); 4] =
 const POST: [(&str, &str); 4] =
     [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", "/e")];
 
-/// Name, fields, and pieces of the body.
+/// Name, fields, and parts of the body.
 type Sent<'a> = (&'a str, Vec<(&'a str, &'a str)>, &'a [&'a str]);
 
-/// `GET` with one pseudo-header changed.
 fn with<'a>(name: &str, value: &'a str) -> Vec<(&'a str, &'a str)> {
     let mut list: Vec<(&str, &str)> = GET.to_vec();
     for entry in &mut list {

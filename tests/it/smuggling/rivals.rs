@@ -1,5 +1,5 @@
-//! The same corpus through nginx and haproxy: whatever they refuse, we refuse, or the corpus says why not. Where they are
-//! not installed the test says so and is skipped; in CI, where they are installed, it is not.
+//! Compares the corpus with nginx and haproxy: llama-warden refuses what they refuse, or the corpus gives a
+//! reason. Without these programs the test is skipped, except in CI.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,11 +13,11 @@ use warden_rig::{Context as _, Home, Http, Outcome, Trouble, binaries, wait_unti
 
 use super::corpus::{self, Case, Verdict};
 
-/// They close what does not go on after a second.
+/// The rivals close a stalled connection after a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Set by `.ci/run`, which installs both.
 const REQUIRED: &str = "WARDEN_TEST_RIVALS";
-/// Where the table is.
+/// File with the table.
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/testing.md");
 const BEGIN: &str = "<!-- differential: begin -->\n";
 const END: &str = "<!-- differential: end -->\n";
@@ -80,7 +80,7 @@ async fn start(name: &'static str, program: &Path) -> Result<Rival, Trouble> {
     Ok(Rival { name, _upstream: upstream, _proxy: proxy, _home: home, http, log: Log::at(&log) })
 }
 
-/// What a rival made of a case, in one word: its status, `passed`, or how it ended otherwise.
+/// Result of a case with a rival: its status, `passed`, or another end.
 async fn verdict(rival: &Rival, case: &Case) -> Result<String, Trouble> {
     let before = rival.log.requests()?.len();
     let went = talk(&rival.http, &case.bytes, PATIENCE).await?;
@@ -106,7 +106,6 @@ fn ours(verdict: &Verdict) -> String {
     }
 }
 
-/// The version, as both print it with `-v`.
 fn version(program: &Path) -> String {
     let output = std::process::Command::new(program).arg("-v").output();
     let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
@@ -144,7 +143,7 @@ async fn what_nginx_and_haproxy_refuse_we_refuse_or_say_why_not() -> Outcome {
         }
         let we_refuse = matches!(case.verdict, Verdict::Refused(_) | Verdict::Closed);
         let they_pass = theirs.iter().any(|verdict| verdict.starts_with("passed"));
-        // What all treat alike needs no row.
+        // Cases with the same result everywhere need no row.
         if (we_pass && refused) || (we_refuse && they_pass) {
             let row = format!(
                 "| {} | {} | {} | {} | {} |",
@@ -173,8 +172,8 @@ async fn what_nginx_and_haproxy_refuse_we_refuse_or_say_why_not() -> Outcome {
     let document = std::fs::read_to_string(DOCUMENT)?;
     let (_, rest) = document.split_once(BEGIN).context("no table in docs/testing.md")?;
     let (written, _) = rest.split_once(END).context("no end of the table in docs/testing.md")?;
-    // Other versions may judge otherwise; what is above holds for them, too. And what they let pass depends on their
-    // pace: only what needs a reason of ours must be there to the letter.
+    // Other versions may behave differently, and results may depend on their pace. Only rows with a reason
+    // must match exactly.
     match explained.iter().find(|row| written.contains(&versions) && !written.contains(row.as_str())) {
         Some(row) => Err(Trouble::new(format!("docs/testing.md lacks `{row}`; the table now:\n{table}"))),
         None => Ok(()),

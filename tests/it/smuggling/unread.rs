@@ -1,6 +1,6 @@
-//! A llama-server with cpp-httplib before 0.40 leaves a body that it answers without reading in the connection and
-//! reads it as the next request; and any llama-server does so behind a head that it cannot read. No body becomes a
-//! request of another client, or one past keys and rules. `raw-llama` plays both, with every byte where it is.
+//! llama-server with cpp-httplib before 0.40 leaves an unread body in the connection and parses it as the
+//! next request; any llama-server does so after an invalid head. No such body may become a request of another
+//! client, or bypass keys and rules. `raw-llama` plays both.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -14,7 +14,7 @@ use super::corpus::SMUGGLED;
 use super::{PATIENCE, started};
 use crate::drop_in::words;
 
-/// Name, request line, more fields. Each has a body that is a request.
+/// Name, request line and further fields; the body of each is a request.
 fn attacks() -> Vec<(String, String, String)> {
     let mut all = Vec::new();
     for method in
@@ -54,7 +54,7 @@ fn attacks() -> Vec<(String, String, String)> {
     all
 }
 
-/// The request, with its body by its length and in chunks.
+/// Bytes of the request, with its body by length or in chunks.
 fn bytes(line: &str, fields: &str, chunked: bool) -> String {
     let size = SMUGGLED.len();
     let head = format!("{line}\r\nHost: x\r\n{fields}");
@@ -65,7 +65,7 @@ fn bytes(line: &str, fields: &str, chunked: bool) -> String {
     }
 }
 
-/// What must be true once such a request was answered, or refused.
+/// Checks the state after the answer to such a request.
 async fn judge(warden: &Warden, log: &Log, name: &str, request: &str) -> Outcome {
     let before = log.requests()?.len();
     let went = talk(&warden.http, request, PATIENCE).await?;
@@ -73,7 +73,7 @@ async fn judge(warden: &Warden, log: &Log, name: &str, request: &str) -> Outcome
     if went.answers.len() > 2 || went.answers.iter().filter(|answer| answer.status >= 200).count() != 1 {
         return not("not one answer");
     }
-    // At once, and more than one: what was left in a connection would be answered now.
+    // Several requests at once would get the answer left in a connection.
     for nth in 0..3 {
         let target = format!("/clean?{nth}");
         let next = talk(&warden.http, &format!("GET {target} HTTP/1.1\r\nHost: x\r\n\r\n"), PATIENCE).await?;
@@ -110,7 +110,7 @@ async fn try_all(warden: &Warden, log: &Log) -> Outcome {
     Ok(())
 }
 
-/// That raw-llama does what it is for: without us, a body is read as a request.
+/// Checks that raw-llama without a proxy parses a body as a request.
 async fn leaves_bodies(warden: &Warden, log: &Log) -> Outcome {
     let backend = warden.backends().first().and_then(|process| process.http()).context("no backend")?;
     let went = talk(&backend, &bytes("OPTIONS /e HTTP/1.1", "", false), PATIENCE).await?;
@@ -178,7 +178,7 @@ async fn a_body_of_a_request_that_needs_none_is_taken_whole_and_goes_nowhere() -
     let body = "x".repeat(700_000);
     let mut client = warden.http.raw().await?;
     for nth in 0..2 {
-        // On one connection: the end of the body is where the next request begins.
+        // On one connection, the next request begins where the body ends.
         let head = format!("GET /e?{nth} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
         client.write(head.as_bytes()).await?;
         client.write(body.as_bytes()).await?;

@@ -1,5 +1,5 @@
-//! A collector of OpenTelemetry for tests: it takes what it is sent, reads it with the types that are generated from the protocol,
-//! and answers as it is told.
+//! An OpenTelemetry collector for tests: decodes requests with the protocol's generated types, and answers as
+//! configured.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -24,13 +24,11 @@ use tokio::task::JoinSet;
 use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Trouble, wait_for};
 
-/// How one request is answered.
 #[derive(Clone, Debug)]
 pub(super) struct Says {
     pub(super) status: u16,
     pub(super) retry_after: Option<&'static str>,
     pub(super) body: Vec<u8>,
-    /// Before the head.
     pub(super) after: Duration,
 }
 
@@ -40,17 +38,15 @@ impl Says {
     }
 }
 
-/// One request that came.
 #[derive(Clone, Debug)]
 pub(super) struct Got {
     pub(super) path: String,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
-    /// How it was answered.
     pub(super) status: u16,
 }
 
-/// A span as tests look at it.
+/// A span, as far as tests need it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Span {
     pub(super) trace: String,
@@ -64,7 +60,6 @@ pub(super) struct Span {
     pub(super) events: Vec<String>,
     pub(super) is_error: bool,
     pub(super) state: String,
-    /// What is said of whoever sent it.
     pub(super) resource: BTreeMap<String, String>,
 }
 
@@ -77,11 +72,10 @@ impl Span {
 #[derive(Debug, Default)]
 struct Book {
     got: Vec<Got>,
-    /// The next answers; then 200.
+    /// Next answers; then 200.
     says: VecDeque<Says>,
 }
 
-/// The collector.
 #[derive(Debug)]
 pub(super) struct Collector {
     address: SocketAddr,
@@ -136,7 +130,6 @@ impl Collector {
         Ok(Self { address, book, _tasks: tasks })
     }
 
-    /// For `telemetry.endpoint`.
     pub(super) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -145,7 +138,6 @@ impl Collector {
         lock(&self.book).got.clone()
     }
 
-    /// The spans that it took.
     pub(super) fn spans(&self) -> Result<Vec<Span>, Trouble> {
         let mut all = Vec::new();
         for got in self.got().into_iter().filter(|got| got.status == 200) {
@@ -161,7 +153,7 @@ impl Collector {
         Ok(all)
     }
 
-    /// Waits until `count` requests are told whole, and gives their spans.
+    /// Waits for complete spans of this number of requests; returns them.
     pub(super) async fn until(&self, count: usize) -> Result<Vec<Span>, Trouble> {
         wait_for(&format!("spans of {count} requests"), SOON, async || {
             let spans = self.spans().ok()?;

@@ -1,4 +1,4 @@
-//! How spans get to a collector, or do not: whatever that does, no request notices it.
+//! Delivery of spans: however a collector behaves, no request is affected.
 
 use std::time::Duration;
 
@@ -14,7 +14,6 @@ use warden_rig::{Context as _, Outcome, Warden, ports, wait_until};
 use super::collector::{Collector, Says};
 use super::{TRACE, ask, check, told_to, traced};
 
-/// So many requests, none of which may fail.
 async fn served(warden: &Warden, count: usize) -> Outcome {
     for n in 0..count {
         let answer = warden.http.post(CHAT, &ask(&format!("s{n}"), 2, n.is_multiple_of(2))).await?;
@@ -45,7 +44,7 @@ async fn a_collector_that_is_away_or_hangs_or_is_none_reaches_no_request() -> Ou
         wait_until(&format!("spans are {fate}"), SOON, async || spans_told(&warden, fate).await > 0)
             .await
             .context(url.clone())?;
-        // Every span is somewhere: none is counted twice, and none is forgotten.
+        // Every span is counted exactly once.
         if fate == "undelivered" {
             wait_until("spans found the queue full", SOON, async || {
                 served(&warden, 20).await.is_ok() && spans_told(&warden, "queue_full").await > 0
@@ -132,7 +131,7 @@ async fn a_share_of_the_traces_is_recorded_and_the_variables_of_opentelemetry_ar
     let warden = setup.start().await?;
     warden.until_ready(1).await?;
     served(&warden, 10).await?;
-    // Only who is recorded elsewhere is recorded here.
+    // Only requests that the client's trace records are recorded here.
     let answer = warden.http.send(traced("01", &ask("a", 2, false))?).await?;
     assert!(answer.status.is_success());
     let answer = warden.http.send(traced("00", &ask("b", 2, false))?).await?;

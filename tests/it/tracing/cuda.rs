@@ -1,4 +1,4 @@
-//! The tracer under a runtime and a driver of our own (`tests/fake-cuda`), however a program gets at them.
+//! The tracer with a simulated CUDA runtime and driver (`tests/fake-cuda`), for each way of loading them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +7,20 @@ use warden_tracer_reader::{AllocationKind, TracedMemory};
 
 use super::{MIB, Traced, cc};
 
-/// How the program finds the runtime.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Runtime {
     Shared,
-    /// The same with the interface of CUDA 11.
+    /// Shared, with the interface of CUDA 11.
     SharedOld,
-    /// Linked into the program, as some builds have it.
+    /// Linked into the program, as in some builds.
     Linked,
-    /// Under a name that nobody knows, by a library that the program opens for itself, which asks the runtime for the
-    /// driver's functions.
+    /// Opened locally under another name by a library, which gets the driver's functions from the runtime.
     Opened,
-    /// The same, opened for everybody, and closed again after each round.
+    /// Opened globally, and closed after each round.
     Closed,
 }
 
-/// The program of `tests/fake-cuda` with its driver and runtime.
+/// Compiles the program of `tests/fake-cuda` with its driver and runtime.
 fn cuda_program(folder: &Path, runtime: Runtime) -> Result<PathBuf, Trouble> {
     let source = |name: &str| format!("{}/fake-cuda/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let old = if runtime == Runtime::SharedOld { "-DOLD" } else { "-DNEW" };
@@ -56,7 +54,7 @@ fn cuda_program(folder: &Path, runtime: Runtime) -> Result<PathBuf, Trouble> {
     Ok(folder.join("program"))
 }
 
-/// One round of the program leaks exactly this, however it is linked.
+/// Checks the leak of one round of the program.
 fn cuda_is_counted(runtime: Runtime) -> Outcome {
     let home = Home::new()?;
     let program = cuda_program(home.path(), runtime)?;

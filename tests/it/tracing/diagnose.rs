@@ -1,4 +1,4 @@
-//! `diagnose --trace` and `--wrap`: what a user is told.
+//! Output of `diagnose --trace` and `--wrap`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use warden_tracer_reader::{PreloadObstacle, preload_obstacle};
 
 use super::cc;
 
-/// `diagnose` with a fake-llama that leaks 3,000 KiB for each request.
+/// Runs `diagnose` with a fake-llama that leaks 3,000 KiB per request.
 async fn diagnose(home: &mut Home, options: &[&str]) -> Result<Ran, Trouble> {
     diagnose_server(home, &binaries::fake_llama()?, options).await
 }
 
-/// The same with another server, which may start that one.
+/// Runs `diagnose` with another server, which may start that fake.
 async fn diagnose_server(home: &mut Home, server: &Path, options: &[&str]) -> Result<Ran, Trouble> {
     home.file("model.gguf", "GGUF")?;
     let script = home.file("script.json", r#"{"leak_kib_per_request": 3000}"#)?;
@@ -25,7 +25,6 @@ async fn diagnose_server(home: &mut Home, server: &Path, options: &[&str]) -> Re
     home.warden([&before, options, &after].concat(), PATIENCE).await
 }
 
-/// A leg on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[tokio::test]
@@ -59,7 +58,7 @@ async fn a_diagnosis_that_is_traced_names_the_function_that_leaks() -> Outcome {
 #[tokio::test]
 async fn a_server_that_the_library_is_not_loaded_into_is_told_as_such() -> Outcome {
     let mut home = Home::new()?;
-    // The shell is traced, and what it becomes is not.
+    // The shell is traced, but not the program that it becomes.
     let fake = binaries::fake_llama()?;
     let script = format!("#!/bin/sh\nunset LD_PRELOAD\nexec {} \"$@\"\n", fake.display());
     let script = home.program("server", &script)?;
@@ -78,7 +77,7 @@ async fn a_server_that_the_library_is_not_loaded_into_is_told_as_such() -> Outco
     Ok(())
 }
 
-/// A program that says that it is a llama-server and is none, linked so.
+/// A program linked in this way that claims to be llama-server.
 fn linked(home: &Home, name: &str, how: &str) -> Result<PathBuf, Trouble> {
     let source =
         "#include <stdio.h>\nint main(void) { fputs(\"version: 8827 (abcdef1)\\n\", stderr); return 0; }\n";
@@ -96,7 +95,7 @@ async fn that_a_server_cannot_be_traced_is_told_before_it_is_started() -> Outcom
     let warning = ran.stderr.lines().find(|line| line.starts_with("warning: --trace:"));
     let warning = warning.context(ran.all())?;
     assert!(warning.contains("is linked statically") && warning.contains("glibc 2.34"), "{warning}");
-    // Such a program need not run here to be recognised.
+    // Such a program is recognised without running.
     let musl = linked(&home, "musl", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1")?;
     assert_eq!(preload_obstacle(&musl), Some(PreloadObstacle::Musl));
     Ok(())

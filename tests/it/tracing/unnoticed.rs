@@ -1,4 +1,4 @@
-//! Programs in which the tracer could be in the way, and is not.
+//! Programs that the tracer might disturb, and does not.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,8 +8,8 @@ use warden_tracer_reader::{AllocationKind, TRACE_VARIABLE, write_library};
 
 use super::{MIB, Traced, cc};
 
-/// Registers a table of frames as a compiler at run time does, and has it looked at, for which libgcc allocates under its own
-/// lock. Ends by itself should that wait for ever.
+/// Registers an unwind table at run time and uses it, for which libgcc allocates under its lock. A deadlock
+/// ends the program.
 const FRAMES: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -84,7 +84,7 @@ fn a_program_that_registers_frames_goes_on_and_is_counted_at_no_place() -> Outco
 
 #[test]
 fn a_program_whose_files_may_not_be_large_enough_runs_without() -> Outcome {
-    // In blocks of 512 bytes: less than either file, between the two, and enough.
+    // Limits in blocks of 512 bytes: below both files, between them, and enough.
     for (blocks, published) in [("100", 0), ("12288", 0), ("65536", 1)] {
         let home = Home::new()?;
         let library = write_library(home.path())?;
@@ -101,7 +101,7 @@ fn a_program_whose_files_may_not_be_large_enough_runs_without() -> Outcome {
     Ok(())
 }
 
-/// Asks for functions of CUDA in all ways that may find ours, and calls the one that it finds.
+/// Looks up CUDA functions in all ways that may find the tracer's, and calls the result.
 const LOOKS: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -154,7 +154,6 @@ fn functions_of_cuda_are_not_found_where_there_is_no_cuda() -> Outcome {
     program.end()
 }
 
-/// Makes `program`.
 fn program(folder: &Path, source: &str, options: &[&str]) -> Result<(), Trouble> {
     std::fs::write(folder.join("program.c"), source)?;
     cc(&[&["-O1", "-o", "program", "program.c"], options].concat(), folder)

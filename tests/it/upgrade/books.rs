@@ -1,4 +1,4 @@
-//! The books go along: what a process has done, what is to be done about it, who is loaded. Nothing is counted twice, and nothing begins anew.
+//! An upgrade carries over counters, due actions and loaded models: nothing is counted twice or starts over.
 
 use serde_json::{Value, json};
 use warden_rig::swarm::{all_whole, swarm};
@@ -41,13 +41,13 @@ async fn a_process_is_replaced_after_the_requests_that_it_had_in_all_programs_to
     assert_eq!(entries[0]["reason"], "max_requests", "{entries:?}");
     let second = warden.until_ready(1).await?;
     assert_ne!(second, first);
-    // What is written is not written again by the next program, and numbers go on.
+    // The next program does not repeat written entries, and numbers continue.
     upgrade(&warden).await?;
     ask(&warden, 31, 31).await?;
     let entries = replaced(&warden, 2).await?;
     assert_eq!(entries.len(), 2, "{entries:?}");
     let events = json_lines(&warden.home().path().join("state/llama-warden/events.jsonl"))?;
-    // Each program numbers its own, and none is written twice.
+    // Each program numbers its own events, and none is written twice.
     let number = |event: &Value| (event["at"].to_string(), event["id"].as_u64());
     let mut numbers: Vec<_> = events.iter().map(number).collect();
     numbers.sort_unstable();

@@ -1,5 +1,5 @@
-//! A llama-server dies around an upgrade: what still runs in the old program goes on in the next process of the new one, and a death in
-//! the middle of the hand-over costs nobody anything.
+//! Deaths of llama-server around an upgrade: streams of the old program continue in the new one's next
+//! process, and a death during the hand-over costs no request.
 
 use std::time::Duration;
 
@@ -13,7 +13,6 @@ use warden_rig::{Answer, Context as _, Outcome, Trouble, Warden, binaries, wait_
 
 use super::{until_alone, upgrade};
 
-/// Crashes are forgiven fast.
 const FAST: &str = "lifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n\
                     lifecycle.crash_cap = \"50ms\"\n";
 
@@ -25,7 +24,6 @@ async fn one(slots: u32, on_death: &str) -> Result<Warden, Trouble> {
     Ok(warden)
 }
 
-/// A stream whose first token is here.
 async fn begun(warden: &Warden, id: &str, tokens: u64) -> Result<(Answer, Flow), Trouble> {
     let mut flow = warden.http.stream(CHAT, &chat(id, "m", "the same", tokens, true)).await?;
     let mut answer = Answer::default();
@@ -73,8 +71,8 @@ async fn a_stream_of_the_old_program_goes_on_in_the_next_process_of_the_new_one(
     Ok(())
 }
 
-/// With a temperature and no seed nothing can be said once more: it goes on by its tokens, which takes that the old program knows what the
-/// new one's process was started from, and that through any number of programs between.
+/// With a temperature and no seed, a request cannot be repeated and continues by its tokens. Therefore the
+/// old program must know the command of the new one's process, across any number of programs in between.
 #[tokio::test]
 async fn a_stream_that_no_second_answer_would_equal_goes_on_by_its_tokens() -> Outcome {
     for upgrades in [1, 2] {
@@ -155,7 +153,7 @@ async fn a_death_at_any_moment_of_a_hand_over_costs_no_answer_and_no_process() -
     let program = binaries::llama_warden()?;
     let to = program.to_string_lossy();
     let words = ["upgrade", "--wait", "20s", "--to", &to];
-    // From the start of the next program to behind the end of the old one.
+    // From the start of the next program to after the end of the old one.
     for (number, after_ms) in [0, 60, 120, 180, 260, 400].into_iter().enumerate() {
         let process = warden.until_ready(1).await?[0];
         let stream = begun(&warden, &format!("s{number}"), 120).await?;

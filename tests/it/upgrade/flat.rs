@@ -1,5 +1,5 @@
-//! Upgrade after upgrade under load: every answer is whole and to the byte, no process is made anew, and neither memory nor files nor
-//! threads of any of our programs grow.
+//! Repeated upgrades under load: answers are complete and equal, no process restarts, and memory, files and
+//! threads of llama-warden do not grow.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,11 +13,11 @@ use warden_rig::{Context as _, Http, Outcome, Trouble, swarm, wait_until};
 
 use super::{programs, until_alone, upgrade};
 
-/// Threads that wait for blocking calls come and go.
+/// Tolerance for threads of blocking calls.
 const THREADS: u64 = 8;
-/// Descriptors that are open for a moment.
+/// Tolerance for descriptors that are open for a moment.
 const FILES: usize = 6;
-/// What an allocator keeps more or less of; a will of each of fifty upgrades would be more.
+/// Tolerance for what an allocator keeps; a leak in each of fifty upgrades would be more.
 const ROOT: u64 = 3 << 20;
 const SERVING: u64 = 10 << 20;
 
@@ -35,7 +35,6 @@ fn held(process: ProcessId) -> Result<Held, Trouble> {
     Ok(Held { anon, files: process.fd_count()?, threads: status.threads })
 }
 
-/// Whether it is hardly more than it was.
 fn is_flat(now: Held, before: Held, more: u64) -> bool {
     now.anon <= before.anon + more
         && now.files <= before.files + FILES
@@ -70,7 +69,7 @@ async fn through(upgrades: usize, clients: usize) -> Outcome {
         upgrade(&warden).await.context(format!("upgrade {number}"))?;
         done.fetch_add(1, Ordering::SeqCst);
         if number == 1 {
-            // The first has seen its own requests off, and only forks from now on.
+            // The first program has finished its own requests, and only forks from now on.
             let serving = until_alone(&warden).await?;
             first = Some((held(root)?, held(serving)?));
         }
@@ -82,7 +81,7 @@ async fn through(upgrades: usize, clients: usize) -> Outcome {
         assert!(all > 0);
         (streams, across) = (streams + all, across + some);
     }
-    // All the time as many streams run as there are clients, but for those that are about to ask again.
+    // Nearly as many streams as clients run at any time.
     assert!(across >= upgrades * clients / 4, "{across} of {streams} streams went on through an upgrade");
     assert_eq!(warden.until_ready(2).await?, before, "the same processes");
     let serving = until_alone(&warden).await?;
@@ -102,8 +101,8 @@ async fn through(upgrades: usize, clients: usize) -> Outcome {
     flat.context(told)
 }
 
-/// One stream after another, each asked for twice, until it is over. How many, and how many of them began before an upgrade that had
-/// ended when they did.
+/// Sends streams one after the other, each twice, until `over`. Returns their number, and the number that
+/// outlasted an upgrade.
 async fn keep_asking(
     http: Http,
     client: usize,

@@ -1,4 +1,4 @@
-//! Where an upgrade cannot be, nothing has happened: the words say why, and the old program goes on.
+//! An impossible upgrade has no effect: the message gives the reason, and the old program continues.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -12,7 +12,7 @@ use warden_rig::{Context as _, Outcome, Trouble, Warden, binaries, wait_until};
 use super::{double, programs, until_alone, upgrade};
 use crate::canary::{another_build, start};
 
-/// It says this, and nobody new is left.
+/// Checks the reason, and that no new program is left.
 async fn refused(warden: &Warden, program: &Path, wait: &str, why: &str) -> Outcome {
     let before = programs(warden);
     let ran = warden.cli(&["upgrade", "--wait", wait, "--to", &program.to_string_lossy()]).await?;
@@ -40,7 +40,7 @@ async fn one_that_does_not_like_its_configuration_or_would_be_elsewhere_or_answe
     home.file("warden.toml", elsewhere)?;
     refused(&warden, &real, "20s", "would be somewhere else").await?;
     home.file("warden.toml", &good)?;
-    // It adopts all, and then gives no answer to a request of its own.
+    // The program adopts all processes, but answers no request of its own.
     let mute =
         format!("exec env LLAMA_WARDEN_INTERNAL__SERVER__UPGRADE_ANSWER=0s '{}' \"$@\"", real.display());
     refused(&warden, &double(&warden, "mute", &mute)?, "20s", "is not fit: it does not answer").await?;

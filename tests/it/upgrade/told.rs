@@ -1,4 +1,4 @@
-//! What the first program is told arrives where it has to, whatever it meets; and what runs in an old program gets its time at a stop.
+//! Signals to the first program reach the right one, and requests in an old program get their time at a stop.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::waiting::{ask, kept};
 use super::{double, programs, until_alone, upgrade, upgrade_to};
 use crate::remotes::{endpoint, remote, until_state};
 
-/// Tells the main process, beside whatever else is done with it.
+/// Sends the main process a signal, in parallel with other work.
 fn tell(warden: &Warden, signal: Signal) -> Outcome {
     let main = Pid::from_raw(warden.kid.pid()).context("it has a number")?;
     kill_process(main, signal).context("it is there")
@@ -27,7 +27,7 @@ async fn a_stop_that_meets_the_second_upgrade_is_heard_by_whoever_serves_then() 
     let children = warden.until_ready(1).await?;
     upgrade(&warden).await?;
     until_alone(&warden).await?;
-    // It begins when the gate is open.
+    // The upgrade begins when the file `gate` appears.
     let gate = warden.home().path().join("gate");
     let does = format!(
         "while [ ! -e '{}' ]; do sleep 0.02; done; exec '{}' \"$@\"",
@@ -42,7 +42,7 @@ async fn a_stop_that_meets_the_second_upgrade_is_heard_by_whoever_serves_then() 
         until_told(&warden, "stopping: ").await?;
         Ok::<(), Trouble>(std::fs::write(&gate, "")?)
     };
-    // Who asked for the upgrade may be answered or not: everything ends.
+    // The upgrade may succeed or fail, but all programs end.
     let (_asked, stopped) = tokio::join!(upgrading, stopping);
     stopped?;
     assert_eq!(warden.kid.exit(SOON).await?, 0);
@@ -51,7 +51,6 @@ async fn a_stop_that_meets_the_second_upgrade_is_heard_by_whoever_serves_then() 
     Ok(())
 }
 
-/// Whether a request was written down there.
 fn has_line(log: &Path) -> bool {
     std::fs::read_to_string(log).is_ok_and(|text| text.contains("route=chat"))
 }
@@ -88,7 +87,7 @@ async fn at_a_stop_a_remote_models_streams_in_old_programs_outlive_the_one_that_
     between.event().await?;
     upgrade(&here).await?;
     tell(&here, Signal::TERM)?;
-    // None of ours serves any more, and both streams have some seconds to go.
+    // No llama-server runs any more, and both streams have some seconds left.
     Warden::until_gone(&children, SOON).await?;
     for flow in [&mut first, &mut between] {
         let (answer, end) = flow.rest().await;
@@ -133,7 +132,7 @@ async fn an_impatient_stop_of_an_old_program_takes_nothing_from_the_one_that_ser
     let mut flow = warden.http.stream(CHAT, &chat("cut", "m", "go", 1000, true)).await?;
     flow.event().await?;
     upgrade(&warden).await?;
-    // Not of the main process. Those within a second are one.
+    // Signal the old program, not the main process; signals within a second count as one.
     wait_until("it has ended", SOON, async || {
         old.signal(Signal::TERM);
         !programs(&warden).contains(&old)

@@ -1,5 +1,5 @@
-//! A connection that stays in an old program has one request more there: whoever decides now hears of it, however many are between, and in
-//! time. One that stays at a stop has one, too.
+//! A kept connection in an old program may send one more request, which the present program decides, in time,
+//! across any number of programs in between. A connection kept at a stop may send one, too.
 
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
 use super::{Client, until_alone, upgrade};
 
-/// The time that a process has had on a core.
 fn cpu_time(pid: i32) -> Result<Duration, Trouble> {
     let stat = Process::new(pid)?.stat()?;
     let tick = Duration::from_secs(1) / u32::try_from(procfs::ticks_per_second())?;
@@ -26,7 +25,7 @@ pub(super) async fn kept(warden: &Warden) -> Result<Client, Trouble> {
     Client::over(warden.http.connect().await?).await
 }
 
-/// Whether the connection was closed with the answer, which has to come in time.
+/// Sends a request, which must be answered in time; returns true if the answer closed the connection.
 pub(super) async fn ask(client: &mut Client, id: &str, model: &str) -> Result<bool, Trouble> {
     let body = chat(id, model, "hi", 3, false);
     timeout(SOON, client.ask(id, &body)).await.context(format!("{id}: no answer in time"))?
@@ -55,7 +54,7 @@ async fn a_model_is_loaded_for_who_asks_an_old_program_and_that_through_another_
             waiting("a").await && waiting("b").await
         })
         .await?;
-        // Whoever is between goes when what it had to tell is over.
+        // Programs in between end when they have nothing left to report.
         until_alone(&warden).await?;
     }
     Ok(())
@@ -73,7 +72,8 @@ async fn a_process_that_is_replaced_ends_after_what_an_old_program_has_just_give
         for _ in 0..=round % 2 {
             upgrade(&warden).await?;
         }
-        // The old program gives it to a process, which the new one replaces before it has heard of the request.
+        // The old program gives the request to a process, which the new program replaces before it knows of
+        // the request.
         let id = format!("long-{round}");
         let body = chat(&id, "m", "hi", 60, true);
         let answer =
@@ -85,7 +85,7 @@ async fn a_process_that_is_replaced_ends_after_what_an_old_program_has_just_give
         ids.extend([first, id]);
     }
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-    // Not continued: nobody ended its process under it.
+    // Not continued, because the process was not ended during the request.
     warden.ledger().each_finished_once(ids)?;
     assert_eq!(warden.terminate(SOON).await?, 0);
     Ok(())
@@ -126,7 +126,7 @@ async fn who_asks_an_old_program_for_what_is_never_loaded_hears_so_in_time_and_k
     upgrade(&warden).await?;
     let serving = until_alone(&warden).await?;
     let before = cpu_time(serving.pid)?;
-    // One right behind the other: the new program hears of both as of one who waits.
+    // The new program sees the two requests as one waiting client.
     for (number, client) in clients.iter_mut().enumerate() {
         let (status, told) = refused(client, &format!("second-{number}"), "b").await?;
         assert!(status == 503 && told.to_string().contains("cannot be loaded"), "{number}: {status} {told}");
@@ -140,10 +140,10 @@ async fn who_asks_an_old_program_for_what_is_never_loaded_hears_so_in_time_and_k
     Ok(())
 }
 
-/// An old program keeps what idles for longer than upgrades take.
+/// Old programs keep idle connections for longer than upgrades take.
 const STAY: &str = "internal.server.retired_keep_alive = \"20s\"";
 
-/// A request on a kept connection of an old program, which hears that it is refused: status and body.
+/// Sends a request that must be refused on a kept connection of an old program; returns status and body.
 async fn refused(client: &mut Client, id: &str, model: &str) -> Result<(u16, Value), Trouble> {
     let body = chat(id, model, "hi", 3, false);
     let answer =
@@ -173,7 +173,7 @@ async fn who_waits_in_an_old_program_for_a_model_that_fails_hears_what_the_new_o
         for _ in 0..upgrades {
             upgrade(&warden).await?;
         }
-        // The next process of it cannot start, which only the new program gets to know.
+        // The next process cannot start, which only the new program notices.
         warden.script("b", &json!({"fail": "corrupt_model"})).await?;
         let (status, old) = refused(&mut clients[0], "old", "b").await?;
         let new = warden.http.post(CHAT, &chat("new", "b", "hi", 3, false)).await?;
@@ -182,7 +182,7 @@ async fn who_waits_in_an_old_program_for_a_model_that_fails_hears_what_the_new_o
         let told = words(&old).context("no message")?;
         assert!(told.contains("cannot start before something changes"), "{upgrades}: {told}");
         assert_eq!(Some(told), words(&new.json()?), "{upgrades}");
-        // Nobody who comes once it works hears of that any more.
+        // After the repair, later requests succeed.
         warden.script("b", &json!({"fail": null})).await?;
         warden.restart("b", 1).await?;
         assert!(ask(&mut clients[1], "later", "b").await?, "{upgrades}: by the old one");
@@ -216,7 +216,7 @@ async fn what_is_set_over_a_connection_that_an_old_program_keeps_is_set_in_all_a
         warden.restart("m", 1).await?;
         let last = warden.until_ready(2).await?;
         assert!(last.iter().all(|process| !first.contains(process)), "{last:?}");
-        // Before anybody could use them, so at once.
+        // No client could have used the port before, so the result is immediate.
         assert!(has(&last[0]).await && has(&last[1]).await, "{upgrades}: in those that follow");
     }
     Ok(())
@@ -226,7 +226,7 @@ async fn what_is_set_over_a_connection_that_an_old_program_keeps_is_set_in_all_a
 async fn who_waits_in_an_old_program_for_a_model_that_is_taken_out_hears_so() -> Outcome {
     for upgrades in [1, 2] {
         let setup = Setup::new()?.top(STAY).fake("a", &json!({}), "")?;
-        // It does not get ready as long as anybody waits here.
+        // The model does not become ready during the test.
         let never = json!({"load_ms": 3_600_000});
         let setup = setup.fake(
             "b",
@@ -254,7 +254,7 @@ async fn who_waits_in_an_old_program_for_a_model_that_is_taken_out_hears_so() ->
         warden.reload(&config[..at])?;
         let (status, told) = waiting.join_next().await.context("it was asked")???;
         assert!(status == 404 && told.to_string().contains("was removed"), "{upgrades}: {status} {told}");
-        // The old one knows the model still, and nobody will ever load it.
+        // The old program still knows the model, which no program will load again.
         let (status, told) = refused(&mut late, "late", "b").await?;
         assert!(status == 404 && told.to_string().contains("was removed"), "{upgrades}: {status} {told}");
         until_alone(&warden).await?;

@@ -1,4 +1,4 @@
-//! Every way to be started and asked: by a signal, under llama-server's flags, with the operator's side over TCP, with TLS.
+//! Upgrades by signal, under llama-server's flags, with the admin address on TCP, and with TLS.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,18 +13,19 @@ use warden_rig::{Context as _, Http, Identity, Outcome, Trouble, Warden, binarie
 use super::{programs, until_alone, upgrade};
 use crate::{drop_in, page};
 
-/// Puts the program there under another number, in the place of whatever is there, as packages do.
+/// Replaces a file by the program with a new inode, as packages do.
 fn put(path: &Path) -> Outcome {
     let (program, fresh) = (binaries::llama_warden()?, path.with_extension("new"));
     if std::fs::hard_link(&program, &fresh).is_err() {
         std::fs::copy(&program, &fresh)?;
     }
-    // Two names of one file: renaming one to the other would do nothing.
+    // Renaming one link of a file to another would do nothing.
     drop(std::fs::remove_file(path));
     Ok(std::fs::rename(fresh, path)?)
 }
 
-/// Whoever serves, once that has changed so many times. A child alone tells nothing: a program is asked for its version, too.
+/// Waits until this number of programs has taken over. A child alone proves nothing, because programs also
+/// run for their version.
 async fn until_upgraded(warden: &Warden, times: usize) -> Result<ProcessId, Trouble> {
     wait_until("another program serves", SOON, async || {
         warden.kid.output().matches("upgrade: the next program serves").count() == times
@@ -47,7 +48,7 @@ async fn a_signal_or_a_command_without_a_name_takes_the_program_that_lies_at_our
     warden.kid.signal(Signal::USR2);
     let first = until_upgraded(&warden, 1).await?;
     assert_eq!(std::fs::read_link(format!("/proc/{}/exe", first.pid))?, own);
-    // Passed on to whoever serves now, whose file is replaced in its turn.
+    // The signal is passed on to the serving program, whose file is replaced in turn.
     put(&own)?;
     warden.kid.signal(Signal::USR2);
     assert_ne!(until_upgraded(&warden, 2).await?, first);
@@ -58,7 +59,7 @@ async fn a_signal_or_a_command_without_a_name_takes_the_program_that_lies_at_our
     assert_eq!(ran.code, 0, "{ran:?}");
     let serving = until_upgraded(&warden, 3).await?;
     assert_eq!(warden.until_ready(1).await?, children);
-    // A program that is no program: the signal changes nothing, and the event tells who asked.
+    // With an invalid program, the signal has no effect, and the event names its origin.
     let bad = warden.home().program("bad", "#!/bin/sh\nexit 0\n")?;
     std::fs::rename(bad, &own)?;
     warden.kid.signal(Signal::USR2);
@@ -72,7 +73,7 @@ async fn a_signal_or_a_command_without_a_name_takes_the_program_that_lies_at_our
     Ok(())
 }
 
-/// The processes of all models, as the operator is told: what was started with llama-server's flags looks like one.
+/// PIDs of all models in the status. Under llama-server's flags, children look alike.
 async fn pids(warden: &Warden) -> Result<Vec<i64>, Trouble> {
     let status = warden.admin().get("/status").await?.json()?;
     let models = status["fleet"]["models"].as_array().cloned().unwrap_or_default();
@@ -80,7 +81,6 @@ async fn pids(warden: &Warden) -> Result<Vec<i64>, Trouble> {
     Ok(backends.filter_map(|one| one["pid"].as_i64()).collect())
 }
 
-/// The address behind these words in the output.
 fn address(warden: &Warden, words: &str) -> Result<SocketAddr, Trouble> {
     let output = warden.kid.output();
     let after = output.split_once(words).context(format!("{words:?} in {output}"))?.1;
@@ -129,7 +129,7 @@ async fn under_llama_servers_name_and_flags_it_stays_llama_server() -> Outcome {
         let answer = warden.http.post(CHAT, &chat("x", model, "hi", 3, true)).await?.answer()?;
         assert!(answer.is_whole(), "{model}: {answer:?}");
     }
-    // A diagnosis beside it starts processes of its own, and touches none of these.
+    // A concurrent diagnosis starts its own processes and touches none of these.
     let fake = binaries::fake_llama()?;
     let fake = fake.to_string_lossy();
     let words = ["diagnose", "--binary", &fake, "--requests", "64", "--", "-m", "model.gguf"];
@@ -156,7 +156,7 @@ async fn streams_over_tls_go_on_in_the_program_that_has_them() -> Outcome {
     for _ in 0..2 {
         upgrade(&warden).await?;
     }
-    // Another connection is the new program's, with the same certificate.
+    // A new connection reaches the new program, with the same certificate.
     assert!(plain.post(CHAT, &chat("three", "m", "go", 3, true)).await?.answer()?.is_whole());
     let (answer, end) = one.rest().await;
     assert!(answer.done && end.is_ok(), "{answer:?} {end:?}");

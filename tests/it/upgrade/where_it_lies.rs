@@ -1,4 +1,4 @@
-//! Which program takes over when none is named, and what is said of the one that does.
+//! The default program of an upgrade, and the report on it.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use warden_rig::{Context as _, Outcome, Trouble, binaries};
 
 use super::until_alone;
 
-/// The same program once more, in a folder of its own.
+/// Copies the program into a folder of its own.
 fn copy(home: &Path, folder: &str) -> Result<PathBuf, Trouble> {
     let folder = home.join(folder);
     std::fs::create_dir_all(&folder)?;
@@ -50,7 +50,7 @@ async fn a_link_that_leads_to_the_next_version_is_followed_and_what_a_restart_wo
     let other = format!("a restart would start {}", current.join("llama-warden").display());
     assert!(ran.code == 0 && ran.stdout.contains(&other), "{ran:?}");
     assert_eq!(serves().await?, first);
-    // Nor does the link lead to what runs now: where that lies counts.
+    // The path of the program counts, not the target of the link.
     let ran = warden.cli(&["upgrade"]).await?;
     assert!(ran.code == 0 && ran.stdout.contains(&same) && ran.stdout.contains(&other), "{ran:?}");
     assert_eq!((serves().await?, warden.until_ready(1).await?), (first, before));

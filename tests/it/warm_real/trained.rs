@@ -1,5 +1,5 @@
-//! The same with trained, quantised weights: SmolLM2 is dense and carried over by slot files, Gemma 3 has sliding
-//! windows and does not use restored slots.
+//! Replacements with trained, quantised models: dense SmolLM2 is carried over by slot files; Gemma 3 has
+//! sliding windows and does not use restored slots.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use warden_rig::real_weights::{gemma3, smollm2};
 
 use super::*;
 
-/// Two conversations about a text each, long enough to be carried over.
+/// Two conversations, long enough to be carried over.
 fn talks() -> Talks {
     let about = |(hero, place): (&str, &str)| {
         let story = format!(
@@ -21,14 +21,13 @@ fn talks() -> Talks {
     Talks::begin_with([("Martha", "Norway"), ("Peter", "Portugal")].map(about).into_iter())
 }
 
-/// One slot for each conversation.
 fn flags() -> Vec<&'static str> {
     let mut flags = vec!["-c", "4096", "-np", "2", "--cache-ram", "0"];
     flags.extend(REPRODUCIBLE);
     flags
 }
 
-/// The turns of a llama-server that nobody replaces.
+/// Turns of a llama-server that is not replaced.
 async fn undisturbed_turns(model: &Path, rounds: usize) -> Result<Vec<Vec<Turn>>, Trouble> {
     let undisturbed = Undisturbed::start_model(&llama_server().await?, model, &flags(), &[]).await?;
     let (mut talks, mut all) = (talks(), Vec::new());
@@ -81,7 +80,8 @@ async fn sliding_windows_with_trained_weights_are_evaluated_again_and_their_slot
             let warm = &entry["warm"];
             assert_eq!((&entry["failed"], &warm["carried"]), (&Value::Null, &json!(0)), "{entry}");
             if round > 1 {
-                // The first time showed that restored slots are not used: nobody waits for them again.
+                // The first replacement has shown that restored slots are not used, so no later one waits for
+                // them.
                 assert_eq!((&warm["no_file"], &warm["bytes"]), (&json!("not_reused"), &json!(0)), "{warm}");
                 wait_until("prompts are evaluated behind the gate", SOON * 4, async || {
                     warden.status("m").await.is_ok_and(|model| model["warm"]["evaluated"] == 2)

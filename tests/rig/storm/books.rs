@@ -1,4 +1,4 @@
-//! The books of a storm: what was executed, and whether that agrees with what the clients were told.
+//! Compares the executions of a storm with the answers that the clients got.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,21 +6,23 @@ use super::{Sent, Told};
 use crate::ledger::{End, Line};
 use crate::words::Key;
 
-/// One execution.
+/// Execution of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Execution {
-    /// How it ended.
+    /// End of the execution.
     pub end: End,
-    /// What was asked for.
+    /// Meaning of the request.
     pub meaning: String,
-    /// Nobody could have known of it: it was to be streamed, its process sends the head of a stream before it computes
-    /// anything, and died before the first byte was out. That is what makes sending it again right, so it does not count.
+    /// True if the client cannot have noticed the execution: the process sends the head of a stream before it
+    /// computes, and died before the first byte. Then the gateway may send the request again, so this
+    /// execution does not count.
     pub unseen: bool,
-    /// Lines of the ledger before it began, and before the last one of its process: behind that one it may have died.
+    /// Number of ledger lines before the execution began, and before the process's last line, after which it
+    /// may have died.
     pub between: (usize, usize),
 }
 
-/// Every execution by the request's name.
+/// Returns the executions by the name of the request.
 pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
     let mut ends: HashMap<(i32, u64), End> = HashMap::new();
     let mut heads = std::collections::HashSet::new();
@@ -35,7 +37,7 @@ pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
         }
     }
     let mut all: BTreeMap<String, Vec<Execution>> = BTreeMap::new();
-    // Asked by the gateway, to learn what is made of a request, and told to nobody.
+    // The gateway sends names with `?` itself, to learn how llama-server understands a request.
     let asked = |(_, line): &(usize, &Line)| line.event == "begun" && !line.id.ends_with('?');
     for (index, line) in lines.iter().enumerate().filter(asked) {
         let key = (line.pid, line.ordinal);
@@ -48,16 +50,16 @@ pub fn executions(lines: &[Line]) -> BTreeMap<String, Vec<Execution>> {
     all
 }
 
-/// Compares what one client was told with what was executed. Where it `continues`, one more execution may have died with its
-/// process.
+/// Compares one client's result with the executions. If the model `continues`, one more execution may have
+/// died with its process.
 ///
 /// # Errors
-/// The contradiction.
+/// The result contradicts the executions.
 pub fn audit(sent: &Sent, executed: &[Execution], continues: bool) -> Result<(), String> {
     let told = sent.told.as_ref().map_err(|why| format!("{why:?}"))?;
     let mut seen: Vec<&Execution> = executed.iter().filter(|one| !one.unseen).collect();
-    // The first of two: its process died, or was stopped. It may have been done with this one, and was heard of no more when the
-    // second began.
+    // The process of the first execution died or was stopped, perhaps after finishing it, before the second
+    // began.
     if let [first, second, ..] = seen[..]
         && continues
         && (first.end != End::Finished || first.between.1 < second.between.0)
@@ -142,7 +144,8 @@ mod tests {
         let both = [&first[..], &second[..]].concat();
         assert!(judged(whole(), &both, true) && !judged(whole(), &both, false));
         assert!(!judged(whole(), &first, true), "nobody finished it");
-        // It was done, and died before its answer was out; or it lives, and should not have been asked twice.
+        // The process finished and died before its answer was sent, or it lives and the request should not be
+        // sent twice.
         let done = [line("begun", 1, true), line("head", 1, true), line("finished", 1, true)];
         let after = [&done[..], &second[..]].concat();
         assert!(judged(whole(), &after, true) && !judged(whole(), &after, false));

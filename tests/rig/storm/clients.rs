@@ -1,4 +1,4 @@
-//! The clients of a storm, and what they are told.
+//! Clients of a storm, and the results that they get.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use crate::dice::Dice;
 use crate::warden::{CHAT, chat};
 use crate::{Answer, Context as _, Http, Trouble};
 
-/// How a request ended for its client.
+/// Result of a request for its client.
 #[derive(Debug)]
 pub enum Told {
     /// A complete answer.
     Whole(Box<Answer>),
     /// An error in place of an answer.
     Refused {
-        /// It says that nothing was executed.
+        /// True if the error says that nothing was executed.
         nothing_ran: bool,
         /// Status and body.
         words: String,
     },
-    /// The answer broke off in a way that can be seen.
+    /// The answer broke off visibly.
     Cut,
-    /// Nothing: the client left.
+    /// The client left.
     Left,
 }
 
-/// One request, and its end.
+/// Request and its result.
 #[derive(Debug)]
 pub struct Sent {
-    /// Its name in the ledger.
+    /// Name of the request in the ledger.
     pub id: String,
-    /// Its body.
+    /// Body of the request.
     pub request: Value,
-    /// Its end; an error is a broken promise.
+    /// Result; an error is a broken promise.
     pub told: Result<Told, Trouble>,
 }
 
 impl Sent {
-    /// For counting.
+    /// Name of the result, for counts.
     pub fn label(&self) -> &'static str {
         match &self.told {
             Ok(Told::Whole(_)) => "whole",
@@ -56,7 +56,7 @@ impl Sent {
 /// Sends one chat request.
 ///
 /// # Errors
-/// What no client may see: no answer in time, none at all, an error without words, a half answer that looks whole.
+/// The client got no answer in time or at all, an error without words, or half an answer that looks whole.
 pub async fn one(http: &Http, request: &Value, leave_after: Option<Duration>) -> Result<Told, Trouble> {
     let whole = async {
         let flow = http.stream(CHAT, request).await.context("no answer at all")?;
@@ -81,7 +81,7 @@ pub async fn one(http: &Http, request: &Value, leave_after: Option<Duration>) ->
     }
 }
 
-/// All requests of one client, one after the other.
+/// Sends all requests of one client, one after the other.
 pub(super) async fn client(http: Http, number: u64, storm: Storm) -> Vec<Sent> {
     let mut dice = Dice::new(storm.seed ^ (number << 32));
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! What is done to the backends while a storm lasts.
+//! Disturbs the backends during a storm.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ fn configuration(setup: &Setup, contexts: [u32; 2]) -> String {
     text
 }
 
-/// Disturbs until told to stop; returns how often what was done.
+/// Disturbs until stopped; returns the number of disturbances by kind.
 pub(super) async fn disturb(
     warden: &mut Warden,
     calm: &AtomicBool,

@@ -1,5 +1,5 @@
-//! Everything at once, and then the books: many clients, some of whom leave, while backends are killed, crash, hang, are
-//! restarted, drained, recycled and reconfigured. What the clients were told must agree with what was executed.
+//! Runs a storm: many clients, some of whom leave, while backends are killed, crash, hang, are restarted,
+//! drained, recycled and reconfigured. The clients' results must agree with the executions in the ledger.
 //!
 //! ```text
 //!   clients --requests--> llama-warden --> three fake-llamas --> ledger of executions
@@ -9,8 +9,8 @@
 //!      `--- what each was told -----------> books <-------------------'
 //! ```
 //!
-//! A storm is drawn from a seed, which a failure shows. The order in which things meet still differs from run to run, so
-//! nothing is claimed that depends on it.
+//! A storm follows from a seed, which a failure shows. The order of events still differs from run to run, so
+//! no check depends on it.
 
 mod books;
 mod clients;
@@ -34,52 +34,52 @@ use crate::{Context as _, Trouble, Warden, wait_for, wait_until};
 pub use books::{Execution, audit, executions};
 pub use clients::{Sent, Told, one};
 
-/// The longest that any request may take, with everything that happens to it.
+/// Longest time that a request may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The models: two replicas that are replaced by overlap, and one that is replaced in sequence.
+/// The model `sequence` is replaced in sequence; `overlap` has two replicas that are replaced by overlap.
 const MODELS: [&str; 2] = ["sequence", "overlap"];
 
-/// What blows.
+/// Kind of disturbances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// What operators and policies do: nothing may fail.
+    /// Actions of operators and policies, under which no request may fail.
     Fair,
-    /// Backends are killed and misbehave as well.
+    /// These actions, and faults: backends are killed and misbehave.
     Foul,
 }
 
-/// A storm to be.
+/// Parameters of a storm.
 #[derive(Clone, Debug)]
 pub struct Storm {
-    /// What it is drawn from.
+    /// Seed of the storm.
     pub seed: u64,
-    /// What blows.
+    /// Kind of disturbances.
     pub weather: Weather,
-    /// Clients at a time.
+    /// Number of concurrent clients.
     pub clients: u64,
-    /// Requests of each, one after the other.
+    /// Requests of each client, one after the other.
     pub each: u64,
     /// Fewest tokens of an answer, and how many more it may have.
     pub tokens: (u64, u64),
-    /// Time for each.
+    /// Milliseconds per token.
     pub ms_per_token: f64,
     /// A client that leaves does so within this time.
     pub leaves_within_ms: u64,
-    /// How often each fault may happen to each model, and one in how many requests asks for one.
+    /// How often each fault may happen to each model, and one in how many requests asks for a fault.
     pub faults: (u64, u64),
-    /// What hangs is cut after this, in foul weather; what runs well is never cut.
+    /// Deadline in foul weather, after which a hanging request is cut.
     pub hangs_for: &'static str,
-    /// More lines of configuration, before the models.
+    /// Further lines of configuration, before the models.
     pub top: &'static str,
-    /// When the backends send the head of a stream: `slot` or `first_token`.
+    /// Moment when backends send the head of a stream: `slot` or `first_token`.
     pub stream_head: &'static str,
-    /// Whether a request whose backend dies is executed once more (`on_death`).
+    /// True if a request whose backend dies is executed once more (`on_death`).
     pub continues: bool,
 }
 
 impl Storm {
-    /// One for every run of the tests: 288 requests.
+    /// Storm of 288 requests for every run of the tests.
     pub fn small(weather: Weather, seed: u64) -> Self {
         Self {
             seed,
@@ -97,7 +97,7 @@ impl Storm {
         }
     }
 
-    /// The ledger check: 16 clients, short answers, and many faults.
+    /// Storm with 16 clients, short answers and many faults, to check the ledger.
     pub fn large(requests: u64, seed: u64) -> Self {
         Self {
             seed,
@@ -110,13 +110,13 @@ impl Storm {
             faults: (5, 60),
             hangs_for: "500ms",
             top: "log.level = \"error\"",
-            // Both orders in turn.
+            // Both orders alternate.
             stream_head: if seed.is_multiple_of(2) { "first_token" } else { "slot" },
             continues: seed % 4 < 2,
         }
     }
 
-    /// The lines of both models, apart from how they are replaced.
+    /// Returns the configuration of both models, apart from how they are replaced.
     pub fn settings(&self) -> String {
         let deadline = if self.weather == Weather::Foul { self.hangs_for } else { "60s" };
         let on_death = if self.continues { "continue" } else { "error" };
@@ -157,10 +157,10 @@ impl Storm {
         Ok(warden)
     }
 
-    /// Lets it blow over, and checks the books.
+    /// Runs the storm and checks its results.
     ///
     /// # Errors
-    /// The seed, what was done, and the first contradictions; or what was left behind.
+    /// A result contradicts the ledger, or something was left behind; the error shows the seed.
     pub async fn run(self) -> Result<Report, Trouble> {
         let seed = self.seed;
         self.blow().await.context(format!("storm of seed {seed}"))
@@ -213,29 +213,29 @@ impl Storm {
     }
 }
 
-/// How it went.
+/// Report on a storm.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// How many requests ended how.
+    /// Number of requests by result.
     pub counts: BTreeMap<&'static str, usize>,
-    /// The words of refusals.
+    /// Number of refusals by their words.
     pub refusals: BTreeMap<String, usize>,
-    /// What was done to the backends.
+    /// Number of disturbances by kind.
     pub disturbances: BTreeMap<&'static str, usize>,
-    /// How many processes executed something.
+    /// Number of processes that executed a request.
     pub processes: usize,
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     pub took: Duration,
 }
 
 impl Report {
-    /// All requests.
+    /// Number of requests.
     pub fn requests(&self) -> usize {
         self.counts.values().sum()
     }
 }
 
-/// Things fail often here and are forgiven fast.
+/// Failures are frequent, so backoffs are short.
 const SETTINGS: &str = "lifecycle.backoff_first = \"10ms\"\nlifecycle.backoff_cap = \"30ms\"\n\
     lifecycle.probe_interval = \"100ms\"\n\
     lifecycle.probe_timeout = \"200ms\"\nlifecycle.suspect_timeout = \"300ms\"\n\
@@ -243,7 +243,7 @@ const SETTINGS: &str = "lifecycle.backoff_first = \"10ms\"\nlifecycle.backoff_ca
     policy.max_requests = 40\npolicy.jitter = 0.5\npolicy.quiet_for = \"1ms\"\npolicy.quiet_within = \"50ms\"\n\
     policy.min_interval = \"300ms\"\npolicy.min_interval_hard = \"300ms\"\n";
 
-/// What goes wrong with single requests: each a number of times per model, at requests that have its word.
+/// Faults of single requests, each a number of times per model, at requests that contain its word.
 fn faults() -> Vec<Value> {
     vec![
         json!({"do": "crash", "signal": 9}),
@@ -260,7 +260,7 @@ fn faults() -> Vec<Value> {
     ]
 }
 
-/// After the storm every model answers, nothing runs, and no process or socket is left over.
+/// Checks that every model answers, nothing runs, and no process or socket is left over.
 async fn as_good_as_new(warden: &Warden) -> Result<Vec<ProcessId>, Trouble> {
     until_well(warden).await?;
     for model in MODELS {
@@ -285,11 +285,11 @@ async fn as_good_as_new(warden: &Warden) -> Result<Vec<ProcessId>, Trouble> {
     good.context(seen)
 }
 
-/// Who was killed last may still take a request, and who hangs is found by its probes only: what is asked before that shares
-/// their fate, and is rightly told so.
+/// A process that was just killed may still take a request, and only probes find one that hangs. Earlier
+/// requests would rightly fail with that process.
 async fn until_well(warden: &Warden) -> Result<(), Trouble> {
     wait_until("every process answers for itself", SOON, async || {
-        // A model that was drained has none until it is asked for.
+        // A drained model has no process until the next request.
         for backend in warden.backends() {
             let Some(http) = backend.http() else { return false };
             let asked = timeout(Duration::from_secs(1), http.get("/health")).await;
@@ -329,7 +329,7 @@ async fn until_still(warden: &Warden) -> Result<(), Trouble> {
     .await
 }
 
-/// The sockets in the runtime directory.
+/// Returns the sockets in the runtime directory.
 pub fn sockets(directory: PathBuf) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut todo = vec![directory];
@@ -345,7 +345,7 @@ pub fn sockets(directory: PathBuf) -> Vec<PathBuf> {
     found
 }
 
-/// Children that have ended and were not reaped.
+/// Number of children that have ended and were not reaped.
 pub fn zombies(pid: i32) -> usize {
     let Ok(all) = procfs::process::all_processes() else { return 0 };
     let stats = all.flatten().filter_map(|process| process.stat().ok());

@@ -1,4 +1,4 @@
-//! One connection of the load: what it sends, what comes back.
+//! Connection of the load: sends requests and reads answers.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
@@ -9,20 +9,15 @@ use warden_rig::{Context as _, Trouble};
 
 use super::response::Response;
 
-/// What reading once has brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Got {
-    /// Nothing yet.
     Nothing,
-    /// A part.
     Part,
-    /// The end of the answer.
     End,
     /// The server closed the connection, between two answers.
     Closed,
 }
 
-/// A connection.
 pub(crate) struct Client {
     stream: Stream,
     address: SocketAddr,
@@ -31,7 +26,8 @@ pub(crate) struct Client {
     request: Rc<[u8]>,
     written: usize,
     watched: bool,
-    /// When the request was begun, in nanoseconds of the monotonic clock; for an open loop, when it was due.
+    /// Start of the request, in nanoseconds of the monotonic clock; in an open loop, the time at which it was
+    /// due.
     pub(crate) began: u64,
     pub(crate) busy: bool,
 }
@@ -53,13 +49,12 @@ impl Client {
         })
     }
 
-    /// Connects anew.
     pub(crate) fn reopen(&mut self, poller: &Poller) -> Result<(), Trouble> {
         *self = Self::open(self.address, poller, self.token)?;
         Ok(())
     }
 
-    /// Sends a request, as much of it as there is room for.
+    /// Sends as much of a request as there is room for.
     pub(crate) fn send(&mut self, request: &Rc<[u8]>, poller: &Poller) -> Result<(), Trouble> {
         self.request = request.clone();
         self.written = 0;
@@ -69,7 +64,6 @@ impl Client {
         self.write(poller)
     }
 
-    /// Goes on sending.
     pub(crate) fn write(&mut self, poller: &Poller) -> Result<(), Trouble> {
         while self.written < self.request.len() {
             match self.stream.write(&self.request[self.written..]) {
@@ -91,7 +85,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads once and hands on what came of the body.
+    /// Reads once and passes on the part of the body.
     pub(crate) fn read(&mut self, scratch: &mut [u8], data: impl FnMut(&[u8])) -> Result<Got, Trouble> {
         let count = match self.stream.read(scratch) {
             Ok(0) if !self.busy || self.response.is_fresh() => return Ok(Got::Closed),
@@ -115,7 +109,7 @@ impl Client {
         Ok(Got::End)
     }
 
-    /// The server said that it closes.
+    /// Returns true if the server announced that it closes.
     pub(crate) fn closes(&self) -> bool {
         self.response.closes
     }

@@ -1,4 +1,4 @@
-//! The load: one thread, one `epoll`, requests that were made before the clock runs.
+//! Load generator: one thread, one `epoll`, requests prepared before the clock runs.
 //!
 //! | module | does |
 //! |---|---|
@@ -14,17 +14,13 @@ pub(crate) mod streams;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-/// Whom to ask, and as whom.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
-    /// The client's key, where one is asked for.
     pub(crate) key: Option<String>,
 }
 
-/// The model that all requests name.
 pub(crate) const MODEL: &str = "mock";
-/// Bytes of a large body.
 pub(crate) const LARGE: usize = 5_000_000;
 
 impl Target {
@@ -37,22 +33,22 @@ impl Target {
         Rc::from((head + body).into_bytes())
     }
 
-    /// A chat request of about 400 bytes, head and body.
+    /// Returns a chat request of about 400 bytes, head and body.
     pub(crate) fn small(&self) -> Rc<[u8]> {
         self.post(&format!(
             r#"{{"model":"{MODEL}","messages":[{{"role":"system","content":"You are a helpful assistant."}},{{"role":"user","content":"Tell me in one sentence what the fox does."}}],"temperature":0,"max_tokens":32}}"#
         ))
     }
 
-    /// One that asks for a stream of so many events; none a second means as fast as they go.
+    /// Returns a request for a stream of this many events; 0 per second means without a pause.
     pub(crate) fn stream(&self, events: u64, per_second: u64) -> Rc<[u8]> {
         self.post(&format!(
             r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"Tell me a story."}}],"stream":true,"max_tokens":{events},"per_second":{per_second}}}"#
         ))
     }
 
-    /// One with an image of 5 MB; the model is named at its beginning or, as the `openai` Python package does, at its
-    /// end.
+    /// Returns a request with an image of 5 MB, which names the model first or, like the `openai` Python
+    /// package, last.
     pub(crate) fn large(&self, model_first: bool) -> Rc<[u8]> {
         let model = format!(r#""model":"{MODEL}""#);
         let image = "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJzdHV2d3h5ejAxMjM0NTY3ODkrLw"

@@ -1,4 +1,4 @@
-//! Requests that are answered at once: closed loops over kept connections, and an open loop at a fixed rate.
+//! Requests with immediate answers: closed loops over kept connections, and an open loop at a fixed rate.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -10,17 +10,15 @@ use warden_rig::poll::{Poller, now};
 use super::Target;
 use super::client::{Client, Got};
 
-/// What came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    /// Nanoseconds of each request, from its first byte sent (or from when it was due) to the last byte received.
+    /// Nanoseconds of each request, from its first byte sent (or its due time) to the last byte received.
     pub(crate) times: Vec<u64>,
     pub(crate) seconds: f64,
-    /// Connections that the server closed, so that another one was needed.
+    /// Connections that the server closed and that had to be replaced.
     pub(crate) reconnects: u64,
 }
 
-/// When a closed loop ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Until {
     After(Duration),
@@ -43,7 +41,7 @@ impl Load {
     }
 }
 
-/// `connections` clients, each sending the next request when the last one is answered.
+/// Runs clients that each send the next request after the last answer.
 pub(crate) fn closed(
     target: &Target,
     request: &Rc<[u8]>,
@@ -108,7 +106,7 @@ pub(crate) fn closed(
     Ok(done)
 }
 
-/// `per_second` requests over `connections` clients. A request that finds no free client waits, and that counts.
+/// Sends requests at a fixed rate; the time includes the wait for a free client.
 pub(crate) fn paced(
     target: &Target,
     request: &Rc<[u8]>,
@@ -149,7 +147,7 @@ pub(crate) fn paced(
             waiting.pop_front();
             free.pop_front();
             clients[at].send(request, &poller)?;
-            // A late tick is the load's own lateness, not the server's; only a wait for a free client counts.
+            // Only a wait for a free client counts, not a late tick of the load itself.
             if time - due > 1_000_000 {
                 clients[at].began = due;
             }
@@ -165,10 +163,9 @@ pub(crate) fn paced(
     Ok(done)
 }
 
-/// Nothing for this long is an error.
+/// Longest time without any event before a run fails.
 pub(crate) const STALLED: Duration = Duration::from_secs(20);
 
-/// Nanoseconds as seconds.
 pub(crate) fn seconds(nanoseconds: u64) -> f64 {
     Duration::from_nanos(nanoseconds).as_secs_f64()
 }
@@ -178,7 +175,7 @@ pub(crate) struct Held {
     _open: (Vec<Client>, Poller),
 }
 
-/// Opens `count` connections that each carry one request, and keeps them.
+/// Opens connections that each carry one request, and keeps them.
 pub(crate) fn hold(target: &Target, request: &Rc<[u8]>, count: usize) -> Result<Held, Trouble> {
     let Load { mut poller, mut clients, mut scratch } = Load::open(target, 0)?;
     let mut ready = Vec::new();

@@ -1,13 +1,12 @@
-//! Answers out of bytes: the head, the body by its length or by its chunks, and where it ends. As lean as it can be
-//! without being wrong about any of the servers here.
+//! Parses answers: the head, the body by length or chunks, and the end. As cheap as possible while right for
+//! all servers here.
 
 use memchr::memmem;
 use warden_rig::Trouble;
 
-/// A head is smaller than this.
+/// Most bytes of a head.
 const HEAD: usize = 16 << 10;
 
-/// Where the reader is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Head,
@@ -19,14 +18,13 @@ enum State {
     Done,
 }
 
-/// An answer as far as it has come.
+/// Answer as far as it has arrived.
 #[derive(Debug)]
 pub(crate) struct Response {
     state: State,
     head: Vec<u8>,
-    /// Its status.
     pub(crate) status: u16,
-    /// The server says that it closes.
+    /// True if the server announced that it closes.
     pub(crate) closes: bool,
 }
 
@@ -35,7 +33,6 @@ impl Response {
         Self { state: State::Head, head: Vec::new(), status: 0, closes: false }
     }
 
-    /// Begins with the next one.
     pub(crate) fn reset(&mut self) {
         self.state = State::Head;
         self.head.clear();
@@ -45,15 +42,15 @@ impl Response {
         self.state == State::Done
     }
 
-    /// Nothing of it has come.
+    /// Returns true if no byte of the answer has arrived.
     pub(crate) fn is_fresh(&self) -> bool {
         self.state == State::Head && self.head.is_empty()
     }
 
-    /// Takes bytes in and hands the body's on, piece by piece.
+    /// Parses bytes and passes on the parts of the body.
     ///
     /// # Errors
-    /// It is no answer, or something comes after its end.
+    /// The bytes are no answer, or continue after its end.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], mut data: impl FnMut(&[u8])) -> Result<(), Trouble> {
         while !bytes.is_empty() {
             match self.state {
@@ -111,7 +108,7 @@ impl Response {
             self.parse(&bytes[..end + 4])?;
             return Ok(&bytes[end + 4..]);
         }
-        // In pieces, which is rare.
+        // The head arrives in several parts, which is rare.
         let before = self.head.len();
         self.head.extend_from_slice(bytes);
         let head = std::mem::take(&mut self.head);

@@ -1,5 +1,4 @@
-//! Streams: the first byte, the delay of each event from its writing to its arrival, and whether events that came one by
-//! one arrive one by one.
+//! Streams: the time to the first byte, the delay of each event, and events that arrive merged or split.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,49 +11,42 @@ use super::Target;
 use super::client::{Client, Got};
 use super::requests::{STALLED, seconds};
 
-/// What stands before the time in an event.
+/// Text before the time in an event.
 const TIME: &[u8] = b"\"t\":\"";
-/// Digits of it.
 const DIGITS: usize = 20;
-/// Nanoseconds within which all streams with a pace begin.
+/// Nanoseconds within which all paced streams begin.
 const BEGINNING: u64 = 1_000_000_000;
 
-/// What came of it.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    /// Nanoseconds from the request to the first byte of an event.
     pub(crate) firsts: Vec<u64>,
-    /// Nanoseconds from the mock's writing of an event to its arrival, while all streams ran: the storm of the beginning is
-    /// not what is asked about.
+    /// Nanoseconds from the mock's write of an event to its arrival, while all streams run; the start is left
+    /// out.
     pub(crate) delays: Vec<u64>,
-    /// Events whose time was read, those of the beginning included.
+    /// Events with a parsed time, including those of the start.
     pub(crate) timed: u64,
     pub(crate) events: u64,
-    /// Reads that brought more than one event of one stream.
     pub(crate) merged: u64,
-    /// Events that came in two pieces.
     pub(crate) split: u64,
-    /// From the first request to the last byte.
     pub(crate) seconds: f64,
-    /// Times that a connection had carried a stream and was closed.
+    /// Connections that were closed after a stream.
     pub(crate) reconnects: u64,
 }
 
-/// What is wanted of some streams.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     pub(crate) streams: usize,
     pub(crate) events: u64,
-    /// None: as fast as they go.
+    /// Events per second; 0 for no pause.
     pub(crate) per_second: u64,
-    /// The times in the events are read, which costs the load something.
+    /// True to parse the times in events, which costs the load some time.
     pub(crate) delays: bool,
 }
 
-/// Counts events, and reads their times.
+/// Counts events, and parses their times.
 #[derive(Debug, Default)]
 struct Eye {
-    /// The last byte was a line feed.
+    /// True if the last byte was a line feed.
     feed: bool,
     events: u64,
     times: u64,
@@ -62,7 +54,7 @@ struct Eye {
 
 impl Eye {
     fn see(&mut self, bytes: &[u8], arrived: Option<u64>, delays: &mut Vec<u64>) {
-        // Two line feeds in a row end an event; they may come in two pieces.
+        // Two line feeds in a row end an event; they may arrive separately.
         let mut last = if self.feed { Some(usize::MAX) } else { None };
         for at in memchr::memchr_iter(b'\n', bytes) {
             if last == Some(at.wrapping_sub(1)) {
@@ -86,7 +78,7 @@ impl Eye {
     }
 }
 
-/// Starts all streams and reads them to their end. `at_start` is called once all have had their first event.
+/// Runs all streams to their end. Calls `at_start` once all have had their first event.
 pub(crate) fn run(
     target: &Target,
     wanted: Wanted,
@@ -100,8 +92,8 @@ pub(crate) fn run(
         clients.push(Some(Client::open(target.address, &poller, token)?));
         eyes.push(Eye::default());
     }
-    // Those with a pace begin within a second, so that they do not all ask at once. The phases of their events are the
-    // mock's: what waits at the beginning must not go on in step.
+    // Paced streams begin within a second, not all at once. The mock sets the phases of their events, so that
+    // waits at the start do not synchronize them.
     let spread = if wanted.per_second > 0 { BEGINNING / wanted.streams.max(1) as u64 } else { 0 };
     poller.tick((spread > 0).then_some(Duration::from_micros(100)))?;
     let begin = now();
@@ -144,7 +136,7 @@ pub(crate) fn run(
                 Got::End => {
                     open -= 1;
                     last = now();
-                    // Its last two are the usage and the last words.
+                    // The last two events are the usage and the end mark.
                     if eye.events != wanted.events + 2 {
                         return Err(Trouble::new(format!("{} events of {}", eye.events, wanted.events + 2)));
                     }
@@ -163,7 +155,7 @@ pub(crate) fn run(
     Ok(done)
 }
 
-/// Short streams one after the other on one connection, which is kept where the server keeps it.
+/// Runs short streams one after the other on one connection, which is kept if the server keeps it.
 pub(crate) fn one_by_one(target: &Target, count: usize) -> Result<Streams, Trouble> {
     let request: Rc<[u8]> = target.stream(2, 0);
     let mut poller = Poller::new()?;
@@ -195,7 +187,7 @@ pub(crate) fn one_by_one(target: &Target, count: usize) -> Result<Streams, Troub
         }
         done.firsts.push(first.unwrap_or_default().saturating_sub(client.began));
         done.events += 2;
-        // A server that closes does so with its last byte or just after it.
+        // A server closes the connection with its last byte or just after it.
         ready.clear();
         poller.wait(Some(Duration::ZERO), &mut ready)?;
         if !ready.is_empty() && client.read(&mut scratch, |_| {})? == Got::Closed {

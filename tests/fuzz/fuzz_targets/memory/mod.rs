@@ -1,8 +1,8 @@
-//! Where a target puts what is read from files: in memory where there is such a place.
+//! Place for files that a target reads: in memory if possible.
 
 use std::path::PathBuf;
 
-/// A path of this process's own.
+/// Returns a path of this process's own.
 pub fn path(end: &str) -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     let folder = if memory.is_dir() { memory } else { std::env::temp_dir() };

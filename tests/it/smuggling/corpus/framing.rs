@@ -1,4 +1,4 @@
-//! Where a body ends: lengths, codings, chunks.
+//! Cases about the end of a body: lengths, codings, chunks.
 
 use super::{CHUNKS, Case, Verdict, case, get, head, passed, refused};
 
@@ -71,7 +71,7 @@ pub(super) fn codings() -> Vec<Case> {
     ] {
         all.push(refused(name, 0, &format!("{line}\r\n"), CHUNKS));
     }
-    // Bytes around name and value: only blanks around the value mean nothing.
+    // Bytes around name and value; only blanks around the value are harmless.
     for byte in [0x01, 0x04, 0x08, 0x09, 0x0a, 0x0b, 0x0c, 0x0d, 0x1f, 0x20, 0x2f, 0x7f, 0xa0, 0xff_u8] {
         let char = char::from(byte);
         for (place, line) in [

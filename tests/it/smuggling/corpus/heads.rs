@@ -1,4 +1,4 @@
-//! What a head says: fields, request lines, hosts, fields of one connection.
+//! Cases about heads: fields, request lines, hosts, connection fields.
 
 use super::{CHUNKS, Case, SMUGGLED, Verdict, case, get, head, passed};
 

@@ -1,37 +1,36 @@
-//! Raw requests that somebody between a client and a server must not misunderstand, each with what must become of it.
+//! Ambiguous raw requests, each with its expected result.
 //!
-//! Characters stand for the byte of the same number. Most refused ones are followed by a request to `/smuggled`, which no
-//! upstream may ever see. Sources: RFC 9112, the vectors of the usual smuggling scanners, old faults of proxies.
+//! Characters stand for the byte of the same number. Most refused ones are followed by a request to
+//! `/smuggled`, which no upstream may see. Sources: RFC 9112, the vectors of common smuggling scanners, old
+//! faults of proxies.
 
 mod framing;
 mod heads;
 
-/// What must become of a request.
+/// Expected result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Refused with this status (0: any of ours), and the connection closed; the upstream sees nothing.
+    /// Refused with this status (0: any), and the connection is closed; the upstream sees nothing.
     Refused(u16),
-    /// Answered by the warden itself with this status; the upstream sees nothing.
+    /// llama-warden itself answers with this status; the upstream sees nothing.
     Ours(u16),
-    /// Arrives exactly so: request line, then fields sorted by name, then an empty line and the body. Framing, `host`, `via` and
-    /// `x-request-id` are left out here and checked apart.
+    /// Arrives as: request line, fields sorted by name, empty line, body. Framing, `host`, `via` and
+    /// `x-request-id` are left out and checked separately.
     Passed(String),
-    /// Its connection is closed, with or without a refusal.
+    /// The connection is closed, with or without a refusal.
     Closed,
-    /// It never becomes complete: whatever is answered, the upstream sees no whole request.
+    /// The request never becomes complete, and the upstream sees none.
     Never,
 }
 
-/// One request.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
-    /// Its name, unique.
+    /// Unique name.
     pub(crate) name: String,
-    /// The bytes, as characters.
+    /// Bytes, as characters.
     pub(crate) bytes: String,
-    /// What must become of it.
     pub(crate) verdict: Verdict,
-    /// Why we pass what nginx or haproxy refuses.
+    /// Reason why we pass a request that nginx or haproxy refuses.
     pub(crate) why: &'static str,
 }
 
@@ -42,7 +41,7 @@ impl Case {
     }
 }
 
-/// A request that must not come through as one of its own.
+/// A request that must not reach the upstream.
 pub(crate) const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n";
 
 const CHUNKS: &str = "5\r\nhello\r\n0\r\n\r\n";
@@ -51,7 +50,7 @@ fn case(name: &str, bytes: String, verdict: Verdict) -> Case {
     Case { name: name.to_owned(), bytes, verdict, why: "" }
 }
 
-/// A POST with these field lines (each with its end) and this body, then a smuggled request.
+/// A POST with these field lines (each with its line end) and this body, then a smuggled request.
 fn refused(name: &str, status: u16, fields: &str, body: &str) -> Case {
     let bytes = format!("POST /e HTTP/1.1\r\nHost: x\r\n{fields}\r\n{body}{SMUGGLED}");
     case(name, bytes, Verdict::Refused(status))
@@ -62,7 +61,7 @@ fn passed(name: &str, fields: &str, body: &str, arrives: &str) -> Case {
     case(name, bytes, Verdict::Passed(format!("POST /e HTTP/1.1\n{arrives}")))
 }
 
-/// A whole head, then a smuggled request.
+/// A complete head, then a smuggled request.
 fn head(name: &str, status: u16, head: &str) -> Case {
     case(name, format!("{head}{SMUGGLED}"), Verdict::Refused(status))
 }
@@ -71,7 +70,6 @@ fn get(name: &str, head: &str, arrives: &str) -> Case {
     case(name, head.to_owned(), Verdict::Passed(arrives.to_owned()))
 }
 
-/// All of them.
 pub(crate) fn all() -> Vec<Case> {
     let framing = [framing::lengths(), framing::codings(), framing::chunks()];
     let heads = [heads::fields(), heads::request_lines(), heads::hosts(), heads::of_one_connection()];
