@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use warden_builder::{BackendChoice, BuildRequest, StoredBuild};
+use warden_diagnose::shell::quote_word;
 use warden_policies::{ByteSize, defaults};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Fleet, LedgerEntry};
@@ -73,10 +74,10 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
 
     print_step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
     let source = match &args.source {
-        Some(path) => format!("--source {}", path.display()),
+        Some(path) => format!("--source {}", quote_word(&path.to_string_lossy())),
         None => "--sdist".to_owned(),
     };
-    let options: String = args.options.iter().flat_map(|option| [" -D ", option.as_str()]).collect();
+    let options: String = args.options.iter().map(|option| format!(" -D {}", quote_word(option))).collect();
     print_manual_command(&format!(
         "llama-warden build {source} --backend {} --arch {}{options}",
         args.backend, args.arch.arch
@@ -106,7 +107,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         hard: None,
     };
     file.write()?;
-    print_manual_command(&format!("llama-warden serve --config {}", config.display()))?;
+    print_manual_command(&format!("llama-warden serve --config {}", quote_word(&config.to_string_lossy())))?;
     let plan = ConfigSource {
         config: ConfigArgs { config: Some(config), set: Vec::new() },
         flags: Vec::new(),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use warden_builder::sample_model::{self, SampleModelOptions, SamplePreset};
 use warden_builder::weights::WeightsPin;
 use warden_builder::{BuilderDirs, BuilderError};
+use warden_diagnose::shell::quote_word;
 use warden_policies::ByteSize;
 use warden_policies::units::MIB;
 
@@ -37,7 +38,8 @@ impl DemoModel {
             return Ok(Self { name: "smollm2", path, question, answer_tokens: 48, growth: 24 * MIB });
         }
         let path = dirs.data.join("quickstart").join("sample.gguf");
-        print_manual_command(&format!("llama-warden sample-model --preset fat-kv -o {}", path.display()))?;
+        let output = quote_word(&path.to_string_lossy());
+        print_manual_command(&format!("llama-warden sample-model --preset fat-kv -o {output}"))?;
         write_sample(&path)?;
         print_result(&format!(
             "a sample model with random weights, whose words mean nothing: {}",
