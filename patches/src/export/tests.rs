@@ -174,7 +174,7 @@ fn one_fix_goes_with_a_page_that_says_why_and_what_was_seen_where() {
         ("0001-server-cancel-nonstream.patch", "0001-server-cancel-nonstream.md")
     );
     let mail = String::from_utf8(file.content.clone()).unwrap();
-    assert!(mail.contains("Subject: [PATCH] server: A request whose client left"), "{mail}");
+    assert!(mail.contains("Subject: [PATCH] server: Cancels a request when its client"), "{mail}");
     assert!(mail.contains("Fix cancel-nonstream") && !mail.contains("Fix reclaim-heap"), "{mail}");
     insta::assert_snapshot!(file.page);
 }

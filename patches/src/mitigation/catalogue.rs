@@ -143,7 +143,7 @@ fn mitigation_from_fix(set: &str, fix: &SetFix, origin: Option<&str>) -> Mitigat
     let parts = fix.variables.iter().skip(1).filter(|variable| !chosen(variable));
     let mut text = first.map(|variable| variable.text.clone()).unwrap_or_default();
     if first.is_some_and(chosen) {
-        text.push_str(" llama-warden chooses the file, one for each process.");
+        text.push_str(". llama-warden chooses the file, one for each process.");
     }
     MitigationEntry {
         id: fix.id.clone(),
