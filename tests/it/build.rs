@@ -337,6 +337,7 @@ async fn a_build_that_dies_of_repacked_weights_is_made_again_without_amx_and_is_
         needs: MachineNeeds { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
         page_timeout: SOON,
         verify_timeout: LONG,
+        is_background: false,
     };
     assert_eq!(builder.plan(&request).await?.amx, Some(AmxKernels::Compiled));
     let built = builder.build(&request).await?;

@@ -92,8 +92,6 @@ async fn build(sets: SelectedSets) -> Result<PathBuf, Trouble> {
         arch: CpuTarget::Portable.into(),
         patches: SetSelection { catalogue: SetCatalogue::embedded()?, sets, ..SetSelection::default() },
         options: SERVER_OPTIONS.map(str::to_owned).to_vec(),
-        // Building the page takes npm minutes, and no test looks at it.
-        options: vec!["LLAMA_BUILD_UI=OFF".to_owned()],
         jobs: None,
         needs: MachineNeeds {
             disk: defaults.min_disk.0,
@@ -103,6 +101,7 @@ async fn build(sets: SelectedSets) -> Result<PathBuf, Trouble> {
         },
         page_timeout: defaults.page_timeout,
         verify_timeout: defaults.verify_timeout,
+        is_background: false,
     };
     let built = builder.build(&request).await?;
     drop(builder);

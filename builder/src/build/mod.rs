@@ -65,6 +65,8 @@ pub struct BuildRequest {
     pub page_timeout: Duration,
     /// Time limit for each start and each answer of the new server.
     pub verify_timeout: Duration,
+    /// True if servers on this machine go first: the compilers run at a low priority.
+    pub is_background: bool,
 }
 
 /// A build that is in the store.

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, getpriority_process, kill_process_group, setpriority_process};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
@@ -40,13 +40,38 @@ pub(crate) enum ChildExit {
 
 /// Runs a program to its end, and passes on each line of standard output and standard error in order.
 pub(crate) async fn run(
+    command: Command,
+    cancel: &CancellationToken,
+    line: impl FnMut(&str),
+) -> io::Result<ChildExit> {
+    run_at_priority(command, RunPriority::Inherited, cancel, line).await
+}
+
+/// Priority of a program and of the programs that it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunPriority {
+    Inherited,
+    /// A server that needs the processor gets nine tenths of it.
+    Background,
+}
+
+/// Niceness of background programs; 0 is usual, 19 the most. At 19, other busy programs would delay a build
+/// for hours.
+const BACKGROUND_NICENESS: i32 = 10;
+
+/// Like [`run`], at the given priority.
+pub(crate) async fn run_at_priority(
     mut command: Command,
+    priority: RunPriority,
     cancel: &CancellationToken,
     mut line: impl FnMut(&str),
 ) -> io::Result<ChildExit> {
     let (reader, writer) = io::pipe()?;
     command.stdin(Stdio::null()).stdout(OwnedFd::from(writer.try_clone()?)).stderr(OwnedFd::from(writer));
     let mut family = ProcessTree::spawn(command).await?;
+    if priority == RunPriority::Background {
+        family.lower_priority();
+    }
     let mut output = pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?;
     let mut lines = LineSplitter::default();
     let mut chunk = vec![0; 64 * 1024];
@@ -150,6 +175,15 @@ impl ProcessTree {
         };
         let leader = child.id().and_then(|id| i32::try_from(id).ok());
         Ok(Self { child, leader })
+    }
+
+    /// Lowers the priority of the program and of all that it starts from now on.
+    fn lower_priority(&self) {
+        let Some(leader) = self.leader.and_then(Pid::from_raw) else { return };
+        // A failure is no reason to stop: the program then only competes with servers.
+        if getpriority_process(Some(leader)).is_ok_and(|niceness| niceness < BACKGROUND_NICENESS) {
+            setpriority_process(Some(leader), BACKGROUND_NICENESS).ok();
+        }
     }
 
     pub(crate) async fn wait(&mut self) -> io::Result<ExitStatus> {

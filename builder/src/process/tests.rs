@@ -175,3 +175,13 @@ fn a_line_without_end_is_handed_over_in_pieces() {
         ["x".repeat(MAX_LINE_BYTES + 1), "y".to_owned()]
     );
 }
+
+#[tokio::test]
+async fn a_background_program_and_what_it_starts_have_a_low_priority() {
+    let script = "until [ \"$(nice)\" -ge 10 ]; do sleep 0.01; done; sh -c nice";
+    let mut text = String::new();
+    let cancel = CancellationToken::new();
+    let run = run_at_priority(shell(script), RunPriority::Background, &cancel, |line| text.push_str(line));
+    tokio::time::timeout(Duration::from_secs(10), run).await.unwrap().unwrap();
+    assert!(text.parse::<i32>().unwrap() >= 10, "{text}");
+}

@@ -55,6 +55,7 @@ pub enum SurvivalResult {
     Run {
         /// Number of requests, and true if the process died.
         run: CrashRun,
+        /// Requests per second, if the process lived long enough.
         speed: Option<f64>,
         /// Verdict on each kind of memory.
         memory: Vec<(MemoryKind, GrowthVerdict)>,

@@ -27,6 +27,7 @@ pub enum RevisionSymptom {
     Crash {
         /// Workload under which the server dies.
         workload: Workload,
+        /// Measured without the prompt cache.
         control: bool,
     },
     /// The same work takes longer.

@@ -188,6 +188,7 @@ pub(crate) fn build_request(source: BuildSource, patches: SetSelection, build: &
         },
         page_timeout: build.page_timeout,
         verify_timeout: build.verify_timeout,
+        is_background: false,
     }
 }
 

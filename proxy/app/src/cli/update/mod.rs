@@ -314,6 +314,7 @@ impl UpdateRun<'_> {
             backend: self.args.backend.unwrap_or(BackendChoice::Explicit(recipe.backend)),
             arch,
             options: old.plan.options.iter().chain(&self.args.options).cloned().collect(),
+            is_background: true,
             ..build::build_request(source, patches, &self.loaded.settings.build)
         })
     }
