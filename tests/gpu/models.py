@@ -183,7 +183,7 @@ def main():
         (gaps, ours), text = swaps(log), open(log).read()
         if args.log:
             shutil.copy(log, args.log)
-        left = re.findall(r'view::event: unloaded: it makes room model="(m\d+)"', text)
+        left = re.findall(r'view::event: unloaded to free memory for another model model="(m\d+)"', text)
         print(json.dumps({
             "requests": len(took),
             "failed": len(failed),

@@ -79,15 +79,19 @@ pub(crate) fn describe_event(kind: &EventKind) -> String {
         EventKind::CanaryEnded { entry } => describe_canary_end(&entry.canary),
         EventKind::PromptTooLarge { action, short } => format!("{}: {short}", admission_words(action)),
         EventKind::RequestsSuspected { fingerprints } => describe_suspects(fingerprints),
-        EventKind::RequestQuarantined { fingerprint, seconds } => format!(
-            "request {fingerprint} ended it while nothing else ran there: refused for {seconds} s, or until \
-             `llama-warden quarantine release {fingerprint}`"
-        ),
+        EventKind::RequestQuarantined { fingerprint, seconds } => describe_quarantine(fingerprint, *seconds),
         EventKind::RequestsReleased { count } => format!("{count} request(s) released from quarantine"),
         EventKind::RequestCancelled { request, state, by } => {
             format!("request {request} ({state}) was cancelled by {by}")
         }
     }
+}
+
+fn describe_quarantine(fingerprint: &RequestFingerprint, seconds: u64) -> String {
+    format!(
+        "request {fingerprint} ended it while nothing else ran there: refused for {seconds} s, or until \
+         `llama-warden quarantine release {fingerprint}`"
+    )
 }
 
 fn describe_suspicion(crash: Option<&str>, refused: bool) -> String {

@@ -61,12 +61,49 @@ impl BetweenReport {
     /// Returns the findings, a line each.
     pub fn sentences(&self) -> Vec<String> {
         let found = &self.conclusion;
+        let name = |at| self.revision_name(at);
+        let bounds = found.bounds.map(|(healthy, ill)| (healthy.min(ill), healthy.max(ill)));
+        let mut lines = vec![self.outcome_sentence()];
+        match (&found.outcome, bounds) {
+            (RevisionOutcome::Found { revision }, _) => {
+                let before = name(revision.saturating_sub(1));
+                let stands = match (found.aim, found.ill_is_newer) {
+                    (RevisionAim::Answers, _) => "answers as the older end does",
+                    (_, Some(false)) => "still has it",
+                    _ => "does not have it",
+                };
+                lines.push(format!("{before}, the one before it, {stands}; both were judged twice"));
+                lines.extend(self.more_than_one());
+            }
+            (RevisionOutcome::Unsteady { .. }, Some((low, high))) => {
+                lines.push(format!("until then it lay between {} and {}", name(low), name(high)));
+            }
+            (RevisionOutcome::Interrupted, Some((low, high))) => lines.push(if high - low == 1 {
+                format!("{} is left, to be judged once more", name(high))
+            } else {
+                let count = high - low;
+                let first = name(low + 1);
+                let last = name(high);
+                format!("{count} revisions are left, from {first} to {last}")
+            }),
+            _ => {}
+        }
+        lines.extend(found.ratios.iter().map(speed_text));
+        let named = found.differences.iter().take(MAX_NAMED);
+        lines.extend(named.map(|one| distance_text(&one.request, one.distance, one.shared, one.of)));
+        lines
+    }
+
+    fn revision_name(&self, at: usize) -> String {
+        self.line.get(at).map_or_else(|| format!("number {at}"), RevisionLabel::full_label)
+    }
+
+    fn outcome_sentence(&self) -> String {
+        let found = &self.conclusion;
         let what = found.symptom.as_ref().map_or_else(|| "the symptom".to_owned(), symptom_text);
         let did = if found.ill_is_newer == Some(false) { "ended" } else { "brought" };
-        let name =
-            |at: usize| self.line.get(at).map_or_else(|| format!("number {at}"), RevisionLabel::full_label);
-        let bounds = found.bounds.map(|(healthy, ill)| (healthy.min(ill), healthy.max(ill)));
-        let mut lines = vec![match &found.outcome {
+        let name = |at| self.revision_name(at);
+        match &found.outcome {
             RevisionOutcome::Found { revision } => {
                 let subject = self.line.get(*revision).map_or("", |one| one.subject.as_str());
                 format!("{} {did} {what}: {subject}", name(*revision))
@@ -111,35 +148,7 @@ impl BetweenReport {
                 format!("the end that has it could not be run any more: {why}")
             }
             RevisionOutcome::Interrupted => "interrupted; the same command continues from here".to_owned(),
-        }];
-        match (&found.outcome, bounds) {
-            (RevisionOutcome::Found { revision }, _) => {
-                let before = name(revision.saturating_sub(1));
-                let stands = match (found.aim, found.ill_is_newer) {
-                    (RevisionAim::Answers, _) => "answers as the older end does",
-                    (_, Some(false)) => "still has it",
-                    _ => "does not have it",
-                };
-                lines.push(format!("{before}, the one before it, {stands}; both were judged twice"));
-                lines.extend(self.more_than_one());
-            }
-            (RevisionOutcome::Unsteady { .. }, Some((low, high))) => {
-                lines.push(format!("until then it lay between {} and {}", name(low), name(high)));
-            }
-            (RevisionOutcome::Interrupted, Some((low, high))) => lines.push(if high - low == 1 {
-                format!("{} is left, to be judged once more", name(high))
-            } else {
-                let count = high - low;
-                let first = name(low + 1);
-                let last = name(high);
-                format!("{count} revisions are left, from {first} to {last}")
-            }),
-            _ => {}
         }
-        lines.extend(found.ratios.iter().map(speed_text));
-        let named = found.differences.iter().take(MAX_NAMED);
-        lines.extend(named.map(|one| distance_text(&one.request, one.distance, one.shared, one.of)));
-        lines
     }
 
     /// Returns a sentence if more than one revision contributed to the ends' difference.

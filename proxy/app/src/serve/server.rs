@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use warden_gateway::{BoundGateway, GatewayControl, GatewayGauges, GatewayPulse, StopTokens, TlsState};
 use warden_policies::ModelName;
 use warden_supervisor::nursery::NurseryHandle;
-use warden_supervisor::{ApplyReport, Fleet, WorkKind, run_detached};
+use warden_supervisor::{ApplyReport, Fleet, FleetWill, WorkKind, run_detached};
 
 use super::certificate;
 use super::manager::{ActivatedSockets, ServiceManager};
@@ -113,6 +113,15 @@ impl RunningGateway {
             done: CancellationToken::new(),
         }
     }
+
+    fn access(&self, gateway: &BoundGateway, max_connections: usize) -> GatewayAccess {
+        GatewayAccess {
+            control: self.control.clone(),
+            gauges: self.gauges.clone(),
+            requests: gateway.requests(),
+            max_connections,
+        }
+    }
 }
 
 struct AdminHandle {
@@ -138,6 +147,18 @@ struct InstanceTasks {
 }
 
 impl InstanceTasks {
+    fn new(
+        stop: CancellationToken,
+        running: &RunningGateway,
+        books: RecordingTasks,
+        exporting: ExporterTask,
+        begun: CancellationToken,
+    ) -> Self {
+        // Viewers of the page on the public listener must not delay the listener's end.
+        let retiring = running.ends.stop.child_token();
+        Self { tracker: TaskTracker::new(), stop, retiring, books, exporting, begun }
+    }
+
     fn record(
         &self,
         fleet: &Fleet,
@@ -162,6 +183,18 @@ impl InstanceTasks {
                 () = stop.cancelled() => {}
             }
         });
+    }
+}
+
+async fn start_fleet(
+    resolved: &ResolvedConfig,
+    nursery: NurseryHandle,
+    will: Option<FleetWill>,
+) -> Result<Fleet, CommandError> {
+    let config = resolved.fleet.clone();
+    match will {
+        Some(will) => Ok(Fleet::start_after(config, nursery, will).await?),
+        None => Ok(Fleet::start(config, nursery).await?),
     }
 }
 
@@ -192,10 +225,7 @@ impl RunningInstance {
         let addresses = opening::bound_addresses(&gateway, &listeners, &probe);
         let unmeasured = measure::MeasureJob::new(&resolved, nursery.clone());
         let TakeOver { begun, leaves, will } = take_over;
-        let fleet = match will {
-            Some(will) => Fleet::start_after(resolved.fleet.clone(), nursery.clone(), will).await?,
-            None => Fleet::start(resolved.fleet.clone(), nursery.clone()).await?,
-        };
+        let fleet = start_fleet(&resolved, nursery.clone(), will).await?;
         let metrics = Arc::new(MetricsRegistry::new());
         let instance = instance_info(&resolved, machine, &addresses, &fleet);
         let (config, shown_config) = watch::channel(admin_config(&resolved, machine, Vec::new()));
@@ -203,15 +233,8 @@ impl RunningInstance {
         let collector = resolved.collector.clone();
         let (tracer, exporter) = collector.map(|to| RequestTracer::new(to, metrics.clone())).unzip();
         let stop = CancellationToken::new();
-        let tasks = InstanceTasks {
-            tracker: TaskTracker::new(),
-            // Viewers of the page on the public listener must not delay the listener's end.
-            retiring: running.ends.stop.child_token(),
-            books: RecordingTasks::new(&stop, series.clone(), fleet.state_writer().clone()),
-            exporting: ExporterTask::start(exporter),
-            stop,
-            begun: begun.clone(),
-        };
+        let books = RecordingTasks::new(&stop, series.clone(), fleet.state_writer().clone());
+        let tasks = InstanceTasks::new(stop, &running, books, ExporterTask::start(exporter), begun.clone());
         if let Some(again) =
             claim.announce(&resolved.dirs.state, machine.registration_dirs().first(), &instance)?
         {
@@ -230,12 +253,7 @@ impl RunningInstance {
             fleet: fleet.clone(),
             metrics: metrics.clone(),
             config: shown_config,
-            gateway: GatewayAccess {
-                control: running.control.clone(),
-                gauges: running.gauges.clone(),
-                requests: gateway.requests(),
-                max_connections: resolved.settings.server.connections,
-            },
+            gateway: running.access(&gateway, resolved.settings.server.connections),
             records: InstanceRecords {
                 access: records.access.clone(),
                 captures: records.recorders.captures(),

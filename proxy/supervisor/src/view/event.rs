@@ -407,45 +407,76 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
         EventKind::TakenOver { pid, .. } => tracing::info!(model, generation, pid, "taken over"),
         EventKind::Ready { start_ms, .. } => tracing::info!(model, generation, start_ms, "ready"),
         EventKind::Suspect { refused, crash } => log_suspect(model, &generation, *refused, crash.as_deref()),
-        EventKind::Recovered => tracing::info!(model, generation, "it answers probes again"),
+        EventKind::Recovered => tracing::info!(model, generation, "answers probes again"),
         EventKind::Draining { in_flight } => tracing::info!(model, generation, in_flight, "draining"),
-        EventKind::Unloaded { idle_ms } => {
-            tracing::info!(model, idle_ms, "unloaded: nobody has asked for it");
-        }
-        EventKind::MakesRoom { wanted } => tracing::info!(model, %wanted, "unloaded: it makes room"),
-        EventKind::WaitsForRoom { message } => tracing::info!(model, "waits for room: {message}"),
-        EventKind::LoadsAnew { message } => {
-            tracing::info!(model, "unloaded, to be loaded with its new settings: {message}");
-        }
-        EventKind::FallsBack { message } => tracing::warn!(model, "falls back: {message}"),
-        EventKind::StartSearchBegan { deaths, switches } => {
-            tracing::warn!(
-                model,
-                deaths,
-                switches,
-                "died while loading; searching for a switch that starts it"
-            );
-        }
-        EventKind::StartSearched { finding } => {
-            tracing::warn!(model, "search for a switch that starts it: {}", finding.advice());
-        }
+        EventKind::Unloaded { .. }
+        | EventKind::MakesRoom { .. }
+        | EventKind::WaitsForRoom { .. }
+        | EventKind::LoadsAnew { .. }
+        | EventKind::FallsBack { .. }
+        | EventKind::StartSearchBegan { .. }
+        | EventKind::StartSearched { .. }
+        | EventKind::CameBack { .. }
+        | EventKind::Warmed { .. } => log_loading_event(model, &generation, kind),
         EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
         EventKind::Crashed { failure, .. } => {
             tracing::error!(model, generation, kind = ?failure.kind, "crashed: {}", failure.message);
         }
         EventKind::Backoff { delay_ms, failures } => {
-            tracing::warn!(model, delay_ms, failures, "the next start waits");
+            tracing::warn!(model, delay_ms, failures, "the next start is delayed");
         }
         EventKind::Failed { failure } => {
             tracing::error!(
                 model,
-                "cannot start before something changes; a change of its files or settings starts it: {}",
+                "cannot start; will retry when its files or settings change: {}",
                 failure.message
             );
         }
         EventKind::CrashLoop { ends, within_s, failure } => {
             tracing::error!(model, ends, within_s, "crash loop; still restarting: {}", failure.message);
         }
+        EventKind::RecycleWanted { .. }
+        | EventKind::RecycleHeld { .. }
+        | EventKind::RecycleBegan { .. }
+        | EventKind::RecycleDone { .. }
+        | EventKind::Reclaimed { .. } => log_replacing_event(model, &generation, kind),
+        EventKind::Verdict { growth, message, .. } if growth.verdict.grows() => {
+            tracing::warn!(model, generation, "{message}");
+        }
+        EventKind::Verdict { message, .. } => tracing::info!(model, generation, "{message}"),
+        EventKind::PromptTooLarge { action, short } => tracing::warn!(model, generation, action, "{short}"),
+        EventKind::SettingLost { message } | EventKind::VramUnknown { message } => {
+            tracing::warn!(model, generation, "{message}");
+        }
+        EventKind::EndpointAnswers { url } => {
+            tracing::info!(model, generation, "the endpoint `{url}` answers");
+        }
+        EventKind::EndpointSilent { failure } => tracing::warn!(model, generation, "{}", failure.message),
+        EventKind::Unwell { reason, message } => tracing::warn!(model, generation, %reason, "{message}"),
+        EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),
+        EventKind::PolicyOff { message } => tracing::error!(model, "{message}"),
+        EventKind::CanaryBegan { binary, share } => {
+            tracing::info!(model, binary = %binary.display(), share, "canary started");
+        }
+        EventKind::CanaryEnded { entry } => {
+            tracing::info!(model, verdict = entry.canary.verdict.as_str(), "canary ended");
+        }
+        EventKind::Asked { action, by } => tracing::info!(model, action, by, "action of an operator"),
+        EventKind::Pinned { entry } => {
+            tracing::info!(model, pinned = entry.pinned, by = entry.by, "pin set by an operator");
+        }
+        EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
+        EventKind::RequestsSuspected { .. }
+        | EventKind::RequestQuarantined { .. }
+        | EventKind::RequestsReleased { .. }
+        | EventKind::RequestCancelled { .. } => log_request_event(model, &generation, kind),
+        EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
+    }
+}
+
+/// Logs an event of a replacement, or of memory that a process gave back instead.
+fn log_replacing_event(model: &str, generation: &str, kind: &EventKind) {
+    match kind {
         EventKind::RecycleWanted { decision, series_bytes, .. } => {
             let series = decision.series.map(tracing::field::display);
             let reason = decision.reason.map(tracing::field::display);
@@ -464,39 +495,33 @@ fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: 
                 "asked to give memory back: {}", entry.sentence()
             );
         }
+        _ => {}
+    }
+}
+
+/// Logs an event of loading, unloading or carrying conversations over.
+fn log_loading_event(model: &str, generation: &str, kind: &EventKind) {
+    match kind {
+        EventKind::Unloaded { idle_ms } => {
+            tracing::info!(model, idle_ms, "unloaded: no request for its `ttl`")
+        }
+        EventKind::MakesRoom { wanted } => {
+            tracing::info!(model, %wanted, "unloaded to free memory for another model");
+        }
+        EventKind::WaitsForRoom { message } => tracing::info!(model, "waits for free memory: {message}"),
+        EventKind::LoadsAnew { message } => {
+            tracing::info!(model, "unloaded, to be loaded with its new settings: {message}");
+        }
+        EventKind::FallsBack { message } => tracing::warn!(model, "falls back: {message}"),
+        EventKind::StartSearchBegan { deaths, switches } => {
+            tracing::warn!(model, deaths, switches, "died while loading; trying switches one by one");
+        }
+        EventKind::StartSearched { finding } => {
+            tracing::warn!(model, "tried switches one by one: {}", finding.advice());
+        }
         EventKind::CameBack { warmth } => tracing::info!(model, generation, "loaded again: {warmth}"),
         EventKind::Warmed { warmth } => tracing::info!(model, generation, "behind the gate: {warmth}"),
-        EventKind::Verdict { growth, message, .. } if growth.verdict.grows() => {
-            tracing::warn!(model, generation, "{message}");
-        }
-        EventKind::Verdict { message, .. } => tracing::info!(model, generation, "{message}"),
-        EventKind::PromptTooLarge { action, short } => tracing::warn!(model, generation, action, "{short}"),
-        EventKind::SettingLost { message } | EventKind::VramUnknown { message } => {
-            tracing::warn!(model, generation, "{message}");
-        }
-        EventKind::EndpointAnswers { url } => {
-            tracing::info!(model, generation, "the endpoint `{url}` answers");
-        }
-        EventKind::EndpointSilent { failure } => tracing::warn!(model, generation, "{}", failure.message),
-        EventKind::Unwell { reason, message } => tracing::warn!(model, generation, %reason, "{message}"),
-        EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),
-        EventKind::PolicyOff { message } => tracing::error!(model, "{message}"),
-        EventKind::CanaryBegan { binary, share } => {
-            tracing::info!(model, binary = %binary.display(), share, "a canary begins");
-        }
-        EventKind::CanaryEnded { entry } => {
-            tracing::info!(model, verdict = entry.canary.verdict.as_str(), "the canary has ended");
-        }
-        EventKind::Asked { action, by } => tracing::info!(model, action, by, "an operator's action"),
-        EventKind::Pinned { entry } => {
-            tracing::info!(model, pinned = entry.pinned, by = entry.by, "pin set by an operator");
-        }
-        EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
-        EventKind::RequestsSuspected { .. }
-        | EventKind::RequestQuarantined { .. }
-        | EventKind::RequestsReleased { .. }
-        | EventKind::RequestCancelled { .. } => log_request_event(model, &generation, kind),
-        EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
+        _ => {}
     }
 }
 
