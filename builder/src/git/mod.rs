@@ -5,7 +5,7 @@
 //! | identity of a commit as a source | `git-<40 digits>`; the plan adds the path of llama.cpp's folder |
 //! | when a server is contacted | for tags and branches always (they move), for a full id if not cached |
 //! | if the server does not respond | the last cached state is used, with a note; without one, an error |
-//! | amount fetched | one commit with its files; all of history for ranges, and where cached |
+//! | amount fetched | one commit with its files; all of history for ranges, or if it is cached |
 //! | interrupted fetch | harmless; the next fetch starts over |
 //! | client of the server | the user's `git` with their credentials, proxies, certificates; we store none |
 //!

@@ -65,9 +65,9 @@ pub enum SamplePreset {
     LlamaGpu,
     /// Two layers, width 2048, with a large KV cache: 16 KV heads per layer; 126 MB.
     LlamaWide,
-    /// Six layers, width 64, f16, five of them with a window of 512 tokens; 0.7 MB.
+    /// Six layers, five of them with a window of 512 tokens; width 64, f16; 0.7 MB.
     Gemma4,
-    /// 18 layers, width 2048, f16, five of six with a window of 1,024 tokens; 1.8 GiB.
+    /// 18 layers, five in six with a window of 1,024 tokens; width 2048, f16; 1.8 GiB.
     Gemma4Gpu,
     /// gemma4's `--mmproj` (encoder and projector) for `gemma4` or `llama`; an image takes 70 or more tokens.
     Gemma4Vision,

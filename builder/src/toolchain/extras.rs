@@ -36,8 +36,8 @@ pub(crate) async fn find_openssl(builder: &Builder, compilers: &BuildCompilers) 
     run_linked_program(builder, compilers, OPENSSL_PROGRAM, &libraries, "looking for OpenSSL").await
 }
 
-/// The compiler's libcurl with HTTPS, like [`find_openssl`]. Ignores the folders of `CPATH` and the like,
-/// because cmake does not search them and fails without libcurl.
+/// Version of the compiler's libcurl with HTTPS; `None` as in [`find_openssl`]. Ignores `CPATH` and the like:
+/// cmake does not search these folders, and would fail if libcurl were only there.
 pub(crate) async fn find_curl(builder: &Builder, compilers: &BuildCompilers) -> Result<Option<String>> {
     let env = BuildEnvironment { searched: BTreeMap::new(), ..builder.env.clone() };
     let builder = Builder { env, ..builder.clone() };

@@ -61,7 +61,7 @@ pub enum HoldReason {
         #[serde(default)]
         rule: PauseRule,
     },
-    /// The last drain was abandoned, because requests still ran at its deadline and the machine had memory.
+    /// The last drain was abandoned at its deadline: requests still ran, and memory was not short.
     LongRequests {
         /// Time until the next drain, in whole seconds, rounded up.
         seconds_left: u64,

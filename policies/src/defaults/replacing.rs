@@ -18,7 +18,7 @@ section!(
         pub jitter: f64 where AcceptedValues::Share,
         /// Time with nothing in flight that counts as quiet.
         pub quiet_for: Duration = "duration",
-        /// Longest wait of a recycle for quiet.
+        /// Longest time that a recycle waits for quiet; then the process is drained anyway.
         pub quiet_within: Duration = "duration",
         /// Least time between recycles of one model.
         pub min_interval: Duration = "duration",
@@ -29,9 +29,9 @@ section!(
         load_factor: f64,
         /// Consecutive futile recycles after which the policy is switched off.
         pub max_futile: u32,
-        /// A budget exceeded within this many requests is exceeded by work, not by growth.
+        /// A process that exceeds a budget within its first requests, up to this many, needs the memory for its work.
         budget_requests: u64,
-        /// A budget exceeded within this multiple of the load time is exceeded by work, not by growth.
+        /// A process that exceeds a budget at an age below this multiple of its load time needs the memory for its work.
         budget_loads: f64,
         /// Action on memory that grows without bound: `off`, `observe` or `recycle`.
         pub growth: GrowthMode where AcceptedValues::OneOf(&["off", "observe", "recycle"]),

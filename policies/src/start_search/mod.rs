@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// Limits of the search. `defaults.toml`, section `[start_search]`, gives the reasons.
 pub type StartSearchPolicy = crate::defaults::StartSearch;
 
-/// An addition to the command line or the environment that may help.
+/// Flags or variables with which a server may survive its load.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartSwitch {
     /// Name of the mitigation, such as `no-repack`; empty if the switch is the model's `fallback`.

@@ -1,4 +1,5 @@
-//! Parses the few llama-server flags that llama-warden interprets: listening, model, name, and pools.
+//! Parses the few llama-server flags that llama-warden interprets: listening, model, alias,
+//! slots, context, micro-batch, stream pings and HTTP threads.
 //!
 //! All other flags pass through unchanged. As in llama-server, a flag and its value are separate words
 //! (`--port 9000`, never `--port=9000`), and `_` in a long flag counts as `-`.

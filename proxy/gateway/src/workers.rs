@@ -84,7 +84,8 @@ impl WorkerThreads {
         self.0.iter().map(|worker| WorkerProbe(worker.jobs.downgrade())).collect()
     }
 
-    /// Calls `job` on the thread with the fewest connections. The job holds its [`ConnectionLoad`].
+    /// Calls `job` on the thread with the fewest connections. The connection counts for that thread until the
+    /// job drops the [`ConnectionLoad`].
     pub(crate) fn run_job(&self, job: impl FnOnce(ConnectionLoad) + Send + 'static) {
         let idlest = self.0.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed));
         if let Some(worker) = idlest {

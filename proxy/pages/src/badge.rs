@@ -8,7 +8,7 @@ use maud::{Markup, html};
 /// Meaning of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BadgeTone {
-    /// In order: a filled circle.
+    /// All is well: a filled circle.
     Good,
     /// In progress: half a circle.
     Busy,

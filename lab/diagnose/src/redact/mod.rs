@@ -33,8 +33,8 @@ pub struct Redactor {
     bytes_left: Cell<usize>,
 }
 
-/// Limit of a recorded line, media included. A request has at most 8 MiB, but a few bytes can declare a large
-/// picture.
+/// Limit of a recorded line, with the pictures and sounds generated for it. A request has at most 8 MiB, but a
+/// few of its bytes can declare a large picture, which one of the same size replaces.
 const MAX_LINE_BYTES: usize = 32 << 20;
 
 impl Redactor {

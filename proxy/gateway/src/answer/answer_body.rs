@@ -67,7 +67,7 @@ impl AnswerBody {
         Self { kind: AnswerBodyKind::Relay(answer), busy: Some(busy) }
     }
 
-    /// The final response in `interim` marks the connection as busy itself.
+    /// Takes no `ConnBusy`, unlike the other bodies: the answer for which `interim` waits holds it.
     pub(crate) fn interim(interim: InterimBody, conn: Arc<ConnState>) -> Self {
         let interim = Arc::new(Mutex::new(interim));
         let waits: Arc<dyn AnswerReadAhead> = interim.clone();

@@ -60,7 +60,7 @@ pub struct Lease {
 const NO_SOLITUDE: u8 = 0;
 const SEEKS_SOLITUDE: u8 = 1;
 const HAS_SOLITUDE: u8 = 2;
-/// The lease is for an endless event stream.
+/// No solitude: the answer is an endless event stream ([`Lease::mark_endless`]).
 const WATCHES_EVENTS: u8 = 3;
 
 impl Lease {

@@ -20,7 +20,7 @@ use crate::view::entry::ReclaimEntry;
 use crate::view::event::EventKind;
 use crate::view::ledger::LedgerEntry;
 
-/// Restart requested by an operator: each replica needs a process newer than this generation.
+/// Restart requested by an operator; done when each replica has a process newer than generation `after`.
 #[derive(Debug)]
 pub(super) struct RestartRequest {
     pub(super) after: GenerationId,

@@ -2,7 +2,7 @@
 //! rendered here and readable without a script; a script keeps it up to date.
 //!
 //! ```text
-//!   request ─ guard: allowed? ─ view: which? ─┬─ hub: the shared picture ─ overview, … ─ frame ─ gzip
+//!   request ─ guard: allowed? ─ view: which? ─┬─ hub: the shared snapshot ─ overview, … ─ frame ─ gzip
 //!                                             ├─ live: stream of picture numbers
 //!                                             └─ act: check the token, start one action, add a notice
 //! ```

@@ -190,7 +190,7 @@ impl ByteScale {
         let near = budgets(memory)
             .map(|(limit, ..)| as_f64(limit))
             .filter(|limit| *limit <= high * MAX_BUDGET_RATIO);
-        // Leave room for the letters of marks above a budget.
+        // Leave room above a budget's line: the letters of the marks are at the top of the plot.
         let near = near.map(|limit| limit * 1.02);
         let (low, high) = near.fold((low, high), ends);
         let ticks = f64::from((rows / 3).clamp(1, 6));

@@ -33,7 +33,7 @@ pub enum SolitudeResult {
     Shared,
     /// The generation ends or has ended; the request was not sent.
     Gone,
-    /// The request is refused now, for this remaining time.
+    /// The request is quarantined, so it is refused; the quarantine ends after this time.
     Refused(Duration),
 }
 
