@@ -29,9 +29,9 @@ section!(
         load_factor: f64,
         /// Consecutive futile recycles after which the policy is switched off.
         pub max_futile: u32,
-        /// A process that exceeds a budget within its first requests, up to this many, needs the memory for its work.
+        /// A process that exceeds a budget within its first requests, up to this many, needs it for its work.
         budget_requests: u64,
-        /// A process that exceeds a budget at an age below this multiple of its load time needs the memory for its work.
+        /// A process that exceeds a budget below this age, in multiples of its load time, needs it for its work.
         budget_loads: f64,
         /// Action on memory that grows without bound: `off`, `observe` or `recycle`.
         pub growth: GrowthMode where AcceptedValues::OneOf(&["off", "observe", "recycle"]),

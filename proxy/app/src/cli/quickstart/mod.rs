@@ -77,7 +77,11 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         Some(path) => format!("--source {}", quote_word(&path.to_string_lossy())),
         None => "--sdist".to_owned(),
     };
-    let options: String = args.options.iter().map(|option| format!(" -D {}", quote_word(option))).collect();
+    let quoted = args.options.iter().map(|option| match option.split_once('=') {
+        Some((name, value)) => format!(" -D {name}={}", quote_word(value)),
+        None => format!(" -D {}", quote_word(option)),
+    });
+    let options: String = quoted.collect();
     print_manual_command(&format!(
         "llama-warden build {source} --backend {} --arch {}{options}",
         args.backend, args.arch.arch
