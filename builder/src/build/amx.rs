@@ -34,11 +34,11 @@ pub(super) async fn decide_amx_kernels(
     if asked.contains(&Some(false)) {
         return left_out("an option of yours says so".to_owned());
     }
-    if let Some(why) = read_crash_note(&crash_note_path(&builder.dirs.cache, compilers, source)) {
+    if let Some(why) = read_crash_note(&note_path(&builder.dirs.cache, compilers, source)) {
         return left_out(why);
     }
     let cxx = &compilers.cxx;
-    match check_tile_code(builder, &cxx.path).await? {
+    match tile_code(builder, compilers).await? {
         TileCode::Kept => {}
         TileCode::Dropped => {
             return left_out(format!(
@@ -54,6 +54,30 @@ pub(super) async fn decide_amx_kernels(
     Ok(Some(AmxKernels::Compiled))
 }
 
+/// Checks the compiler's code for tiles, or reads the result of an earlier check: `diagnose --between` plans a
+/// build for each commit, and each check compiles for some seconds.
+async fn tile_code(builder: &Builder, compilers: &BuildCompilers) -> Result<TileCode> {
+    let cxx = &compilers.cxx;
+    let file = note_path(&builder.dirs.cache, compilers, &format!("tiles\0{}", cxx.path.display()));
+    match std::fs::read_to_string(&file).as_deref() {
+        Ok(KEPT) => return Ok(TileCode::Kept),
+        Ok(DROPPED) => return Ok(TileCode::Dropped),
+        _ => {}
+    }
+    let code = check_tile_code(builder, &cxx.path).await?;
+    let note = match &code {
+        TileCode::Kept => KEPT,
+        TileCode::Dropped => DROPPED,
+        TileCode::Unknown(_) => return Ok(code),
+    };
+    write_note(&file, note)?;
+    Ok(code)
+}
+
+/// Notes of checks that had a result.
+const KEPT: &str = "kept";
+const DROPPED: &str = "dropped";
+
 /// Records that a build with the AMX kernels crashes, so that the next plan disables them at once.
 pub(super) fn remember_crash(
     cache: &Path,
@@ -61,16 +85,20 @@ pub(super) fn remember_crash(
     source: &str,
     why: &str,
 ) -> Result<()> {
-    let file = crash_note_path(cache, compilers, source);
-    whole::write_atomically(&file, why.as_bytes(), LossTolerance::Replaceable)
-        .map_err(io_error("writing", &file))
+    write_note(&note_path(cache, compilers, source), why)
+}
+
+fn write_note(file: &Path, note: &str) -> Result<()> {
+    whole::write_atomically(file, note.as_bytes(), LossTolerance::Replaceable)
+        .map_err(io_error("writing", file))
 }
 
 fn read_crash_note(file: &Path) -> Option<String> {
     std::fs::read_to_string(file).ok().filter(|why| !why.is_empty())
 }
 
-fn crash_note_path(cache: &Path, compilers: &BuildCompilers, source: &str) -> PathBuf {
-    let shaped = format!("{source}\0{}\0{}\0{}", compilers.cxx.version, compilers.c.version, compilers.cpu);
+/// Path of a note on a source or a check, with these compilers and this CPU.
+fn note_path(cache: &Path, compilers: &BuildCompilers, subject: &str) -> PathBuf {
+    let shaped = format!("{subject}\0{}\0{}\0{}", compilers.cxx.version, compilers.c.version, compilers.cpu);
     cache.join("amx").join(hex::encode(&Sha256::digest(shaped)[..8]))
 }

@@ -33,6 +33,11 @@ async fn a_compiler_that_drops_the_tile_configuration_builds_without_amx_and_the
     let Some(AmxKernels::LeftOut(why)) = &plan.amx else { unreachable!("{:?}", plan.amx) };
     assert!(why.starts_with("c++ 12 drops a part of the tile configuration"), "{why}");
     assert_eq!(crate::plan::option_value(&plan.recipe.cmake, "GGML_AMX_INT8"), Some("OFF"));
+
+    // Another check would fail to compile, and a failed check leaves the kernels in.
+    fs::remove_file(rig.folder.path().join("bin/other.h")).unwrap();
+    let again = rig.builder.plan(&rig.request).await.unwrap();
+    assert_eq!(again.amx, plan.amx, "the result is remembered");
 }
 
 #[cfg(target_arch = "x86_64")]
