@@ -312,13 +312,14 @@ impl<'a> FleetHandover<'a> {
             let waiting = leases.waiting();
             if waiting > 0 {
                 remains.waiting.insert(model.clone(), waiting);
-                remains.came.insert(model.clone(), leases.queued_total());
+                remains.came.insert(model.clone(), leases.with_state(|queue| queue.queued_total()));
             }
             if !leases.settings.are_untouched() {
                 let settings = leases.settings.unspread();
                 remains.touched.push(ChangedSettings { model: model.clone(), settings });
             }
-            for GenerationCounts { generation, in_flight, work, open } in leases.generation_counts() {
+            let counts = leases.with_state(|queue| queue.generation_counts());
+            for GenerationCounts { generation, in_flight, work, open } in counts {
                 remains.counts.push(RemoteCount { model: model.clone(), generation, in_flight, open, work });
             }
         }
@@ -341,14 +342,15 @@ impl<'a> FleetHandover<'a> {
         };
         let mut gates = Vec::new();
         for handle in self.inner.own_models() {
-            for cell in handle.leases.open_cells() {
+            for cell in handle.leases.with_state(|queue| queue.open_cells()) {
                 let Some(endpoint) = cell.address.endpoint() else { continue };
                 gates.push(OpenGate {
                     model: handle.leases.name().to_string(),
                     generation: cell.id,
                     endpoint: endpoint.clone(),
                     facts: cell.facts(),
-                    slots: slots(cell.id).or_else(|| handle.leases.slot_limit(cell.id)),
+                    slots: slots(cell.id)
+                        .or_else(|| handle.leases.with_state(|queue| queue.slot_limit(cell.id))),
                     kin: cell.kin.get().copied(),
                     touched: !handle.leases.settings.are_untouched(),
                 });
@@ -368,7 +370,7 @@ impl<'a> FleetHandover<'a> {
     pub fn recent_refusals(self) -> Vec<ModelRefusal> {
         let context = &self.inner.context;
         let of_ours = self.inner.own_models().into_iter().filter_map(|handle| {
-            let denied = handle.leases.predecessor_refusal()?;
+            let denied = handle.leases.with_state(|queue| queue.predecessor_refusal())?;
             ModelRefusal::now(handle.leases.name().as_str(), &denied)
         });
         // Models that no task of this instance serves are refused too.
@@ -460,9 +462,11 @@ impl SlotShares {
                 self.held.entry(count.generation).or_insert_with(|| (Vec::new(), count.work));
             let wanted = usize::try_from(count.in_flight).unwrap_or(usize::MAX);
             leases.truncate(wanted);
-            let has = |handle: &&Arc<ModelHandle>| handle.leases.work(count.generation).is_some();
-            let Some(handle) = self.known.iter().find(has) else { continue };
-            handle.leases.add_work(count.generation, count.work - *done);
+            let cell_of =
+                |handle: &ModelHandle| handle.leases.with_state(|queue| queue.table.cell(count.generation));
+            let found = self.known.iter().find_map(|handle| Some((handle, cell_of(handle)?)));
+            let Some((handle, cell)) = found else { continue };
+            cell.add_work(count.work - *done);
             *done = count.work;
             while leases.len() < wanted {
                 let Some(lease) = handle.leases.take_for_another(count.generation) else { break };

@@ -196,13 +196,14 @@ impl Fleet {
 
     /// Estimates for the next process of a model that has none.
     pub fn next_process(&self, model: &ModelName) -> Option<NextProcess> {
-        self.inner.roster.load().get(model)?.leases.next_process()
+        self.inner.roster.load().get(model)?.leases.with_state(|queue| queue.next_process())
     }
 
     /// True if a request for the model would be refused at once.
     pub fn refuses_requests(&self, model: &ModelName) -> bool {
         let roster = self.inner.roster.load();
-        let is_shut = roster.get(model).is_none_or(|handle| handle.leases.refuses_requests());
+        let is_shut =
+            roster.get(model).is_none_or(|handle| handle.leases.with_state(|queue| queue.refuses_requests()));
         is_shut || self.inner.context.loading.refuses(model)
     }
 
@@ -214,13 +215,13 @@ impl Fleet {
     /// Quarantine status of a request.
     pub fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding {
         let roster = self.inner.roster.load();
-        roster.get(model).map_or(RequestStanding::Clear, |handle| handle.leases.request_standing(request))
+        roster.get(model).map_or(RequestStanding::Clear, |handle| handle.leases.ward.standing(request))
     }
 
     /// Records that the quarantine refused a request.
     pub fn note_refusal(&self, model: &ModelName, request: RequestFingerprint) {
         if let Some(handle) = self.inner.roster.load().get(model) {
-            handle.leases.note_refusal(request);
+            handle.leases.ward.note_refusal(request);
         }
     }
 
@@ -233,18 +234,18 @@ impl Fleet {
     pub fn release_requests(&self, which: Option<&str>) -> Result<usize, ResolveError> {
         let roster = self.inner.roster.load();
         let Some(which) = which else {
-            return Ok(roster.handles().map(|handle| handle.leases.release_requests(None)).sum());
+            return Ok(roster.handles().map(|handle| handle.leases.ward.release(None)).sum());
         };
         // With `any_name`, a text that matches a fingerprint is a fingerprint.
         let named = roster.resolve(Some(which));
         if let Some(handle) = named.ok().and_then(|model| roster.get(&model))
             && (handle.leases.name().as_str() == which || !roster.takes_any_name())
         {
-            return Ok(handle.leases.release_requests(None));
+            return Ok(handle.leases.ward.release(None));
         }
         let begin = which.to_ascii_lowercase();
         if begin.len() >= FINGERPRINT_DIGITS && begin.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Ok(roster.handles().map(|handle| handle.leases.release_requests(Some(&begin))).sum());
+            return Ok(roster.handles().map(|handle| handle.leases.ward.release(Some(&begin))).sum());
         }
         Err(ResolveError::Unknown { name: which.to_owned(), known: roster.own_names() })
     }
@@ -266,7 +267,7 @@ impl Fleet {
         for model in view.models.iter_mut().chain(&mut view.canaries) {
             let Some(handle) = roster.get(&model.name) else { continue };
             let waiting = handle.leases.waiting();
-            let quarantine = handle.leases.quarantine_view();
+            let quarantine = handle.leases.ward.view();
             let canary = self.inner.canaries.view(&model.name).map(Box::new);
             let is_current = model.backends.is_empty()
                 && (model.waiting, &model.quarantine, &model.canary) == (waiting, &quarantine, &canary);
@@ -280,7 +281,8 @@ impl Fleet {
             for backend in &mut model.backends {
                 let Some(generation) = backend.generation else { continue };
                 backend.in_flight = handle.leases.in_flight(generation);
-                backend.work = handle.leases.work(generation).unwrap_or(backend.work);
+                let cell = handle.leases.with_state(|queue| queue.table.cell(generation));
+                backend.work = cell.map_or(backend.work, |cell| cell.work());
             }
         }
         Arc::new(view)

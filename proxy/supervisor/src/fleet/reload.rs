@@ -188,9 +188,9 @@ impl FleetInner {
     /// `after_others`: the first process waits for the end of removed models.
     fn launch_model(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
         let leases = self.new_queue(&spec.name, &spec.queue);
-        leases.set_admission(spec.admission.mode, spec.admission.policy.clone());
-        leases.set_quarantine(spec.quarantine);
-        leases.set_canary(spec.canary_of.is_some());
+        leases.change_admission(|admit| admit.set_policy(spec.admission.mode, spec.admission.policy.clone()));
+        leases.ward.set_policy(spec.quarantine);
+        leases.is_canary.store(spec.canary_of.is_some(), Ordering::Relaxed);
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
         let will = lock(&self.will).as_mut().and_then(|will| will.take_model(spec.name.as_str()));
         let (context, queue, log) = (Arc::clone(&self.context), Arc::clone(&leases), Arc::clone(&logs));
@@ -205,7 +205,7 @@ impl FleetInner {
     fn launch_remote(&self, spec: &RemoteSpec) -> Arc<ModelHandle> {
         let leases = self.new_queue(&spec.name, &spec.queue);
         // A remote model has no process that a request could kill.
-        leases.set_quarantine(QuarantinePolicy { refuse_for: Duration::ZERO, ..defaults().quarantine });
+        leases.ward.set_policy(QuarantinePolicy { refuse_for: Duration::ZERO, ..defaults().quarantine });
         // A remote endpoint has no output to log.
         let logs = Arc::new(LogRing::new(spec.name.clone(), 0));
         let (remote, sender) = RemoteTask::new(Arc::clone(&self.context), Arc::clone(&leases), spec.clone());

@@ -33,7 +33,7 @@ impl Rig {
         let leases = Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::clone(&journal), 4, WAIT));
         let policy =
             AdmissionPolicy { reserve: warden_policies::ByteSize(0), ..defaults().admission.clone() };
-        leases.set_admission(mode, policy);
+        leases.change_admission(|admit| admit.set_policy(mode, policy));
         let rig = Self { leases, journal };
         for id in open {
             rig.open(*id);
@@ -47,7 +47,7 @@ impl Rig {
     }
 
     fn publish(&self, known: Vec<ProcessHeadroom>) {
-        self.leases.publish_memory(known);
+        self.leases.change_admission(|admit| admit.publish(known));
     }
 
     /// Spawns a request that is waiting when this returns.
@@ -227,7 +227,7 @@ async fn a_mode_that_only_warns_lets_those_go_who_wait() {
         let rig = Rig::new(AdmissionMode::Enforce, &[A]);
         rig.publish(vec![ProcessHeadroom { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
         let large = rig.waiting(50).await;
-        rig.leases.set_admission(mode, defaults().admission.clone());
+        rig.leases.change_admission(|admit| admit.set_policy(mode, defaults().admission.clone()));
         let lease = tokio::time::timeout(WAIT, large).await.expect("it is let go").unwrap().unwrap();
         assert_eq!((lease.generation(), rig.leases.admission_wish(A)), (A, None));
         rig.publish(vec![known(A, 10)]);
@@ -238,7 +238,7 @@ async fn a_mode_that_only_warns_lets_those_go_who_wait() {
 #[tokio::test]
 async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A, B]);
-    rig.leases.set_queue_limits(0, WAIT);
+    rig.leases.with_state(|queue| queue.set_limits(0, WAIT));
     rig.publish(vec![known(A, 10), known(B, 100)]);
     assert_eq!(rig.lease(50).await.unwrap().generation(), B);
     assert!(matches!(rig.lease(2000).await, Err(LeaseDenied::NoRoom(_))));
@@ -249,7 +249,7 @@ async fn a_queue_for_nobody_still_tells_the_numbers_and_sends_elsewhere() {
 #[tokio::test]
 async fn a_newcomer_does_not_take_the_place_of_one_who_waits_for_room() {
     let rig = Rig::new(AdmissionMode::Enforce, &[A]);
-    rig.leases.set_queue_limits(1, WAIT);
+    rig.leases.with_state(|queue| queue.set_limits(1, WAIT));
     rig.publish(vec![ProcessHeadroom { recycle: Some(Duration::ZERO), ..known(A, 10) }]);
     let _large = rig.waiting(50).await;
     let _running = (rig.lease(1).await.unwrap(), rig.lease(1).await.unwrap());
@@ -282,7 +282,8 @@ async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() 
     let journal = Arc::new(EventJournal::new(1));
     let leases = Arc::new(LeaseQueue::new(ModelName::new("m"), Arc::clone(&journal), usize::MAX, WAIT));
     let rig = Rig { leases, journal };
-    rig.leases.set_admission(AdmissionMode::Enforce, defaults().admission.clone());
+    rig.leases
+        .change_admission(|admit| admit.set_policy(AdmissionMode::Enforce, defaults().admission.clone()));
     let callers = TaskTracker::new();
     for n in 0..CALLERS {
         let leases = Arc::clone(&rig.leases);
@@ -325,5 +326,5 @@ async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() 
         }
     }
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
-    assert!(rig.leases.is_idle());
+    assert!(rig.leases.with_state(|queue| queue.is_idle()));
 }

@@ -92,7 +92,7 @@ impl Lease {
 
     /// True for a lease on a canary: a trial of another build.
     pub fn is_canary(&self) -> bool {
-        self.leases.is_canary()
+        self.leases.is_canary.load(Ordering::Relaxed)
     }
 
     /// Generation to which the request goes.
@@ -172,7 +172,7 @@ impl Lease {
     /// Marks the request as read-only (a `GET`): it is never suspected of killing the server.
     pub fn mark_read_only(&self) {
         if self.needs_no_slot() && !self.reads.swap(true, Ordering::Relaxed) {
-            self.leases.note_read_only(self.cell.id, true);
+            self.leases.count_reader(self.cell.id, true);
         }
     }
 
@@ -241,10 +241,8 @@ impl Lease {
     /// connections break. Ignored if the supervisor stopped a process that had not hung.
     pub fn report_lost(&self, request: RequestFingerprint) {
         self.note_done();
-        if self.cell.hung_for().is_some() {
+        if self.cell.hung_for().is_some() || self.leases.ward.has_ended(self.cell.id) {
             self.leases.note_broken(self.cell.id, request);
-        } else {
-            self.leases.note_lost(self.cell.id, request);
         }
     }
 
@@ -253,24 +251,24 @@ impl Lease {
     pub fn until_settled(&self) -> impl Future<Output = ()> + Send + 'static {
         let leases = Arc::clone(&self.leases);
         let generation = self.cell.id;
-        async move { leases.until_settled(generation).await }
+        async move { leases.ward.until_settled(generation).await }
     }
 
     /// Quarantine status of a request.
     pub fn request_standing(&self, request: RequestFingerprint) -> RequestStanding {
-        self.leases.request_standing(request)
+        self.leases.ward.standing(request)
     }
 
     /// Records that the quarantine refused a request.
     pub fn note_refusal(&self, request: RequestFingerprint) {
-        self.leases.note_refusal(request);
+        self.leases.ward.note_refusal(request);
     }
 
     /// Waits until no other request runs in the slots of the generation, and keeps other requests out. Call
     /// it once, before sending a suspected request. [`Lease::end_solitude`] or the drop ends the solitude.
     pub async fn wait_alone(&self, request: RequestFingerprint) -> SolitudeResult {
         self.solitude.store(SEEKS_SOLITUDE, Ordering::Relaxed);
-        self.leases.seek_solitude(self.cell.id, self.kind);
+        self.leases.with_state(|queue| queue.dispatch.seek_alone(self.cell.id, self.kind));
         let waiting = self.leases.until_alone(self.cell.id, self.kind, request, Instant::now());
         let alone = tokio::select! {
             biased;
@@ -293,7 +291,7 @@ impl Lease {
 
     /// Maximum time for which a suspected request may keep other requests out.
     pub fn solitude_limit(&self, request: RequestFingerprint) -> Duration {
-        self.leases.solitude_limit(request)
+        self.leases.ward.solitude_limit(request)
     }
 
     /// Lets other requests run again.
@@ -309,7 +307,7 @@ impl Lease {
 
     /// Clears a suspected request that was answered.
     pub fn note_survival(&self, request: RequestFingerprint) {
-        self.leases.note_survival(self.cell.id, request);
+        self.leases.ward.note_survival(self.cell.id, request);
     }
 
     /// Marks the answer as an endless event stream: drains ignore it, and it is no work.
@@ -318,7 +316,7 @@ impl Lease {
             self.solitude.compare_exchange(NO_SOLITUDE, WATCHES_EVENTS, Ordering::Relaxed, Ordering::Relaxed);
         if self.needs_no_slot() && first.is_ok() {
             if self.reads.swap(false, Ordering::Relaxed) {
-                self.leases.note_read_only(self.cell.id, false);
+                self.leases.count_reader(self.cell.id, false);
             }
             self.leases.mark_endless(self.cell.id);
         }
@@ -364,13 +362,13 @@ impl Drop for Lease {
             self.cell.pulses.note_pause(false);
         }
         if self.reads.load(Ordering::Relaxed) {
-            self.leases.note_read_only(self.cell.id, false);
+            self.leases.count_reader(self.cell.id, false);
         }
         let asked =
             self.request.get().filter(|asked| !self.is_settled.load(Ordering::Relaxed) && asked.is_whole());
         if let Some(request) = asked.and_then(|asked| asked.fingerprint()) {
             // Another request may take the returned slot at once.
-            self.leases.note_left(self.cell.id, request);
+            self.leases.ward.note_left(self.cell.id, request);
         }
         let kind = match self.solitude.load(Ordering::Relaxed) {
             WATCHES_EVENTS if self.needs_no_slot() => LeaseKind::Watch,

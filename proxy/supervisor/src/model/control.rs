@@ -138,7 +138,7 @@ impl ModelTask {
             return;
         }
         self.give_up_replacements("the model was drained");
-        self.leases.expect_no_retries();
+        self.leases.with_state(|queue| queue.coming.retry = None);
         self.room.wanted = false;
         let generations = self.units.all.iter().filter_map(ProcessUnit::generation).collect();
         self.stop_all();
@@ -164,9 +164,10 @@ impl ModelTask {
         let old = std::mem::replace(&mut self.spec, spec);
         self.watch = watch;
         self.learn_facts(&self.spec.command.binary.clone(), self.spec.facts);
-        self.leases.set_queue_limits(self.spec.queue.depth, self.spec.queue.wait);
-        self.leases.set_admission(self.spec.admission.mode, self.spec.admission.policy.clone());
-        self.leases.set_quarantine(self.spec.quarantine);
+        let (limits, admission) = (&self.spec.queue, &self.spec.admission);
+        self.leases.with_state(|queue| queue.set_limits(limits.depth, limits.wait));
+        self.leases.change_admission(|admit| admit.set_policy(admission.mode, admission.policy.clone()));
+        self.leases.ward.set_policy(self.spec.quarantine);
         // Changes of admission and overlap settings are ignored: they never prevented a replacement.
         let mut before = old.recycle.clone();
         before.common = Recycle {

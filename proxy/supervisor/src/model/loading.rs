@@ -237,7 +237,7 @@ impl ModelTask {
         }
         let denied = LeaseDenied::NeverLoaded(why.to_owned());
         self.leases.refuse_waiting(&denied);
-        self.leases.give_up_predecessor();
+        self.leases.with_state(|queue| queue.predecessor.give_up());
         self.context.refuse_in_predecessor(&self.spec.name, &denied);
         self.give_up_replacements(&format!("it cannot be loaded: {why}"));
         // The next request asks the loader again. Until then no process may start.

@@ -266,7 +266,7 @@ impl ModelTask {
         live.timers.sample = Some(now);
         if self.experience.note_ready(start, props, live.recipe.command().clone()) {
             // Requests that crashed another build or command may be harmless to this process.
-            self.leases.release_requests(None);
+            self.leases.ward.release(None);
         }
         if let Some(warmed) = warmed {
             self.note_warmed(id, *warmed);

@@ -43,7 +43,7 @@ impl RemainingTask {
                     Some(message) => self.take_message(message),
                 },
                 () = leases.wake.notified() => {
-                    for generation in leases.take_doubts() {
+                    for generation in leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)) {
                         self.probe_doubted(generation);
                     }
                 }
@@ -102,7 +102,7 @@ impl RemainingTask {
     fn follow_gates(&mut self, gates: &[OpenGate]) {
         let leases = Arc::clone(&self.model.leases);
         let open: BTreeSet<GenerationId> = gates.iter().map(|gate| gate.generation).collect();
-        for cell in leases.open_cells() {
+        for cell in leases.with_state(|queue| queue.open_cells()) {
             if !open.contains(&cell.id) {
                 leases.close_gate(cell.id);
             }
@@ -117,7 +117,7 @@ impl RemainingTask {
             leases.open_gate(&cell, self.model.lease_limit(gate.slots));
         }
         for id in self.guests.keys().copied().collect::<Vec<_>>() {
-            if !open.contains(&id) && leases.is_unused(id) {
+            if !open.contains(&id) && leases.with_state(|queue| queue.is_unused(id)) {
                 self.guests.remove(&id);
                 leases.remove_generation(id);
             }
@@ -157,7 +157,9 @@ impl RemainingTask {
                 && self.is_followed(generation)
             {
                 let leases = &self.model.leases;
-                let limit = leases.slot_limit(generation).unwrap_or_else(|| self.model.lease_limit(None));
+                let limit = leases
+                    .with_state(|queue| queue.slot_limit(generation))
+                    .unwrap_or_else(|| self.model.lease_limit(None));
                 leases.open_gate(cell, limit);
                 self.model.context.followed.notify_one();
             }

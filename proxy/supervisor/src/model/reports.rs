@@ -147,7 +147,7 @@ impl ModelTask {
         let timed_out = self.units.live(id).and_then(|live| live.start.timed_out);
         let never_ready = self.remove_generation(id, generation);
         let end = timed_out.map_or(StartEnd::Exited(exit, why), StartEnd::TimedOut);
-        let felled = self.leases.was_killed_by_request(generation);
+        let felled = self.leases.ward.was_killed_by_request(generation);
         let event =
             |cause| if felled { LifecycleEvent::KilledByRequest } else { LifecycleEvent::Exited(cause) };
         self.note_end(id, generation, event, never_ready, &end, &exit.to_string());

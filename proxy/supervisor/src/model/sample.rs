@@ -51,7 +51,7 @@ impl ModelTask {
                     }
                 }
                 let returns = live.timers.idle_sample.is_some();
-                if self.leases.watch_idle(live.id, idle, returns) || returns {
+                if self.leases.with_state(|queue| queue.table.watch_idle(live.id, idle, returns)) || returns {
                     break;
                 }
             }
@@ -245,7 +245,7 @@ impl ModelTask {
         for live in self.units.lives() {
             self.experience.note_prices(&live.memory);
         }
-        self.leases.publish_memory(known);
+        self.leases.change_admission(|admit| admit.publish(known));
     }
 
     fn process_headroom(&self, unit: &ProcessUnit) -> Option<ProcessHeadroom> {

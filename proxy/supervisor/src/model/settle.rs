@@ -46,7 +46,7 @@ impl ModelTask {
 
     /// Closes the gates of generations that refused a connection, until they answer a probe.
     fn probe_doubted_units(&mut self) {
-        for generation in self.leases.take_doubts() {
+        for generation in self.leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)) {
             let Some(id) = self.units.with_generation(generation).map(|unit| unit.id) else { continue };
             if let Some((BackendPhase::Ready | BackendPhase::Suspect, live)) = self.units.phase_and_live(id) {
                 let now = Instant::now();
@@ -60,7 +60,8 @@ impl ModelTask {
     fn finish_drains(&mut self) {
         for id in self.units.ids() {
             let Some(unit) = self.units.get(id) else { continue };
-            let is_unused = unit.generation().is_none_or(|generation| self.leases.is_unused(generation));
+            let is_unused =
+                unit.generation().is_none_or(|id| self.leases.with_state(|queue| queue.is_unused(id)));
             if unit.phase() == BackendPhase::Draining && is_unused && self.is_packed(id) {
                 self.step_machine(id, LifecycleEvent::Drained);
             }
@@ -98,7 +99,7 @@ impl ModelTask {
             |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Draining | BackendPhase::Stopping);
         let is_paused =
             self.life.end.is_none() && self.units.all.iter().any(is_ending) && !self.leases.any_open();
-        self.leases.pause_clock(is_paused);
+        self.leases.with_state(|queue| queue.limits.set_paused(is_paused));
     }
 
     /// Begins a replacement of an unresponsive process that the life-cycle machine gave up.
@@ -205,12 +206,13 @@ impl ModelTask {
     fn publish_next_process(&self) {
         let starting =
             self.units.lives().filter(|live| live.start.ready.is_none()).map(|live| live.start.spawned);
-        self.leases.set_next_process(NextProcess {
+        let next = NextProcess {
             since: starting.min(),
             took: self.experience.load_time,
             fastest: self.experience.fastest_start(process_recipe(&self.spec).command()),
             waits_for_room: self.room.is_waiting(),
-        });
+        };
+        self.leases.with_state(|queue| queue.coming.next = next);
     }
 
     fn settle_refusal(&mut self) {
@@ -235,7 +237,7 @@ impl ModelTask {
             _ => None,
         };
         self.leases.set_refusal(refusal);
-        if let Some(denied) = self.leases.predecessor_refusal() {
+        if let Some(denied) = self.leases.with_state(|queue| queue.predecessor_refusal()) {
             self.context.refuse_in_predecessor(&self.spec.name, &denied);
         }
     }
@@ -294,7 +296,7 @@ impl ModelTask {
                 if !self.leases.any_open() || late {
                     self.leases.refuse_waiting(&LeaseDenied::ShuttingDown);
                 }
-                (late, late || self.leases.is_idle())
+                (late, late || self.leases.with_state(|queue| queue.is_idle()))
             }
         };
         for id in self.units.ids() {

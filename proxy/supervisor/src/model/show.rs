@@ -34,7 +34,7 @@ impl ModelTask {
             outage: self.expected_outage(),
             warm: self.replacements.warm.clone(),
             replace_note: self.replacements.note_for_view(),
-            quarantine: self.leases.quarantine_view(),
+            quarantine: self.leases.ward.view(),
             pin: self.room.pin_view(&self.spec),
             remote: None,
             canary: None,

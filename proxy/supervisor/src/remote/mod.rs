@@ -131,7 +131,7 @@ impl RemoteTask {
                     // No endpoint can serve the waiting requests any more.
                     self.leases.refuse_waiting(&LeaseDenied::ShuttingDown);
                 }
-                if self.leases.is_idle() {
+                if self.leases.with_state(|queue| queue.is_idle()) {
                     break;
                 }
             }
@@ -214,7 +214,7 @@ impl RemoteTask {
         let moved = *spec.origin != *self.spec.origin;
         let renamed = spec.model != self.spec.model;
         self.spec = spec;
-        self.leases.set_queue_limits(self.spec.queue.depth, self.spec.queue.wait);
+        self.leases.with_state(|queue| queue.set_limits(self.spec.queue.depth, self.spec.queue.wait));
         if moved {
             self.leases.close_gate(self.cell.id);
             self.former_cells.push(std::mem::replace(&mut self.cell, new_cell(&self.context, &self.spec)));
@@ -238,7 +238,8 @@ impl RemoteTask {
 
     /// Requests a probe after a failed connection, unless the endpoint is known not to answer.
     fn check_doubts(&mut self) {
-        let doubted = self.leases.take_doubts().contains(&self.cell.id);
+        let doubted =
+            self.leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)).contains(&self.cell.id);
         if doubted && !matches!(self.standing, EndpointState::Silent(_)) {
             self.probe.doubt();
         }
@@ -353,7 +354,7 @@ impl RemoteTask {
             last_failure: failure,
             outage,
             replace_note: self.listed.note.clone(),
-            quarantine: self.leases.quarantine_view(),
+            quarantine: self.leases.ward.view(),
             remote: Some(RemoteView { url: self.spec.origin.to_string(), model: self.spec.model.clone() }),
             ..ModelView::unloaded(self.spec.name.clone())
         }

@@ -1,21 +1,21 @@
 //! Queue functions for requests: asking for a lease, waiting, leaving. A request that would wait too long for
 //! the next process is refused.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use warden_policies::GenerationId;
 use warden_policies::dispatch::{LeaseAnswer, LeaseGrant, LeaseKind, QueueTicket};
-use warden_policies::{GenerationId, WorkDone};
 
-use super::{LeaseQueue, QueueLimits, QueueState, QueueWaiter};
+use super::LeaseQueue;
+use super::state::{GrantedSlot, QueueOutbox, QueueState};
 use crate::clock;
 use crate::error::{LeaseDenied, NoRoom};
 use crate::lease::Lease;
 use crate::lease::admit::{PromptFit, PromptSize};
-use crate::sync::lock;
 use crate::view::event::EventKind;
 
 /// Estimates for the next process of a model that has none.
@@ -38,7 +38,7 @@ impl NextProcess {
     }
 
     /// Time left if the start takes as long as the fastest one.
-    fn least_time_left(&self, now: Instant) -> Duration {
+    pub(super) fn least_time_left(&self, now: Instant) -> Duration {
         self.fastest.map_or(Duration::ZERO, |took| self.remaining(took, now))
     }
 
@@ -47,9 +47,69 @@ impl NextProcess {
     }
 }
 
+#[derive(Debug)]
+pub(crate) struct QueueLimits {
+    pub(super) depth: usize,
+    pub(super) wait: Duration,
+    pub(super) is_full_logged: bool,
+    /// Total duration of the earlier pauses.
+    paused_before: Duration,
+    paused_since: Option<Instant>,
+}
+
+impl QueueLimits {
+    pub(super) fn new(depth: usize, wait: Duration) -> Self {
+        Self { depth, wait, is_full_logged: false, paused_before: Duration::ZERO, paused_since: None }
+    }
+
+    fn paused(&self) -> Duration {
+        self.paused_before + self.paused_since.map(|since| since.elapsed()).unwrap_or_default()
+    }
+
+    pub(crate) fn set_paused(&mut self, is_paused: bool) {
+        if is_paused != self.paused_since.is_some() {
+            self.paused_before = self.paused();
+            self.paused_since = is_paused.then(Instant::now);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct ExpectedProcess {
+    /// Estimates, valid while no process serves.
+    pub(crate) next: NextProcess,
+    /// End of the time in which a refused client is expected to retry.
+    pub(crate) retry: Option<Instant>,
+}
+
+impl ExpectedProcess {
+    /// Refuses a request that even the fastest start would serve too late. The client learns when to retry,
+    /// and the model is loaded for the retry.
+    fn refuse_if_slow(&mut self, wait: Duration, now: Instant) -> Option<LeaseDenied> {
+        let least = self.next.least_time_left(now);
+        if least <= wait {
+            return None;
+        }
+        let left = self.next.time_left(now).unwrap_or(least).max(least);
+        self.retry = Some(clock::after(now, left.saturating_add(wait)));
+        Some(LeaseDenied::TooSlow { left, wait })
+    }
+
+    /// True if a refused client's retry is still expected.
+    pub(super) fn expects_retry(&self) -> bool {
+        self.retry.is_some_and(|until| until > Instant::now())
+    }
+}
+
 enum QueueAnswer {
-    Granted(Lease),
-    Queued { ticket: QueueTicket, answer: oneshot::Receiver<Result<Lease, LeaseDenied>>, limit: WaitLimit },
+    Granted(GrantedSlot),
+    /// `paused`: total pause of the time limits when the request came.
+    Queued {
+        ticket: QueueTicket,
+        answer: oneshot::Receiver<Result<Lease, LeaseDenied>>,
+        wait: Duration,
+        paused: Duration,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,28 +117,6 @@ enum LeaseTurn {
     First,
     /// The first lease's generation has died.
     Repeated,
-}
-
-#[derive(Clone, Copy)]
-struct WaitLimit {
-    since: Instant,
-    wait: Duration,
-    /// Total pause of the time limits when the request came.
-    paused: Duration,
-}
-
-impl QueueLimits {
-    fn for_request(&self, now: Instant) -> WaitLimit {
-        WaitLimit { since: now, wait: self.wait, paused: self.paused() }
-    }
-}
-
-impl WaitLimit {
-    /// Returns `None` if the limit is over. `stood`: total pause of the time limits now.
-    fn ends_at(self, stood: Duration, now: Instant) -> Option<Instant> {
-        let end = clock::after(self.since, self.wait.saturating_add(stood.saturating_sub(self.paused)));
-        (end > now).then_some(end)
-    }
 }
 
 const PAUSED_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -99,17 +137,16 @@ struct QueuePlace<'a> {
 
 impl QueuePlace<'_> {
     fn leave(&self) -> PlaceState {
-        let mut state = lock(&self.leases.state);
-        let channel = state.waiters.remove(&self.ticket);
-        if state.dispatch.cancel(self.ticket) {
-            drop(state);
-            drop(channel);
-            return PlaceState::InQueue;
-        }
-        let Some(short) = state.admit.remove_waiting(self.ticket) else { return PlaceState::Gone };
-        // The slots held for this request are free now.
-        self.leases.settle_and_deliver(state, Vec::new());
-        PlaceState::WithoutRoom(short)
+        self.leases.update(|state, outbox| {
+            state.waiters.remove(&self.ticket);
+            if state.dispatch.cancel(self.ticket) {
+                return PlaceState::InQueue;
+            }
+            let Some(short) = state.admit.remove_waiting(self.ticket) else { return PlaceState::Gone };
+            // The slots held for this request are free now.
+            state.settle(Vec::new(), outbox);
+            PlaceState::WithoutRoom(short)
+        })
     }
 }
 
@@ -139,49 +176,17 @@ impl LeaseQueue {
 
     /// Returns a lease without waiting. A failed attempt does not count as a request.
     pub(crate) fn lease_now(self: &Arc<Self>, kind: LeaseKind, tokens: Option<u64>) -> Option<Lease> {
-        let mut state = lock(&self.state);
-        if state.refusal.is_some() || !state.dispatch.any_open() {
-            return None;
-        }
-        let generation = match state.dispatch.request(kind) {
-            LeaseAnswer::Granted(generation) => generation,
-            LeaseAnswer::Queued(ticket) => {
-                state.dispatch.cancel(ticket);
-                return None;
-            }
-            LeaseAnswer::Full { .. } => return None,
-        };
-        let tokens = self.checked_tokens(tokens);
-        let fits = tokens.is_none_or(|tokens| {
-            let judged = state.admit.judge_prompt(&state.dispatch, generation, tokens, true);
-            judged.action().is_none() || !state.admit.holds_prompts()
-        });
-        if !fits {
-            let grants = state.dispatch.release(generation, kind);
-            self.settle_and_deliver(state, grants);
-            return None;
-        }
-        if kind == LeaseKind::Slot {
-            state.asked += 1;
-        }
-        let cell = state.occupy_slot(generation, kind)?;
-        drop(state);
-        Some(self.make_lease(cell, kind, Duration::ZERO))
+        let granted = self.update(|state, outbox| state.grant_now(kind, tokens, outbox))?;
+        Some(self.make_lease(granted))
     }
 
     /// Takes a slot for a request of another instance, even if none is free.
     pub(crate) fn take_for_another(self: &Arc<Self>, generation: GenerationId) -> Option<Lease> {
-        let mut state = lock(&self.state);
-        let kind = state.dispatch.count_in(generation)?;
-        let cell = state.occupy_slot(generation, kind)?;
-        drop(state);
-        Some(self.make_lease(cell, kind, Duration::ZERO))
-    }
-
-    pub(crate) fn add_work(&self, generation: GenerationId, work: WorkDone) {
-        if let Some(entry) = lock(&self.state).table.entries.get(&generation) {
-            entry.cell.add_work(work);
-        }
+        let granted = self.with_state(|state| {
+            let kind = state.dispatch.count_in(generation)?;
+            state.occupy_slot(generation, kind, Duration::ZERO)
+        })?;
+        Some(self.make_lease(granted))
     }
 
     async fn wait_for_lease(
@@ -191,22 +196,27 @@ impl LeaseQueue {
         turn: LeaseTurn,
     ) -> Result<Lease, LeaseDenied> {
         let asked = Instant::now();
-        let (ticket, mut answer, limit) = match self.request_lease(kind, tokens, turn, asked)? {
-            QueueAnswer::Granted(lease) => return Ok(lease),
-            QueueAnswer::Queued { ticket, answer, limit } => (ticket, answer, limit),
+        let requested = self.update(|state, outbox| state.request(kind, tokens, turn, asked, outbox));
+        let (ticket, mut answer, wait, paused) = match requested? {
+            QueueAnswer::Granted(granted) => return Ok(self.make_lease(granted)),
+            QueueAnswer::Queued { ticket, answer, wait, paused } => (ticket, answer, wait, paused),
         };
+        if let Ok(answer) = answer.try_recv() {
+            return answer;
+        }
         let place = QueuePlace { leases: self, ticket };
-        let mut until = clock::after(asked, limit.wait);
+        let mut until = clock::after(asked, wait);
         loop {
             if let Ok(answer) = tokio::time::timeout_at(until, &mut answer).await {
                 return answer.unwrap_or(Err(LeaseDenied::ShuttingDown));
             }
             let now = Instant::now();
-            let stood = lock(&self.state).limits.paused();
-            match limit.ends_at(stood, now) {
-                Some(end) => until = end.max(clock::after(now, PAUSED_POLL_INTERVAL)),
-                None => break,
+            let paused = self.with_state(|state| state.limits.paused()).saturating_sub(paused);
+            let end = clock::after(asked, wait.saturating_add(paused));
+            if end <= now {
+                break;
             }
+            until = end.max(clock::after(now, PAUSED_POLL_INTERVAL));
         }
         match place.leave() {
             PlaceState::InQueue => Err(LeaseDenied::Deadline { waited: asked.elapsed() }),
@@ -216,150 +226,105 @@ impl LeaseQueue {
         }
     }
 
-    fn request_lease(
-        self: &Arc<Self>,
-        kind: LeaseKind,
-        tokens: Option<u64>,
-        turn: LeaseTurn,
-        now: Instant,
-    ) -> Result<QueueAnswer, LeaseDenied> {
-        let mut state = lock(&self.state);
-        let open = state.dispatch.any_open();
-        if let Some(refusal) = state.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
-            return Err(refusal.denied());
-        }
-        if kind == LeaseKind::Slot {
-            state.asked += 1;
-        }
-        if !open
-            && turn == LeaseTurn::First
-            && let Some(denied) = state.refuse_if_slow(now)
-        {
-            drop(state);
-            self.wake.notify_one();
-            return Err(denied);
-        }
-        let answer = match turn {
-            LeaseTurn::First => state.dispatch.request(kind),
-            LeaseTurn::Repeated => state.dispatch.request_again(kind),
-        };
-        let answer = match answer {
-            // Requests that wait for memory count too.
-            LeaseAnswer::Queued(ticket)
-                if turn == LeaseTurn::First && state.waiting() > state.limits.depth =>
-            {
-                state.dispatch.cancel(ticket);
-                LeaseAnswer::Full { waiting: state.waiting() }
-            }
-            answer => answer,
-        };
-        match answer {
-            LeaseAnswer::Granted(generation) => {
-                if let Some(tokens) = self.checked_tokens(tokens) {
-                    return self.admit_granted(state, generation, kind, tokens, now);
-                }
-                let cell = state.occupy_slot(generation, kind);
-                drop(state);
-                match cell {
-                    Some(cell) => Ok(QueueAnswer::Granted(self.make_lease(cell, kind, Duration::ZERO))),
-                    // Unreachable: the table contains each open generation.
-                    None => Err(LeaseDenied::ShuttingDown),
-                }
-            }
-            LeaseAnswer::Queued(ticket) => {
-                let (sender, answer) = oneshot::channel();
-                state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens });
-                state.queued += 1;
-                let limit = state.limits.for_request(now);
-                drop(state);
-                if !open {
-                    self.wake.notify_one();
-                }
-                Ok(QueueAnswer::Queued { ticket, answer, limit })
-            }
-            LeaseAnswer::Full { waiting } => {
-                let depth = state.limits.depth;
-                let first = !std::mem::replace(&mut state.limits.is_full_logged, true);
-                drop(state);
-                if first {
-                    self.journal.record(Some(&self.name), None, EventKind::QueueFull { waiting });
-                }
-                Err(LeaseDenied::QueueFull { waiting, depth })
-            }
-        }
-    }
-
-    /// Lets a request with a lease wait if its prompt does not fit into memory.
-    fn admit_granted(
-        self: &Arc<Self>,
-        mut state: MutexGuard<'_, QueueState>,
-        generation: GenerationId,
-        kind: LeaseKind,
-        tokens: u64,
-        now: Instant,
-    ) -> Result<QueueAnswer, LeaseDenied> {
-        let (sender, mut answer) = oneshot::channel();
-        let ticket = state.dispatch.issue_ticket();
-        state.waiters.insert(ticket, QueueWaiter { answer: sender, since: now, tokens: Some(tokens) });
-        let limit = state.limits.for_request(now);
-        self.settle_and_deliver(state, vec![LeaseGrant { ticket, generation, kind }]);
-        match answer.try_recv() {
-            Ok(Ok(lease)) => Ok(QueueAnswer::Granted(lease)),
-            Ok(Err(denied)) => Err(denied),
-            Err(_) => Ok(QueueAnswer::Queued { ticket, answer, limit }),
-        }
-    }
-
     /// Costs one atomic load if admission is off.
     pub(crate) fn weigh_prompt(&self, size: PromptSize) -> PromptFit {
         if !self.checks_prompts.load(Ordering::Relaxed) {
             return PromptFit::NotChecked;
         }
-        let state = lock(&self.state);
-        state.admit.weigh_prompt(&state.dispatch, size)
+        self.with_state(|state| state.admit.weigh_prompt(&state.dispatch, size))
     }
 }
 
 impl QueueState {
-    /// Refuses a request that even the fastest start would serve too late. The client learns when to retry,
-    /// and the model is loaded for the retry.
-    pub(super) fn refuse_if_slow(&mut self, now: Instant) -> Option<LeaseDenied> {
-        let wait = self.limits.wait;
-        let least = self.coming.next.least_time_left(now);
-        if least <= wait {
+    fn grant_now(
+        &mut self,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+        outbox: &mut QueueOutbox,
+    ) -> Option<GrantedSlot> {
+        if self.refusal.is_some() || !self.dispatch.any_open() {
             return None;
         }
-        let left = self.coming.next.time_left(now).unwrap_or(least).max(least);
-        self.coming.retry = Some(clock::after(now, left.saturating_add(wait)));
-        Some(LeaseDenied::TooSlow { left, wait })
+        let generation = match self.dispatch.request(kind) {
+            LeaseAnswer::Granted(generation) => generation,
+            LeaseAnswer::Queued(ticket) => {
+                self.dispatch.cancel(ticket);
+                return None;
+            }
+            LeaseAnswer::Full { .. } => return None,
+        };
+        let fits = tokens.is_none_or(|tokens| {
+            let judged = self.admit.judge_prompt(&self.dispatch, generation, tokens, true);
+            judged.action().is_none() || !self.admit.holds_prompts()
+        });
+        if !fits {
+            let grants = self.dispatch.release(generation, kind);
+            self.settle(grants, outbox);
+            return None;
+        }
+        self.asked += u64::from(kind == LeaseKind::Slot);
+        self.occupy_slot(generation, kind, Duration::ZERO)
     }
 
-    /// True if a refused client's retry is still expected.
-    pub(super) fn expects(&self) -> bool {
-        self.coming.retry.is_some_and(|until| until > Instant::now())
-    }
-}
-
-impl LeaseQueue {
-    pub(crate) fn set_next_process(&self, coming: NextProcess) {
-        lock(&self.state).coming.next = coming;
-    }
-
-    /// Forgets expected retries, because an operator has drained the model.
-    pub(crate) fn expect_no_retries(&self) {
-        lock(&self.state).coming.retry = None;
-    }
-
-    pub(crate) fn refuses_requests(&self) -> bool {
-        let state = lock(&self.state);
-        let is_shut =
-            state.refusal.is_some() || state.coming.next.least_time_left(Instant::now()) > state.limits.wait;
-        !state.dispatch.any_open() && is_shut
-    }
-
-    /// Returns `None` while a process serves.
-    pub(crate) fn next_process(self: &Arc<Self>) -> Option<NextProcess> {
-        let state = lock(&self.state);
-        (!state.dispatch.any_open()).then_some(state.coming.next)
+    fn request(
+        &mut self,
+        kind: LeaseKind,
+        tokens: Option<u64>,
+        turn: LeaseTurn,
+        now: Instant,
+        outbox: &mut QueueOutbox,
+    ) -> Result<QueueAnswer, LeaseDenied> {
+        let open = self.dispatch.any_open();
+        if let Some(refusal) = self.refusal.as_ref().filter(|refusal| refusal.is_final() || !open) {
+            return Err(refusal.denied());
+        }
+        self.asked += u64::from(kind == LeaseKind::Slot);
+        if !open
+            && turn == LeaseTurn::First
+            && let Some(denied) = self.coming.refuse_if_slow(self.limits.wait, now)
+        {
+            outbox.wake = true;
+            return Err(denied);
+        }
+        let depth = self.limits.depth;
+        let answer = match turn {
+            LeaseTurn::First => self.dispatch.request(kind),
+            LeaseTurn::Repeated => self.dispatch.request_again(kind),
+        };
+        let answer = match answer {
+            // Requests that wait for memory count too.
+            LeaseAnswer::Queued(ticket) if turn == LeaseTurn::First && self.waiting() > depth => {
+                self.dispatch.cancel(ticket);
+                LeaseAnswer::Full { waiting: self.waiting() }
+            }
+            answer => answer,
+        };
+        let (wait, paused) = (self.limits.wait, self.limits.paused());
+        match answer {
+            LeaseAnswer::Granted(generation) => {
+                let Some(tokens) = tokens.filter(|_| self.admit.checks_prompts()) else {
+                    let granted = self.occupy_slot(generation, kind, Duration::ZERO);
+                    // Unreachable: the table contains each open generation.
+                    return granted.map(QueueAnswer::Granted).ok_or(LeaseDenied::ShuttingDown);
+                };
+                // The request waits if its prompt does not fit into memory.
+                let ticket = self.dispatch.issue_ticket();
+                let answer = self.add_waiter(ticket, now, Some(tokens));
+                self.settle(vec![LeaseGrant { ticket, generation, kind }], outbox);
+                Ok(QueueAnswer::Queued { ticket, answer, wait, paused })
+            }
+            LeaseAnswer::Queued(ticket) => {
+                outbox.wake = !open;
+                self.queued += 1;
+                let answer = self.add_waiter(ticket, now, tokens);
+                Ok(QueueAnswer::Queued { ticket, answer, wait, paused })
+            }
+            LeaseAnswer::Full { waiting } => {
+                if !std::mem::replace(&mut self.limits.is_full_logged, true) {
+                    outbox.events.push((None, EventKind::QueueFull { waiting }));
+                }
+                Err(LeaseDenied::QueueFull { waiting, depth })
+            }
+        }
     }
 }

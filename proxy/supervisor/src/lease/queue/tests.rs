@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_policies::ServerFacts;
 
+use super::ask::NextProcess;
 use super::*;
-use crate::error::BackendFailure;
+use crate::error::{BackendFailure, LeaseDenied};
 use crate::lease::ExchangeOutcome;
+use crate::lease::cell::GenerationCell;
 use crate::process::endpoint::ListenAddress;
 
 const WAIT: Duration = Duration::from_secs(300);
@@ -105,10 +107,13 @@ async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_loo
     }
     assert!(!woken().await, "it was told and has not looked");
     let seen = leases.idle_since(cell.id);
-    assert!(leases.watch_idle(cell.id, seen, true), "nothing came since");
+    assert!(leases.with_state(|queue| queue.table.watch_idle(cell.id, seen, true)), "nothing came since");
     cycle().await;
     assert!(!woken().await, "it comes back by itself");
-    assert!(!leases.watch_idle(cell.id, seen, false), "something came since: it looks once more");
+    assert!(
+        !leases.with_state(|queue| queue.table.watch_idle(cell.id, seen, false)),
+        "something came since: it looks once more"
+    );
     cycle().await;
     assert!(woken().await, "it does not come back by itself");
     // A waiter for the last request is woken at once.
@@ -155,13 +160,13 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     let leases = leases(4);
     let (now, wait) = (Instant::now(), WAIT);
     let slow = NextProcess { took: Some(3 * wait), fastest: Some(2 * wait), ..NextProcess::default() };
-    leases.set_next_process(slow);
+    leases.with_state(|queue| queue.coming.next = slow);
     let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
     assert_eq!(denied, LeaseDenied::TooSlow { left: 3 * wait, wait });
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
     assert!(leases.needs_process() && leases.loader_view().waiting == 1 && leases.waiting() == 0);
     // During the start less time remains, so the fastest start would be in time.
-    leases.set_next_process(NextProcess { since: now.checked_sub(wait), ..slow });
+    leases.with_state(|queue| queue.coming.next = NextProcess { since: now.checked_sub(wait), ..slow });
     let waiting = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
     leases.open_gate(&cell, 1);
@@ -169,11 +174,11 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     assert_eq!(leases.loader_view().waiting, 0, "whoever was expected has been served");
     // A repeated request is not refused because of a slow start.
     leases.close_gate(cell.id);
-    leases.set_next_process(slow);
+    leases.with_state(|queue| queue.coming.next = slow);
     let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
     assert!(matches!(again, LeaseDenied::Deadline { .. }), "{again:?}");
     let _told = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
-    assert!(leases.needs_process() && leases.refuses_requests());
+    assert!(leases.needs_process() && leases.with_state(|queue| queue.refuses_requests()));
     tokio::time::sleep(4 * wait).await;
     assert!(!leases.needs_process() && leases.loader_view().waiting == 0, "nobody is expected for ever");
 }
@@ -186,7 +191,7 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
         let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
         assert_eq!(denied, LeaseDenied::QueueFull { waiting: 1, depth: 1 });
     }
-    assert_eq!(leases.journal.tail().events.len(), 1);
+    assert_eq!(leases.journal.journal.tail().events.len(), 1);
     leases.refuse_waiting(&LeaseDenied::Removed);
     assert_eq!(waiting.await.unwrap().unwrap_err(), LeaseDenied::Removed);
 }
@@ -362,7 +367,7 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
         }
     }
     tokio::time::timeout(WAIT, callers.wait()).await.unwrap();
-    assert!(leases.is_idle() && lock(&leases.state).waiters.is_empty());
+    assert!(leases.with_state(|queue| queue.is_idle()) && lock(&leases.state).waiters.is_empty());
 }
 
 #[tokio::test]
@@ -378,21 +383,21 @@ async fn who_waits_in_another_instance_is_needed_for_but_has_no_place_here_and_m
     assert_eq!(leases.waiting(), 3, "the queue of one had room");
     // Hopeless requests cause no start until another one comes.
     leases.refuse_waiting(&LeaseDenied::NeverLoaded("too large".to_owned()));
-    leases.give_up_predecessor();
+    leases.with_state(|queue| queue.predecessor.give_up());
     assert!(!leases.needs_process() && leases.loader_view().waiting == 0);
     elsewhere(1, 2);
     assert!(!leases.needs_process(), "one of them has left");
     elsewhere(2, 3);
     assert!(leases.needs_process(), "another one has come");
-    leases.give_up_predecessor();
+    leases.with_state(|queue| queue.predecessor.give_up());
     elsewhere(2, 3);
     assert!(!leases.needs_process(), "they are the same");
     elsewhere(2, 4);
     assert!(
-        leases.needs_process() && leases.queued_total() == 5,
+        leases.needs_process() && leases.with_state(|queue| queue.queued_total()) == 5,
         "one has come while another one left, and one of ours had to wait"
     );
-    leases.give_up_predecessor();
+    leases.with_state(|queue| queue.predecessor.give_up());
     elsewhere(1, 0);
     assert!(!leases.needs_process(), "it does not say how many came");
     elsewhere(0, 0);
@@ -428,17 +433,21 @@ async fn a_generation_is_open_elsewhere_until_that_is_said_to_be_over_and_what_r
         leases.set_predecessor(PredecessorQueue::new(0, 0, open.iter().copied().map(GenerationId).collect()));
     };
     elsewhere(&[1, 2]);
-    assert!(!leases.is_unused(cell.id), "it may be given to somebody there");
+    assert!(!leases.with_state(|queue| queue.is_unused(cell.id)), "it may be given to somebody there");
     leases.close_gate(cell.id);
-    let tally = leases.generation_counts().remove(0);
+    let tally = leases.with_state(|queue| queue.generation_counts()).remove(0);
     assert!(tally.open && tally.in_flight == 0, "more may come: {tally:?}");
     let lease = leases.take_for_another(cell.id).expect("it counts, although nobody is let in here");
     assert_eq!(leases.in_flight(cell.id), 1);
     elsewhere(&[2]);
     tokio::time::timeout(WAIT, leases.wake.notified()).await.expect("whoever drains is woken");
-    assert!(!leases.is_unused(cell.id) && !leases.generation_counts().remove(0).open, "its lease is held");
+    assert!(
+        !leases.with_state(|queue| queue.is_unused(cell.id))
+            && !leases.with_state(|queue| queue.generation_counts()).remove(0).open,
+        "its lease is held"
+    );
     drop(lease);
     assert_eq!(leases.in_flight(cell.id), 0);
-    assert!(leases.is_unused(cell.id));
+    assert!(leases.with_state(|queue| queue.is_unused(cell.id)));
     assert!(leases.take_for_another(GenerationId(9)).is_none(), "nothing is known of it");
 }

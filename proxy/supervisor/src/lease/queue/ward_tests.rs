@@ -8,6 +8,7 @@ use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use super::ward::{ProcessEnd, SolitudeResult};
 use super::*;
 use crate::lease::SentRequest;
+use crate::lease::cell::GenerationCell;
 use crate::process::endpoint::ListenAddress;
 
 const WAIT: Duration = Duration::from_secs(300);
@@ -76,7 +77,7 @@ impl Ward {
         lease.report_broken(request);
         drop(lease);
         self.die(&cell);
-        assert_eq!(self.leases.request_standing(request), RequestStanding::Suspect);
+        assert_eq!(self.leases.ward.standing(request), RequestStanding::Suspect);
         self.open()
     }
 
@@ -89,7 +90,7 @@ impl Ward {
     }
 
     fn is_refused(&self, request: RequestFingerprint) -> bool {
-        matches!(self.leases.request_standing(request), RequestStanding::Refused { .. })
+        matches!(self.leases.ward.standing(request), RequestStanding::Refused { .. })
     }
 }
 
@@ -106,7 +107,7 @@ async fn a_client_that_leaves_before_its_request_kills_the_server_hides_nothing(
     tokio::time::advance(Duration::from_secs(2)).await;
     ward.die(&cell);
     assert_eq!(
-        (ward.leases.request_standing(A), ward.leases.request_standing(B)),
+        (ward.leases.ward.standing(A), ward.leases.ward.standing(B)),
         (RequestStanding::Suspect, RequestStanding::Clear)
     );
     let cell = ward.open();
@@ -133,7 +134,7 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     ward.die(&cell);
     assert!(ward.is_refused(A), "by then it was alone");
     // The server dies first.
-    ward.leases.release_requests(None);
+    ward.leases.ward.release(None);
     let cell = ward.suspecting(A).await;
     drop(ward.sent(B).await);
     let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
@@ -142,7 +143,7 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     ward.die(&cell);
     assert_eq!(alone.await, SolitudeResult::Gone);
     assert_eq!(
-        (ward.leases.request_standing(A), ward.leases.request_standing(B)),
+        (ward.leases.ward.standing(A), ward.leases.ward.standing(B)),
         (RequestStanding::Suspect, RequestStanding::Suspect)
     );
 }
@@ -161,7 +162,7 @@ async fn those_who_run_for_long_do_not_save_a_suspect_from_its_trial_for_ever() 
         lease.note_sent(Arc::new(Whole(A)), true);
         ward.die(&cell);
         drop((lease, long));
-        assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
+        assert_eq!(ward.leases.ward.standing(A), RequestStanding::Suspect);
         cell = ward.open();
     }
 }
@@ -176,14 +177,14 @@ async fn who_only_reads_saves_nobody_from_its_trial() {
     ward.die(&cell);
     assert!(ward.is_refused(A));
     // Other requests without a slot may compute.
-    ward.leases.release_requests(None);
+    ward.leases.ward.release(None);
     let cell = ward.suspecting(A).await;
     let _tokenizes = ward.leases.lease(LeaseKind::Aux, None).await.unwrap();
     let watches = ward.reads().await;
     watches.mark_endless();
     let _lease = ward.tried(A).await;
     ward.die(&cell);
-    assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
+    assert_eq!(ward.leases.ward.standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,11 +194,11 @@ async fn a_trial_whose_connection_broke_is_over_when_the_server_answers() {
     let lease = ward.tried(A).await;
     lease.report_broken(A);
     drop(lease);
-    assert!(ward.leases.take_doubts().contains(&cell.id));
+    assert!(ward.leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)).contains(&cell.id));
     ward.leases.note_alive(cell.id);
     // The process dies much later, without requests.
     ward.die(&cell);
-    assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
+    assert_eq!(ward.leases.ward.standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]
@@ -214,7 +215,7 @@ async fn of_a_server_that_was_stopped_nobody_is_suspected_and_of_one_short_of_me
         ward.leases.remove_generation(cell.id);
         drop(lease);
         assert_eq!(
-            (ward.leases.request_standing(A), ward.leases.request_standing(B)),
+            (ward.leases.ward.standing(A), ward.leases.ward.standing(B)),
             (standing, standing),
             "{ending:?}"
         );
@@ -224,7 +225,7 @@ async fn of_a_server_that_was_stopped_nobody_is_suspected_and_of_one_short_of_me
     lease.report_broken(A);
     drop(lease);
     ward.leases.note_ended(&cell, ProcessEnd::OutOfMemory);
-    assert_eq!(ward.leases.request_standing(A), RequestStanding::Suspect);
+    assert_eq!(ward.leases.ward.standing(A), RequestStanding::Suspect);
 }
 
 #[tokio::test(start_paused = true)]

@@ -183,7 +183,7 @@ impl GateWarmer {
     }
 
     fn answered_requests(&self) -> u64 {
-        self.leases.work(self.to).unwrap_or_default().requests
+        self.leases.with_state(|queue| queue.table.cell(self.to).map_or(0, |cell| cell.work().requests))
     }
 
     async fn slot_holds(&self, slot: u32, tokens: usize) -> bool {
