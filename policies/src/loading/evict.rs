@@ -38,37 +38,42 @@ impl LoadingState {
         seen: &BTreeMap<ModelId, ModelActivity>,
     ) -> Vec<ModelId> {
         let may_leave = |who: &ModelId| {
-            let model = self.models.get(who);
-            model.is_some_and(|model| !model.spec.pin && self.may_leave(model, now, seen[who]))
+            let model = self.models.all.get(who);
+            model.is_some_and(|model| !model.spec.pin && model.may_leave(now, seen[who], &self.numbers))
         };
         let mut candidates: Vec<EvictionGroup> = self
             .models
+            .all
             .keys()
             .filter(|who| may_leave(who))
             .map(|who| {
-                let mut leave = self.unloaded_with(who);
+                let mut leave = self.models.unloaded_with(who);
                 leave.push(who.clone());
                 leave
             })
             .filter(|leave| leave.iter().all(may_leave))
             .map(|leave| {
-                let worth = leave.iter().map(|who| self.keep_value(&self.models[who], seen[who]));
+                let worth =
+                    leave.iter().map(|who| self.models.all[who].keep_value(seen[who], self.numbers.leaker));
                 (worth.sum(), leave)
             })
             .collect();
-        let is_enough =
-            |of: &[EvictionGroup]| self.is_enough(wish, &distinct_models(&of.iter().collect::<Vec<_>>()));
-        if !is_enough(&candidates) {
+        let is_enough = |groups: &[&EvictionGroup]| {
+            !matches!(self.find_place(wish, &distinct_models(groups)), Placement::Nowhere)
+        };
+        if !is_enough(&candidates.iter().collect::<Vec<_>>()) {
             return Vec::new();
         }
         // Companions of the wanted model would be loaded again with it, and a model with the wanted one as a
         // companion would call it again. Unload both only if other models do not suffice.
-        let company = self.all_companions(wish.name);
+        let company = self.models.all_companions(wish.name);
         let is_own = |(_, leave): &EvictionGroup| leave.iter().any(|who| company.contains(who));
-        let calls = |(_, leave): &EvictionGroup| leave.iter().any(|who| self.calls(who, wish.name));
+        let calls = |(_, leave): &EvictionGroup| {
+            leave.iter().any(|who| self.absent_companions(who).contains(wish.name))
+        };
         let without = |out: &dyn Fn(&EvictionGroup) -> bool| {
-            let others: Vec<_> = candidates.iter().filter(|one| !out(one)).cloned().collect();
-            is_enough(&others).then_some(others)
+            let others: Vec<_> = candidates.iter().filter(|one| !out(one)).collect();
+            is_enough(&others).then(|| others.into_iter().cloned().collect())
         };
         let better = without(&|one| is_own(one) || calls(one))
             .or_else(|| without(&is_own))
@@ -76,86 +81,47 @@ impl LoadingState {
         candidates = better.unwrap_or(candidates);
         candidates.sort_by(|one, other| one.0.total_cmp(&other.0).then_with(|| one.1.cmp(&other.1)));
         let cheapest = if candidates.len() <= COMBINATION_LIMIT {
-            self.cheapest_set(wish, &candidates)
+            cheapest_set(&candidates, is_enough)
         } else {
-            self.first_enough(wish, &candidates)
+            first_enough(&candidates, is_enough)
         };
         cheapest.unwrap_or_default()
     }
+}
 
-    /// Returns true if the loaded model `there` has the wanted model as an absent companion, and so calls it.
-    fn calls(&self, there: &ModelId, wanted: &ModelId) -> bool {
-        self.models.get(there).is_some_and(|model| !model.spec.companions.is_empty())
-            && self.absent_companions(there).contains(wanted)
-    }
+fn cheapest_set(
+    candidates: &[EvictionGroup],
+    is_enough: impl Fn(&[&EvictionGroup]) -> bool,
+) -> Option<Vec<ModelId>> {
+    let of =
+        |set: u32| (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one);
+    let mut sets: Vec<(f64, u32)> =
+        (1..1_u32 << candidates.len()).map(|set| (of(set).map(|(worth, _)| worth).sum(), set)).collect();
+    sets.sort_by(|one, other| {
+        one.0.total_cmp(&other.0).then_with(|| one.1.count_ones().cmp(&other.1.count_ones()))
+    });
+    sets.into_iter().find_map(|(_, set)| {
+        let leave: Vec<&EvictionGroup> = of(set).collect();
+        is_enough(&leave).then(|| distinct_models(&leave).into_iter().cloned().collect())
+    })
+}
 
-    /// Returns true if a model may be unloaded now: it is idle, or was in use for its full turn.
-    fn may_leave(&self, model: &LoadedModel, now: Duration, seen: ModelActivity) -> bool {
-        if model.spec.guest {
-            return matches!(model.state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. });
+fn first_enough(
+    candidates: &[EvictionGroup],
+    is_enough: impl Fn(&[&EvictionGroup]) -> bool,
+) -> Option<Vec<ModelId>> {
+    let all: Vec<&EvictionGroup> = candidates.iter().collect();
+    let enough = (1..=all.len()).find(|count| is_enough(&all[..*count]))?;
+    let mut leave = all[..enough].to_vec();
+    // Drop the models that need not be unloaded from the set, the most valuable first.
+    for one in all[..enough].iter().rev() {
+        let without: Vec<&EvictionGroup> =
+            leave.iter().copied().filter(|kept| !std::ptr::eq(*kept, *one)).collect();
+        if is_enough(&without) {
+            leave = without;
         }
-        let ModelLoadState::Serves { since } = model.state else { return false };
-        let is_used = seen.is_in_use()
-            || model.demand.expected_gap(seen.idle_for)
-                < model.load_time.as_secs_f64() * self.numbers.turn_soon;
-        !is_used || now.saturating_sub(since) >= self.turn_length(model)
     }
-
-    fn turn_length(&self, model: &LoadedModel) -> Duration {
-        let LoadingConfig { turn_loads, turn_least, turn_most, .. } = self.numbers;
-        let turn =
-            Duration::try_from_secs_f64(model.load_time.as_secs_f64() * turn_loads).unwrap_or(turn_most);
-        turn.max(turn_least).min(turn_most)
-    }
-
-    /// Returns the time that keeping a model saves, divided by the time to its next request.
-    fn keep_value(&self, model: &LoadedModel, seen: ModelActivity) -> f64 {
-        if model.spec.guest {
-            return 0.0;
-        }
-        let expected = if seen.is_in_use() {
-            IN_USE_SECONDS
-        } else {
-            model.demand.expected_gap(seen.idle_for).max(IN_USE_SECONDS)
-        };
-        let leaks = model.reading.as_ref().is_some_and(|reading| reading.leaks);
-        model.load_time.saturating_add(seen.conversations).as_secs_f64() / expected
-            * if leaks { self.numbers.leaker } else { 1.0 }
-    }
-
-    fn is_enough(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> bool {
-        !matches!(self.find_place(wish, leave), Placement::Nowhere)
-    }
-
-    fn cheapest_set(&self, wish: &LoadWish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<ModelId>> {
-        let of = |set: u32| {
-            (0..).zip(candidates).filter(move |(index, _)| set >> index & 1 == 1).map(|(_, one)| one)
-        };
-        let mut sets: Vec<(f64, u32)> =
-            (1..1_u32 << candidates.len()).map(|set| (of(set).map(|(worth, _)| worth).sum(), set)).collect();
-        sets.sort_by(|one, other| {
-            one.0.total_cmp(&other.0).then_with(|| one.1.count_ones().cmp(&other.1.count_ones()))
-        });
-        sets.into_iter().find_map(|(_, set)| {
-            let leave = distinct_models(&of(set).collect::<Vec<_>>());
-            self.is_enough(wish, &leave).then(|| leave.into_iter().cloned().collect())
-        })
-    }
-
-    fn first_enough(&self, wish: &LoadWish<'_>, candidates: &[EvictionGroup]) -> Option<Vec<ModelId>> {
-        let all: Vec<&EvictionGroup> = candidates.iter().collect();
-        let enough = (1..=all.len()).find(|count| self.is_enough(wish, &distinct_models(&all[..*count])))?;
-        let mut leave = all[..enough].to_vec();
-        // Drop the models that need not be unloaded from the set, the most valuable first.
-        for one in all[..enough].iter().rev() {
-            let without: Vec<&EvictionGroup> =
-                leave.iter().copied().filter(|kept| !std::ptr::eq(*kept, *one)).collect();
-            if self.is_enough(wish, &distinct_models(&without)) {
-                leave = without;
-            }
-        }
-        Some(distinct_models(&leave).into_iter().cloned().collect())
-    }
+    Some(distinct_models(&leave).into_iter().cloned().collect())
 }
 
 fn distinct_models<'a>(sets: &[&'a EvictionGroup]) -> Vec<&'a ModelId> {
@@ -168,54 +134,74 @@ impl LoadingState {
     pub(super) fn request_reclaim(&mut self, wish: &LoadWish<'_>, now: Duration) -> ReclaimStep {
         let Some(free) = wish.free else { return ReclaimStep::Useless };
         let numbers = &self.numbers;
-        let hoards = || self.models.values().filter_map(|model| model.reclaimable(now, numbers));
+        let hoards = || self.models.all.values().filter_map(|model| model.reclaimable(now, numbers));
         let free = hoards().fold(free.clone(), |sum, hoard| sum.plus(&hoard));
         if hoards().next().is_none()
             || matches!(self.find_place(&LoadWish { free: Some(&free), ..*wish }, &[]), Placement::Nowhere)
         {
             return ReclaimStep::Useless;
         }
-        let short = self.is_short_of(wish);
+        let needed = self.models.all.get(wish.name).and_then(room::needed_bytes);
+        let short = match needed.map(|needed| needed.exceeds(&self.room_left(wish.free))) {
+            Some(short) if short != (false, false) => short,
+            // Unclear: the model may lack host or GPU memory.
+            _ => (true, true),
+        };
         let helps =
             |model: &LoadedModel| model.reclaimable(now, numbers).is_some_and(|hoard| hoard.is_any_of(short));
-        let able = self.models.iter().filter(|(_, model)| !model.reclaiming && helps(model));
+        let able = self.models.all.iter().filter(|(_, model)| !model.reclaiming && helps(model));
         let asked: Vec<ModelId> = able.map(|(who, _)| who.clone()).collect();
         if asked.is_empty() {
             let awaited = self
                 .models
+                .all
                 .values()
                 .any(|model| model.reclaiming && model.reclaimable(now, numbers).is_some());
             return if awaited { ReclaimStep::Awaited } else { ReclaimStep::Useless };
         }
         for who in &asked {
-            if let Some(model) = self.models.get_mut(who) {
+            if let Some(model) = self.models.all.get_mut(who) {
                 (model.reclaiming, model.last_reclaim) = (true, Some(now));
             }
         }
         ReclaimStep::Asked(asked)
     }
-
-    /// Returns two flags, for host and for GPU memory: a waiting model lacks it. Both are true if unclear.
-    fn is_short_of(&self, wish: &LoadWish<'_>) -> (bool, bool) {
-        let left = self.room_left(wish.free);
-        let Some(needed) = self.models.get(wish.name).and_then(room::needed_bytes) else {
-            return (true, true);
-        };
-        match needed.exceeds(&left) {
-            (false, false) => (true, true),
-            short => short,
-        }
-    }
-
-    /// Records that a model's reclaim failed, or that it has ended and the memory was read again.
-    pub fn reclaim_ended(&mut self, model: &ModelId) {
-        if let Some(model) = self.models.get_mut(model) {
-            model.reclaiming = false;
-        }
-    }
 }
 
 impl LoadedModel {
+    /// Returns true if a model may be unloaded now: it is idle, or was in use for its full turn.
+    fn may_leave(&self, now: Duration, seen: ModelActivity, numbers: &LoadingConfig) -> bool {
+        if self.spec.guest {
+            return self.is_staying();
+        }
+        let ModelLoadState::Serves { since } = self.state else { return false };
+        let is_used = seen.is_in_use()
+            || self.demand.expected_gap(seen.idle_for) < self.load_time.as_secs_f64() * numbers.turn_soon;
+        !is_used || now.saturating_sub(since) >= self.turn_length(numbers)
+    }
+
+    fn turn_length(&self, numbers: &LoadingConfig) -> Duration {
+        let LoadingConfig { turn_loads, turn_least, turn_most, .. } = *numbers;
+        let turn =
+            Duration::try_from_secs_f64(self.load_time.as_secs_f64() * turn_loads).unwrap_or(turn_most);
+        turn.max(turn_least).min(turn_most)
+    }
+
+    /// Returns the time that keeping a model saves, divided by the time to its next request.
+    fn keep_value(&self, seen: ModelActivity, leaker: f64) -> f64 {
+        if self.spec.guest {
+            return 0.0;
+        }
+        let expected = if seen.is_in_use() {
+            IN_USE_SECONDS
+        } else {
+            self.demand.expected_gap(seen.idle_for).max(IN_USE_SECONDS)
+        };
+        let leaks = self.reading.as_ref().is_some_and(|reading| reading.leaks);
+        self.load_time.saturating_add(seen.conversations).as_secs_f64() / expected
+            * if leaks { leaker } else { 1.0 }
+    }
+
     /// Returns the bytes above the promise, if the build supports reclaim and no reclaim was tried lately.
     fn reclaimable(&self, now: Duration, numbers: &LoadingConfig) -> Option<MemoryAmounts> {
         let reading = self.reading.as_ref().filter(|reading| reading.can_reclaim)?;

@@ -18,6 +18,7 @@
 mod company;
 mod evict;
 mod facts;
+mod models;
 mod next;
 mod renew;
 mod returning;
@@ -27,10 +28,10 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::facts::{LoadSpec, LoaderOrder, MissingRoom, ModelActivity, ModelId, ModelReading};
+pub use self::models::LoadedModels;
 use self::next::{LoadWish, Placement, Reservations};
 use self::returning::ReturningMemory;
 pub use self::room::{LoadRefusal, MemoryAmounts};
@@ -56,10 +57,12 @@ impl LoadingConfig {
 /// Memory state of all models of this instance.
 #[derive(Debug)]
 pub struct LoadingState {
-    numbers: LoadingConfig,
-    capacity: MemoryAmounts,
-    models: BTreeMap<ModelId, LoadedModel>,
-    last_place: u64,
+    /// Settings.
+    pub numbers: LoadingConfig,
+    /// Memory that all models together may use.
+    pub capacity: MemoryAmounts,
+    /// All models.
+    pub models: LoadedModels,
     /// Room reserved for waiting models by the last decision.
     kept: Reservations,
     /// Free memory as if the models that are taking memory now had not taken any.
@@ -77,8 +80,7 @@ impl LoadingState {
         Self {
             numbers,
             capacity: MemoryAmounts::everything(),
-            models: BTreeMap::new(),
-            last_place: 0,
+            models: LoadedModels::default(),
             kept,
             free_before_starts: None,
             returning: ReturningMemory::default(),
@@ -86,19 +88,15 @@ impl LoadingState {
         }
     }
 
-    /// Replaces the settings.
-    pub fn set_numbers(&mut self, numbers: LoadingConfig) {
-        self.numbers = numbers;
-    }
-
     /// Returns the models that wait for room, with the reasons.
     pub fn waiting(&self, free: Option<&MemoryAmounts>) -> Vec<(ModelId, MissingRoom)> {
         let waiting =
-            self.models.iter().filter(|(_, model)| matches!(model.state, ModelLoadState::Wants { .. }));
+            self.models.all.iter().filter(|(_, model)| matches!(model.state, ModelLoadState::Wants { .. }));
         let lacks = |who: &ModelId, model: &LoadedModel| {
             let kept = room::kept_for_others(&self.kept, who);
             let wish = LoadWish { name: who, kept: &self.kept, free, party: &[] };
-            let company = self.compatibility(&wish, &[]) == room::Compatibility::Good;
+            let company =
+                self.models.compatibility(&wish, &[], self.numbers.max_loaded) == room::Compatibility::Good;
             MissingRoom {
                 needed: room::needed_bytes(model),
                 left: self.room_left(free).minus(&kept),
@@ -108,65 +106,10 @@ impl LoadingState {
         waiting.map(|(who, model)| (who.clone(), lacks(who, model))).collect()
     }
 
-    /// Sets the memory that all models together may use.
-    pub fn set_capacity(&mut self, capacity: MemoryAmounts) {
-        self.capacity = capacity;
-    }
-
-    /// Adds a model, or replaces its specification.
-    pub fn set_spec(&mut self, model: &ModelId, spec: LoadSpec) {
-        match self.models.get_mut(model) {
-            Some(known) => {
-                if (&known.spec.needs, known.spec.replicas, &known.spec.gpus)
-                    != (&spec.needs, spec.replicas, &spec.gpus)
-                {
-                    // Old readings and raised needs belong to the previous settings.
-                    (known.unread, known.raised) = (true, 1.0);
-                }
-                known.spec = spec;
-            }
-            None => drop(self.models.insert(model.clone(), LoadedModel::new(spec))),
-        }
-    }
-
     /// Removes a model that is neither configured nor loaded.
     pub fn forget(&mut self, model: &ModelId) {
-        self.models.remove(model);
+        self.models.all.remove(model);
         self.kept.retain(|(who, _)| who != model);
-    }
-
-    /// Queues a model for loading, unless it is loaded. `urgent`: others may be unloaded for it at once.
-    pub fn enqueue(&mut self, model: &ModelId, urgent: bool) {
-        self.last_place += 1;
-        let place = self.last_place;
-        let Some(model) = self.models.get_mut(model) else { return };
-        match &mut model.state {
-            ModelLoadState::Out => model.state = ModelLoadState::Wants { place, urgent },
-            // Room was reserved when this companion was called, so no model has to be unloaded for it.
-            ModelLoadState::Called { .. } => model.state = ModelLoadState::Wants { place: 0, urgent },
-            ModelLoadState::Wants { urgent: known, .. } => *known |= urgent,
-            ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } | ModelLoadState::Leaves => {}
-        }
-    }
-
-    /// Returns true if any model waits for room, so [`Self::next_orders`] may have orders.
-    pub fn has_waiters(&self) -> bool {
-        let moves = |model: &LoadedModel| match model.state {
-            ModelLoadState::Wants { .. } | ModelLoadState::Called { .. } => true,
-            ModelLoadState::Out => model.call_pending,
-            _ => model.renewal_asked.is_some(),
-        };
-        self.models.values().any(moves)
-    }
-
-    /// Returns true if orders are likely soon: a model starts or stops, or requests wait for one.
-    pub fn expects_orders_soon(&self, seen: impl Fn(&ModelId) -> ModelActivity) -> bool {
-        let hurries = |(who, model): (&ModelId, &LoadedModel)| match model.state {
-            ModelLoadState::Wants { urgent, .. } => urgent || seen(who).waiting > 0,
-            ModelLoadState::Comes { .. } | ModelLoadState::Leaves => true,
-            ModelLoadState::Out | ModelLoadState::Called { .. } | ModelLoadState::Serves { .. } => false,
-        };
-        self.has_waiters() && self.models.iter().any(hurries)
     }
 
     /// Returns true if memory of an ended process is not free yet, so that a waiting model may soon fit.
@@ -176,7 +119,7 @@ impl LoadingState {
 
     /// Records that a model is ready to serve.
     pub fn record_loaded(&mut self, name: &ModelId, now: Duration) {
-        if let Some(model) = self.models.get_mut(name)
+        if let Some(model) = self.models.all.get_mut(name)
             && let ModelLoadState::Comes { since } = model.state
         {
             (model.load_time, model.raised) = (now.saturating_sub(since), 1.0);
@@ -190,7 +133,7 @@ impl LoadingState {
 
     /// Records a model that the previous llama-warden loaded, each process on the given GPUs.
     pub fn record_inherited(&mut self, name: &ModelId, places: Vec<Vec<usize>>, now: Duration) {
-        if let Some(model) = self.models.get_mut(name) {
+        if let Some(model) = self.models.all.get_mut(name) {
             let until = now.saturating_add(self.numbers.first_reading);
             (model.state, model.reading_deadline) = (ModelLoadState::Serves { since: now }, Some(until));
             model.places = places;
@@ -198,14 +141,14 @@ impl LoadingState {
     }
 
     fn record_taken(&mut self, model: &ModelId, held: &MemoryAmounts) {
-        if self.models.get_mut(model).is_some_and(|model| model.reading_deadline.take().is_some()) {
+        if self.models.all.get_mut(model).is_some_and(|model| model.reading_deadline.take().is_some()) {
             self.adjust_before(|before| before.minus(held));
         }
     }
 
     /// Stops waiting for a reading: the last reading counts as held memory, or the promise if there is none.
     fn stop_settling(&mut self, name: &ModelId) {
-        if let Some(model) = self.models.get_mut(name).filter(|model| model.reading_deadline.is_some()) {
+        if let Some(model) = self.models.all.get_mut(name).filter(|model| model.reading_deadline.is_some()) {
             let promised = || ModelReading { held: model.promised.clone(), ..ModelReading::default() };
             let held = model.reading.get_or_insert_with(promised).held.clone();
             self.record_taken(name, &held);
@@ -221,7 +164,7 @@ impl LoadingState {
             .zip(self.returning.free())
             .map(|(before, free)| before.minus(free));
         let Some(model) =
-            self.models.get_mut(who).filter(|model| matches!(model.state, ModelLoadState::Comes { .. }))
+            self.models.all.get_mut(who).filter(|model| matches!(model.state, ModelLoadState::Comes { .. }))
         else {
             return;
         };
@@ -236,7 +179,7 @@ impl LoadingState {
     /// Returns the free memory as if the models that are taking memory now had not taken any.
     fn free_before_taking(&self, free: &MemoryAmounts) -> MemoryAmounts {
         let before =
-            self.free_before_starts.as_ref().filter(|_| self.models.values().any(LoadedModel::is_taking));
+            self.free_before_starts.as_ref().filter(|_| self.models.all.values().any(LoadedModel::is_taking));
         before.map_or_else(|| free.clone(), |before| before.max(free))
     }
 
@@ -248,14 +191,14 @@ impl LoadingState {
     fn start_leaving(&mut self, who: &ModelId) {
         self.stop_settling(who);
         self.attribute_missing(who);
-        if let Some(model) = self.models.get_mut(who) {
+        if let Some(model) = self.models.all.get_mut(who) {
             (model.state, model.renewal_asked) = (ModelLoadState::Leaves, None);
         }
     }
 
     /// Records the memory of a model's processes; memory above the promise raises the promise.
     pub fn record_reading(&mut self, name: &ModelId, mut reading: ModelReading) {
-        if let Some(model) = self.models.get_mut(name).filter(|model| model.is_there()) {
+        if let Some(model) = self.models.all.get_mut(name).filter(|model| model.is_there()) {
             if !reading.outdated
                 && let Some(renewed) = model.renewed_promise.take()
             {
@@ -287,7 +230,7 @@ impl LoadingState {
 
     /// Records that a model stops for another reason than lack of room: TTL passed, or an operator drains it.
     pub fn record_leaving(&mut self, model: &ModelId) {
-        if self.models.get(model).is_some_and(LoadedModel::is_there) {
+        if self.models.all.get(model).is_some_and(LoadedModel::is_there) {
             self.start_leaving(model);
         }
     }
@@ -296,13 +239,19 @@ impl LoadingState {
     pub fn raise_needs(&mut self, model: &ModelId, now: Duration) {
         let by = self.numbers.short;
         // Pinned models are never unloaded for this one.
-        let pinned =
-            self.models.iter().filter(|(other, known)| known.spec.pin && *other != model && known.is_there());
+        let pinned = self
+            .models
+            .all
+            .iter()
+            .filter(|(other, known)| known.spec.pin && *other != model && known.is_there());
         let room = self
             .capacity
             .minus(&pinned.fold(MemoryAmounts::none(), |sum, (_, known)| sum.plus(&known.promised)));
-        let Some(known) =
-            self.models.get_mut(model).filter(|known| matches!(known.state, ModelLoadState::Comes { .. }))
+        let Some(known) = self
+            .models
+            .all
+            .get_mut(model)
+            .filter(|known| matches!(known.state, ModelLoadState::Comes { .. }))
         else {
             return;
         };
@@ -315,7 +264,7 @@ impl LoadingState {
 
     /// Records that all processes of a model have ended and that the model does not ask to be loaded.
     pub fn record_gone(&mut self, name: &ModelId) {
-        if let Some(model) = self.models.get_mut(name) {
+        if let Some(model) = self.models.all.get_mut(name) {
             // A model without a reading was not counted as having taken memory.
             let returned = if model.is_taking() { MemoryAmounts::none() } else { model.held() };
             model.state = ModelLoadState::Out;
@@ -327,19 +276,6 @@ impl LoadingState {
             self.kept.retain(|(who, _)| who != name);
             self.adjust_before(|before| before.plus(&returned));
             self.returning.add(returned);
-        }
-    }
-
-    /// Returns the promised memory that starting or loaded models have not taken yet, and that is reserved.
-    pub fn owed(&self) -> BTreeMap<ModelId, MemoryAmounts> {
-        let there = self.models.iter().filter(|(_, model)| model.is_there());
-        there.map(|(name, model)| (name.clone(), model.untaken_promise())).collect()
-    }
-
-    /// Records the total requests of each model. Frequent calls improve the estimate of the next request.
-    pub fn record_requests(&mut self, now: Duration, asked: impl Fn(&ModelId) -> u64) {
-        for (name, model) in &mut self.models {
-            model.demand.record_total(now, asked(name));
         }
     }
 }

@@ -6,20 +6,20 @@ use std::time::Duration;
 use super::evict::ReclaimStep;
 use super::room;
 use super::state::ModelLoadState;
-use super::{LoadedModel, LoaderOrder, LoadingState, MemoryAmounts, ModelActivity, ModelId};
+use super::{LoaderOrder, LoadingState, MemoryAmounts, ModelActivity, ModelId};
 
 /// Longest wait for an ended process's memory to show as free; drivers take some tens of milliseconds.
 const MEMORY_RETURN_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// A model that waits for room. The order of the fields is the order of service.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct WaitingModel {
-    guest: bool,
+pub(super) struct WaitingModel {
+    pub(super) guest: bool,
     /// Position in the queue; 0 for a called companion.
-    place: u64,
-    name: ModelId,
+    pub(super) place: u64,
+    pub(super) name: ModelId,
     /// Others may be unloaded for this model.
-    urgent: bool,
+    pub(super) urgent: bool,
 }
 
 struct OrderRound<'a> {
@@ -42,51 +42,35 @@ impl LoadingState {
     ) -> Vec<LoaderOrder> {
         self.returning_soon = self.returning.update(now, free, MEMORY_RETURN_TIMEOUT);
         let seen: BTreeMap<ModelId, ModelActivity> =
-            self.models.keys().map(|name| (name.clone(), seen(name))).collect();
-        for (name, model) in &mut self.models {
+            self.models.all.keys().map(|name| (name.clone(), seen(name))).collect();
+        for (name, model) in &mut self.models.all {
             model.demand.record_total(now, seen[name].requests);
             if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
                 // Another program may have held the memory when the start failed, and have freed it since.
                 model.raised = 1.0;
             }
         }
-        for who in self.models_with(|model| model.reading_deadline.is_some_and(|until| now >= until)) {
+        for who in self.models.models_with(|model| model.reading_deadline.is_some_and(|until| now >= until)) {
             self.stop_settling(&who);
         }
-        for who in self.models_with(|model| model.renewed_promise.is_some() && now >= model.renewed_until) {
+        for who in
+            self.models.models_with(|model| model.renewed_promise.is_some() && now >= model.renewed_until)
+        {
             self.renewal_failed(&who);
         }
-        let waiting = self.waiting_models(&seen);
+        let waiting = self.models.waiting_models(&seen);
         let mut orders = self.guests_leave_for_remade(free);
         // Room that earlier models wait for is not given to later ones.
         orders.extend(self.renew(now, free));
-        orders.extend(self.call_pending(now));
+        orders.extend(self.models.call_pending(now));
         let mut kept = self.kept_for_called(now, free);
-        kept.extend(self.kept_for_remade());
+        kept.extend(self.models.kept_for_remade(&self.capacity, self.numbers.make_room));
         let mut round = OrderRound { now, free, seen, kept, orders, blocked: false };
         for waiter in waiting {
             self.serve_waiter(&mut round, waiter);
         }
         (self.kept, self.returning_soon) = (round.kept, None);
         round.orders
-    }
-
-    fn models_with(&self, is_one: impl Fn(&LoadedModel) -> bool) -> Vec<ModelId> {
-        self.models.iter().filter(|(_, model)| is_one(model)).map(|(who, _)| who.clone()).collect()
-    }
-
-    fn waiting_models(&self, seen: &BTreeMap<ModelId, ModelActivity>) -> Vec<WaitingModel> {
-        let waits = |(name, model): (&ModelId, &LoadedModel)| match model.state {
-            ModelLoadState::Wants { place, urgent } => {
-                let guest = model.spec.guest;
-                let urgent = !guest && (urgent || seen[name].waiting > 0);
-                Some(WaitingModel { guest, place, name: name.clone(), urgent })
-            }
-            _ => None,
-        };
-        let mut waiting: Vec<WaitingModel> = self.models.iter().filter_map(waits).collect();
-        waiting.sort();
-        waiting
     }
 
     fn serve_waiter(&mut self, round: &mut OrderRound<'_>, waiter: WaitingModel) {
@@ -132,7 +116,7 @@ impl LoadingState {
                 self.admit(&name, promised, now, free, places.clone());
                 round.orders.push(LoaderOrder::Load { model: name, places });
                 round.kept.extend(guests);
-                round.orders.extend(self.call_companions(party, now));
+                round.orders.extend(self.models.call_companions(party, now));
             }
             Placement::Later(promised, guests) => {
                 round.kept.push((name, promised));
@@ -148,20 +132,21 @@ impl LoadingState {
                 }
             }
             // A called companion that lost its room waits like all others.
-            Placement::Nowhere if number == 0 => self.wait_in_line(&name),
+            Placement::Nowhere if number == 0 => self.models.wait_in_line(&name),
             Placement::Nowhere => {}
         }
     }
 
-    fn unload(&mut self, model: ModelId, makes_room_for: &ModelId) -> LoaderOrder {
+    pub(super) fn unload(&mut self, model: ModelId, makes_room_for: &ModelId) -> LoaderOrder {
         self.start_leaving(&model);
         LoaderOrder::Unload { model, replaced_by: makes_room_for.clone() }
     }
 
     /// Returns the room for a model as if all unpinned models were unloaded.
     fn place_without_movers(&self, wish: &LoadWish<'_>) -> Placement {
-        let there = self.models.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
-        let movers: Vec<&ModelId> = there.map(|(who, _)| who).filter(|who| !self.is_held(who)).collect();
+        let there = self.models.all.iter().filter(|(_, model)| model.is_there() && !model.spec.pin);
+        let movers: Vec<&ModelId> =
+            there.map(|(who, _)| who).filter(|who| !self.models.is_held(who)).collect();
         self.find_place(wish, &movers)
     }
 
@@ -175,7 +160,7 @@ impl LoadingState {
     ) {
         let alone = promised == self.capacity;
         self.free_before_starts = free.map(|free| self.free_before_taking(free));
-        if let Some(model) = self.models.get_mut(name) {
+        if let Some(model) = self.models.all.get_mut(name) {
             (model.promised, model.mapped, model.alone) = (promised, room::mapped_bytes(model).host, alone);
             model.places = places;
             model.state = ModelLoadState::Comes { since: now };

@@ -4,62 +4,45 @@
 use std::time::Duration;
 
 use super::room;
-use super::state::{LoadedModel, ModelLoadState};
-use super::{LoaderOrder, LoadingState, MemoryAmounts, MissingRoom, ModelId, Reservations};
+use super::state::LoadedModel;
+use super::{LoaderOrder, LoadingState, MemoryAmounts, MissingRoom, ModelId};
 
 /// Longest wait for a decision. Until then no process of the model may start, not even after a crash.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-enum RenewalDecision {
+pub(super) enum RenewalDecision {
     Stays(RenewalInPlace),
     /// Room will be free once other models have stopped.
     Waits,
-    /// Too little room; holds the bytes that are left.
-    Leaves(MemoryAmounts),
+    /// Too little room.
+    Leaves,
 }
 
-struct RenewalInPlace {
+pub(super) struct RenewalInPlace {
     places: Vec<Vec<usize>>,
     promised: MemoryAmounts,
     /// The model is predicted to be larger than all memory; all memory was promised to it.
     alone: bool,
     /// Old and new processes fit into memory at the same time.
-    beside: bool,
+    pub(super) beside: bool,
 }
 
 impl LoadingState {
-    /// Requests that [`LoadingState::next_orders`] decide on a model whose settings changed
-    /// ([`LoadingState::set_spec`]). No effect if the model is not loaded.
-    pub fn request_renewal(&mut self, model: &ModelId, now: Duration) {
-        if let Some(model) = self.models.get_mut(model) {
-            model.renewal_asked =
-                matches!(model.state, ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. })
-                    .then_some(now);
-        }
-    }
-
     /// Records that the new processes did not start; the model keeps its old processes.
     pub fn renewal_failed(&mut self, name: &ModelId) {
-        if let Some(model) = self.models.get_mut(name).filter(|model| model.renewed_promise.is_some()) {
+        if let Some(model) = self.models.all.get_mut(name).filter(|model| model.renewed_promise.is_some()) {
             model.renewed_promise = None;
             self.stop_settling(name);
         }
     }
 
-    /// Returns the additional needs of models that wait for a renewal, reserved before later models.
-    pub(super) fn kept_for_remade(&self) -> Reservations {
-        let waiting = self.models.iter().filter(|(_, model)| model.renewal_asked.is_some());
-        let needs = |(who, model): (&ModelId, &LoadedModel)| {
-            let room = self.capacity.clone();
-            let (_, needed) = room::fit_at(who, model, &model.places, &room, self.numbers.make_room)?;
-            Some((who.clone(), needed.minus(&held_or_promised(model))))
-        };
-        waiting.filter_map(needs).collect()
-    }
-
     pub(super) fn renew(&mut self, now: Duration, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
-        let remade: Vec<(ModelId, Duration)> =
-            self.models.iter().filter_map(|(who, model)| Some((who.clone(), model.renewal_asked?))).collect();
+        let remade: Vec<(ModelId, Duration)> = self
+            .models
+            .all
+            .iter()
+            .filter_map(|(who, model)| Some((who.clone(), model.renewal_asked?)))
+            .collect();
         remade.into_iter().filter_map(|(who, since)| self.renew_one(who, since, now, free)).collect()
     }
 
@@ -75,9 +58,9 @@ impl LoadingState {
             RenewalDecision::Waits if !waited => None,
             RenewalDecision::Stays(RenewalInPlace { places, promised, alone, beside }) => {
                 let before = free.map(|free| self.free_before_taking(free));
-                let model = self.models.get_mut(&who)?;
+                let model = self.models.all.get_mut(&who)?;
                 // The old processes hold their memory until the new processes run.
-                let has = held_or_renewed(model);
+                let has = model.held_or_renewed();
                 if !model.is_taking() {
                     // The promise covers the old processes' memory, whenever these stop.
                     let held = model.held();
@@ -93,18 +76,13 @@ impl LoadingState {
                 (model.renewal_asked, model.places) = (None, places.clone());
                 Some(LoaderOrder::Renew { model: who, places, beside })
             }
-            RenewalDecision::Waits => {
-                let left = self.left_without(&who, free);
-                self.order_restart(who, left)
+            RenewalDecision::Waits | RenewalDecision::Leaves => {
+                let needed = room::needed_bytes(self.models.all.get(&who)?);
+                let lacks = MissingRoom { needed, left: self.left_without(&who, free), excluded: false };
+                self.start_leaving(&who);
+                Some(LoaderOrder::Restart { model: who, lacks })
             }
-            RenewalDecision::Leaves(left) => self.order_restart(who, left),
         }
-    }
-
-    fn order_restart(&mut self, who: ModelId, left: MemoryAmounts) -> Option<LoaderOrder> {
-        let lacks = MissingRoom { needed: room::needed_bytes(self.models.get(&who)?), left, excluded: false };
-        self.start_leaving(&who);
-        Some(LoaderOrder::Restart { model: who, lacks })
     }
 
     /// Returns the room for a model as if its own processes and all models being unloaded were gone.
@@ -112,29 +90,25 @@ impl LoadingState {
         self.room_balance(free, &[who]).soon.minus(&room::kept_for_others(&self.kept, who))
     }
 
-    /// Returns true if a model's new processes may start next to all loaded ones, including its own.
-    pub(super) fn stays_beside_all(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> bool {
-        matches!(
-            self.renewal_decision(who, free),
-            None | Some(RenewalDecision::Stays(RenewalInPlace { beside: true, .. }))
-        )
-    }
-
-    fn renewal_decision(&self, who: &ModelId, free: Option<&MemoryAmounts>) -> Option<RenewalDecision> {
-        let model = self.models.get(who)?;
+    pub(super) fn renewal_decision(
+        &self,
+        who: &ModelId,
+        free: Option<&MemoryAmounts>,
+    ) -> Option<RenewalDecision> {
+        let model = self.models.all.get(who)?;
         let soon = self.left_without(who, free);
         let taken: Vec<Vec<usize>> = model.places.iter().take(room::replicas(model)).cloned().collect();
         let may_be_on = |place: &Vec<usize>| {
             model.spec.gpus.is_empty() || place.iter().all(|gpu| model.spec.gpus.contains(gpu))
         };
         if !taken.iter().all(may_be_on) {
-            return Some(RenewalDecision::Leaves(soon));
+            return Some(RenewalDecision::Leaves);
         }
         let fit = |room: &MemoryAmounts| room::fit_at(who, model, &taken, room, self.numbers.make_room);
         let of_file = MemoryAmounts { host: model.mapped, gpus: vec![0; self.capacity.gpus.len()] };
         let stays = |(places, promised): (Vec<Vec<usize>>, MemoryAmounts), room: &MemoryAmounts| {
             // Old and new processes map the same file, unless the file changed.
-            let both = promised.plus(&held_or_renewed(model)).plus(&of_file.max(&room::mapped_bytes(model)));
+            let both = promised.plus(&model.held_or_renewed()).plus(&of_file.max(&room::mapped_bytes(model)));
             RenewalDecision::Stays(RenewalInPlace {
                 places,
                 promised,
@@ -143,7 +117,7 @@ impl LoadingState {
             })
         };
         // Memory of models that are being unloaded is not free yet.
-        let now = self.room_left(free).plus(&held_or_promised(model)).plus(&of_file).min(&soon);
+        let now = self.room_left(free).plus(&model.held_or_promised()).plus(&of_file).min(&soon);
         // Needs within the model's own promise always fit: that memory is not available to waiting models.
         if let Some(fits) = fit(&now).or_else(|| fit(&model.promised.plus(&of_file))) {
             return Some(stays(fits, &now));
@@ -151,14 +125,14 @@ impl LoadingState {
         if fit(&soon).is_some() {
             return Some(RenewalDecision::Waits);
         }
-        let is_alone = !self.models.iter().any(|(other, model)| other != who && model.is_there());
+        let is_alone = !self.models.all.iter().any(|(other, model)| other != who && model.is_there());
         if !is_alone || model.spec.can_do_with_less {
-            return Some(RenewalDecision::Leaves(soon));
+            return Some(RenewalDecision::Leaves);
         }
         // No model would be unloaded for this one. If it fits on other GPUs, its new processes start there.
         match (fit(&self.capacity), room::fits(who, model, &self.capacity)) {
             (Some(fits), _) => Some(stays(fits, &now)),
-            (None, true) => Some(RenewalDecision::Leaves(soon)),
+            (None, true) => Some(RenewalDecision::Leaves),
             (None, false) => {
                 let mut places = taken;
                 places.resize(room::replicas(model), Vec::new());
@@ -169,15 +143,17 @@ impl LoadingState {
     }
 }
 
-/// Returns the known memory of a model: at least the old promise while processes with earlier settings run.
-fn held_or_renewed(model: &LoadedModel) -> MemoryAmounts {
-    match &model.reading {
-        Some(reading) if model.renewed_promise.is_none() => reading.held.clone(),
-        _ => held_or_promised(model),
+impl LoadedModel {
+    /// Returns the known memory: at least the old promise while processes with earlier settings run.
+    fn held_or_renewed(&self) -> MemoryAmounts {
+        match &self.reading {
+            Some(reading) if self.renewed_promise.is_none() => reading.held.clone(),
+            _ => self.held_or_promised(),
+        }
     }
-}
 
-/// Returns the memory that a model holds or was promised, which is available to the model itself.
-fn held_or_promised(model: &LoadedModel) -> MemoryAmounts {
-    model.promised.max(&model.held())
+    /// Returns the memory that a model holds or was promised, which is available to the model itself.
+    pub(super) fn held_or_promised(&self) -> MemoryAmounts {
+        self.promised.max(&self.held())
+    }
 }

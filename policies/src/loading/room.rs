@@ -200,32 +200,30 @@ impl LoadingState {
     /// Returns the memory left, as if the models in `leave` were being unloaded, too.
     pub(super) fn room_balance(&self, free: Option<&MemoryAmounts>, leave: &[&ModelId]) -> RoomBalance {
         let free = (free, self.returning_soon.as_ref());
-        RoomBalance::compute(&self.models, &self.capacity, self.free_before_starts.as_ref(), free, leave)
+        RoomBalance::compute(&self.models.all, &self.capacity, self.free_before_starts.as_ref(), free, leave)
     }
 
     /// Finds room for a model next to the reservations of others, as if those in `leave` were being unloaded.
     pub(super) fn find_place(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Placement {
         let LoadWish { name, kept, free, party } = *wish;
-        let Some(model) = self.models.get(name) else { return Placement::Nowhere };
-        let company = self.compatibility(wish, leave);
+        let Some(model) = self.models.all.get(name) else { return Placement::Nowhere };
+        let company = self.models.compatibility(wish, leave, self.numbers.max_loaded);
         if company == Compatibility::Bad {
             return Placement::Nowhere;
         }
         // The model may use its own reservation.
         let others = || kept.iter().filter(|(who, _)| who != name);
         // Predictions may be wrong: a model that is predicted to be too large may still try, with all memory.
-        let members = self.members(party);
+        let members = self.models.members(party);
         let fit = |room: &MemoryAmounts| fit_with((name, model), &members, room, self.numbers.make_room);
         let Some((alone, needed, guests)) = fit(&self.capacity) else {
             if model.spec.can_do_with_less {
                 return Placement::Nowhere;
             }
-            let stays = |other: &ModelId, model: &LoadedModel| {
-                model.is_there() && model.state != ModelLoadState::Leaves && !leave.contains(&other)
-            };
-            return if self.models.iter().any(|(other, model)| stays(other, model)) {
+            let stays = |other: &ModelId, model: &LoadedModel| model.is_staying() && !leave.contains(&other);
+            return if self.models.all.iter().any(|(other, model)| stays(other, model)) {
                 Placement::Nowhere
-            } else if self.models.values().any(LoadedModel::is_there) || others().next().is_some() {
+            } else if self.models.all.values().any(LoadedModel::is_there) || others().next().is_some() {
                 Placement::Later(self.capacity.clone(), Vec::new())
             } else {
                 Placement::Now(vec![Vec::new(); replicas(model)], self.capacity.clone(), Vec::new())
@@ -243,7 +241,7 @@ impl LoadingState {
             return Placement::Later(promised, guests);
         }
         // No model is loaded, so another program holds the memory: try the start anyway.
-        if !self.models.values().any(LoadedModel::is_there) && others().next().is_none() {
+        if !self.models.all.values().any(LoadedModel::is_there) && others().next().is_none() {
             return Placement::Now(alone, needed, guests);
         }
         Placement::Nowhere
@@ -256,23 +254,6 @@ impl LoadingState {
         let wish = LoadWish { name, kept: &[], free: None, party: &[] };
         matches!(self.find_place(&wish, mobile), Placement::Nowhere)
     }
-
-    /// Returns the models that can be unloaded, will stop by their TTL, or may still fail to start.
-    pub(super) fn movable_models(&self) -> Vec<&ModelId> {
-        let there = self.models.iter().filter(|(_, model)| model.is_there());
-        there
-            .filter(|(who, model)| !model.stays_for_good() && !self.is_held(who))
-            .map(|(who, _)| who)
-            .collect()
-    }
-
-    fn left_by_pinned(&self) -> MemoryAmounts {
-        self.left_if_gone(&self.movable_models())
-    }
-
-    pub(super) fn left_if_gone(&self, gone: &[&ModelId]) -> MemoryAmounts {
-        self.room_balance(None, gone).soon
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -281,41 +262,6 @@ pub(super) enum Compatibility {
     /// Compatible once models that are being unloaded are gone.
     Soon,
     Bad,
-}
-
-impl LoadingState {
-    pub(super) fn compatibility(&self, wish: &LoadWish<'_>, leave: &[&ModelId]) -> Compatibility {
-        let most = match self.numbers.max_loaded {
-            0 => usize::MAX,
-            most => usize::try_from(most).unwrap_or(usize::MAX),
-        };
-        let rivals = |other: &ModelId| {
-            *other != *wish.name
-                && (self.exclude_each_other(wish.name, other)
-                    || wish.party.iter().any(|one| one != other && self.exclude_each_other(one, other)))
-        };
-        let there = || self.models.iter().filter(|(_, model)| model.is_there());
-        let stays =
-            || there().filter(|(name, model)| model.state != ModelLoadState::Leaves && !leave.contains(name));
-        let kept = || wish.kept.iter().map(|(who, _)| who).filter(|who| *who != wish.name);
-        let all = kept().count() + wish.party.len();
-        if stays().count() + all >= most || stays().any(|(other, _)| rivals(other)) || kept().any(rivals) {
-            Compatibility::Bad
-        } else if there().count() + all >= most || there().any(|(other, _)| rivals(other)) {
-            Compatibility::Soon
-        } else {
-            Compatibility::Good
-        }
-    }
-}
-
-impl LoadingState {
-    pub(super) fn exclude_each_other(&self, one: &ModelId, other: &ModelId) -> bool {
-        let names = |who: &ModelId, other: &ModelId| {
-            self.models.get(who).is_some_and(|model| model.spec.never_with.contains(&other.name))
-        };
-        names(one, other) || names(other, one)
-    }
 }
 
 /// Returns the bytes that all processes of a model need, if each uses one GPU; `None` if unknown.
@@ -345,49 +291,27 @@ impl LoadingState {
                     || !self.guests_leaving_for(&wish).is_empty()
             }
         };
-        let roomy = self.models.iter().filter(|(who, model)| has_room(who, model));
+        let roomy = self.models.all.iter().filter(|(who, model)| has_room(who, model));
         roomy.map(|(who, _)| who.clone()).collect()
     }
 
     /// Returns the models that pinned models keep from being loaded and that cannot start with less memory.
     pub fn refused_models(&self) -> BTreeSet<ModelId> {
-        let is_out = |model: &LoadedModel| {
-            matches!(
-                model.state,
-                ModelLoadState::Out | ModelLoadState::Called { .. } | ModelLoadState::Wants { .. }
-            )
-        };
-        let out = self.models.iter().filter(|(_, model)| is_out(model) && !model.spec.can_do_with_less);
-        let mobile = self.movable_models();
+        let all = self.models.all.iter();
+        let out = all.filter(|(_, model)| !model.is_there() && !model.spec.can_do_with_less);
+        let mobile = self.models.movable_models();
         out.filter(|(who, _)| self.is_hopeless(who, &mobile)).map(|(who, _)| who.clone()).collect()
     }
 
     /// Returns the waiting models that can never be loaded, with the reasons.
     pub fn hopeless_models(&self) -> Vec<(ModelId, LoadRefusal)> {
         let waits = |model: &LoadedModel| matches!(model.state, ModelLoadState::Wants { .. });
-        let waiting = self.models.iter().filter(|(_, model)| waits(model));
-        let mobile = self.movable_models();
+        let waiting = self.models.all.iter().filter(|(_, model)| waits(model));
+        let mobile = self.models.movable_models();
+        let left = self.room_balance(None, &mobile).soon;
+        let refusal = |who, model| self.models.refusal_reason(who, model, self.numbers.max_loaded, &left);
         let hopeless = waiting.filter(|(who, _)| self.is_hopeless(who, &mobile));
-        hopeless.map(|(who, model)| (who.clone(), self.refusal_reason(who, model))).collect()
-    }
-
-    fn refusal_reason(&self, who: &ModelId, model: &LoadedModel) -> LoadRefusal {
-        let pinned = || self.models.iter().filter(|(_, other)| other.stays_for_good());
-        let is_rival = |other: &&ModelId| self.exclude_each_other(who, other);
-        let rivals: Vec<ModelName> =
-            pinned().map(|(other, _)| other).filter(is_rival).map(|other| other.name.clone()).collect();
-        if !rivals.is_empty() {
-            return LoadRefusal::Excluded(rivals);
-        }
-        let pinned: Vec<ModelName> = pinned().map(|(other, _)| other.name.clone()).collect();
-        match (self.numbers.max_loaded, needed_bytes(model)) {
-            (most, _) if most > 0 && pinned.len() >= usize::try_from(most).unwrap_or(usize::MAX) => {
-                LoadRefusal::Count { pinned, most }
-            }
-            (_, needed) => {
-                LoadRefusal::Room { needed: needed.unwrap_or_default(), left: self.left_by_pinned(), pinned }
-            }
-        }
+        hopeless.map(|(who, model)| (who.clone(), refusal(who, model))).collect()
     }
 }
 

@@ -228,13 +228,13 @@ struct OwnRule<'a> {
 impl<'a> OwnRule<'a> {
     fn new(trace: &'a RequestTrace, numbers: &LoadingConfig) -> Self {
         let mut loading = LoadingState::new(numbers.clone());
-        loading.set_capacity(MemoryAmounts { host: u64::MAX, gpus: vec![trace.memory] });
+        loading.capacity = MemoryAmounts { host: u64::MAX, gpus: vec![trace.memory] };
         let name = |model: &TraceModel| ModelId { name: ModelName::new(&model.name), incarnation: 0 };
         let names: Vec<ModelId> = trace.models.iter().map(name).collect();
         for (who, model) in names.iter().zip(&trace.models) {
             let needs =
                 MemoryNeeds { gpu: vec![(NeedPurpose::Weights, model.bytes)], ..MemoryNeeds::default() };
-            loading.set_spec(who, LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() });
+            loading.models.set_spec(who, LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() });
         }
         Self { loading, models: &trace.models, names }
     }
@@ -244,7 +244,7 @@ impl LoadingRule for OwnRule<'_> {
     fn decide(&mut self, now: Duration, sights: &[ModelSight]) -> Vec<ModelOrder> {
         for (who, sight) in self.names.iter().zip(sights) {
             if sight.here == ModelPlace::Out && sight.waiting > 0 {
-                self.loading.enqueue(who, false);
+                self.loading.models.enqueue(who, false);
             }
         }
         let names = &self.names;

@@ -8,19 +8,19 @@ fn a_guest_comes_only_where_there_is_room_and_leaves_before_anybody_else() {
     let mut all = loading(&[24], &[("a", model(10)), ("g", guest(10)), ("b", model(10)), ("c", model(14))]);
     load(&mut all, &["a", "g"]);
     // The guest is unloaded while in use, even for a model without waiting requests.
-    all.enqueue(&name("b"), false);
+    all.models.enqueue(&name("b"), false);
     assert_eq!(orders(&mut all, 200, &[("g", IN_USE)]), ["-g"]);
     all.record_gone(&name("g"));
     assert_eq!(orders(&mut all, 201, &[]), ["+b"]);
     all.record_loaded(&name("b"), secs(210));
     // No model is unloaded for a guest, and no model waits behind one.
-    all.enqueue(&name("g"), true);
+    all.models.enqueue(&name("g"), true);
     let waits = ModelActivity { waiting: 3, ..IN_USE };
     assert_eq!(orders(&mut all, 1000, &[("g", waits)]), [""; 0]);
     all.record_leaving(&name("b"));
     assert_eq!(orders(&mut all, 1001, &[("g", waits)]), [""; 0], "nothing is kept for it");
     all.record_gone(&name("b"));
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 1002, &[("g", waits)]), ["+c"], "it came later, and is served first");
 }
 
@@ -47,7 +47,7 @@ fn two_of_three(guest: bool) -> LoadingState {
 #[test]
 fn nobody_leaves_for_what_the_driver_gives_back_a_moment_later() {
     let mut all = two_of_three(true);
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(look(&mut all, 0, 8), ["-g"]);
     all.record_gone(&name("g"));
     // The process has ended, but its memory is not free yet.
@@ -63,7 +63,7 @@ fn nobody_leaves_for_what_the_driver_gives_back_a_moment_later() {
 fn what_does_not_come_back_in_time_is_somebody_elses() {
     let mut all = two_of_three(false);
     all.record_leaving(&name("g"));
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(look(&mut all, 0, 8), [""; 0]);
     all.record_gone(&name("g"));
     assert_eq!(look(&mut all, 3, 8), [""; 0]);
@@ -73,7 +73,7 @@ fn what_does_not_come_back_in_time_is_somebody_elses() {
     assert_eq!(look(&mut all, 0, 8), [""; 0]);
     all.record_leaving(&name("g"));
     all.record_gone(&name("g"));
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(look(&mut all, 60_000, 8), ["-a"]);
 }
 
@@ -83,11 +83,11 @@ fn a_guest_that_is_only_coming_gives_back_what_it_has_taken_so_far() {
     let mut all = loading(&[24], &[("a", model(8)), ("g", guest), ("b", model(12))]);
     load(&mut all, &["a"]);
     all.record_reading(&name("a"), held(8));
-    all.enqueue(&name("g"), true);
+    all.models.enqueue(&name("g"), true);
     assert_eq!(look(&mut all, 0, 16), ["+g"]);
     // The guest has taken 7 of its 8 GiB.
     assert_eq!(look(&mut all, 20, 9), [""; 0]);
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(look(&mut all, 40, 9), ["-g"]);
     all.record_gone(&name("g"));
     assert_eq!(look(&mut all, 60, 9), [""; 0]);
@@ -102,7 +102,7 @@ fn where_a_guest_is_not_enough_it_leaves_along_with_whom_it_takes_and_counts_as_
     let roomy = all.models_with_room(None);
     assert!(roomy.contains(&name("c")), "a guest leaves for it: {roomy:?}");
     assert!(!roomy.contains(&name("b")), "somebody else would have to leave, too: {roomy:?}");
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 500, &[]), ["-a", "-g"], "either alone leaves too little");
 }
 
@@ -111,8 +111,8 @@ fn a_guest_leaves_for_other_settings_of_another_one() {
     let guest = LoadSpec { guest: true, ..model(8) };
     let mut all = loading(&[24], &[("a", model(10)), ("g", guest)]);
     load(&mut all, &["a", "g"]);
-    all.set_spec(&name("a"), model(20));
-    all.request_renewal(&name("a"), secs(300));
+    all.models.set_spec(&name("a"), model(20));
+    all.models.request_renewal(&name("a"), secs(300));
     assert_eq!(orders(&mut all, 300, &[]), ["-g"], "it waits until the guest has left");
     all.record_gone(&name("g"));
     assert_eq!(orders(&mut all, 301, &[]), ["=a"]);

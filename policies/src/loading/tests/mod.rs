@@ -45,9 +45,9 @@ fn model(gib: u64) -> LoadSpec {
 
 fn loading(room: &[u64], models: &[(&str, LoadSpec)]) -> LoadingState {
     let mut all = LoadingState::new(numbers());
-    all.set_capacity(gpus(room));
+    all.capacity = gpus(room);
     for (of, spec) in models {
-        all.set_spec(&name(of), spec.clone());
+        all.models.set_spec(&name(of), spec.clone());
     }
     all
 }
@@ -78,7 +78,7 @@ fn words(told: Vec<LoaderOrder>) -> Vec<String> {
 /// Loads models one after another, each for ten seconds from its own minute on.
 fn load(all: &mut LoadingState, models: &[&str]) {
     for (minute, of) in (0..).zip(models) {
-        all.enqueue(&name(of), true);
+        all.models.enqueue(&name(of), true);
         assert_eq!(orders(all, minute * 60, &[]), [format!("+{of}")]);
         all.record_loaded(&name(of), secs(minute * 60 + 10));
     }
@@ -98,13 +98,13 @@ fn load_read(all: &mut LoadingState, models: &[(&str, u64)]) {
 /// Unloads `x`, whose place `a` needs for its renewal with 20 GiB at 200 s.
 fn waits_for_who_leaves(all: &mut LoadingState) {
     all.record_leaving(&name("x"));
-    all.set_spec(&name("a"), model(20));
-    all.request_renewal(&name("a"), secs(200));
+    all.models.set_spec(&name("a"), model(20));
+    all.models.request_renewal(&name("a"), secs(200));
 }
 
 fn remake(all: &mut LoadingState, of: &str, spec: LoadSpec) {
-    all.set_spec(&name(of), spec);
-    all.request_renewal(&name(of), Duration::ZERO);
+    all.models.set_spec(&name(of), spec);
+    all.models.request_renewal(&name(of), Duration::ZERO);
 }
 
 const IN_USE: ModelActivity = ModelActivity {
@@ -119,7 +119,7 @@ const IN_USE: ModelActivity = ModelActivity {
 fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     let told = orders(
         &mut all,
         200,
@@ -135,7 +135,7 @@ fn who_fits_comes_and_else_one_leaves_and_then_it_comes() {
 fn who_has_long_conversations_stays_where_that_is_the_only_difference() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     let idle = ModelActivity { requests: 5, idle_for: secs(100), ..ModelActivity::default() };
     let talks = ModelActivity { conversations: secs(20), ..idle };
     assert_eq!(orders(&mut all, 300, &[("a", talks), ("b", idle)]), ["-b"]);
@@ -150,7 +150,7 @@ fn only_as_many_leave_as_make_enough_room_and_who_leaks_first() {
     let busy = [("a", 3), ("b", 2), ("c", 1)].map(|(of, idle)| {
         (of, ModelActivity { requests: 50, idle_for: secs(idle), ..ModelActivity::default() })
     });
-    all.enqueue(&name("d"), true);
+    all.models.enqueue(&name("d"), true);
     assert_eq!(orders(&mut all, 300, &busy), ["-c"], "its next start is a cure, and it is enough alone");
 }
 
@@ -159,7 +159,7 @@ fn nobody_is_driven_out_for_one_that_would_not_fit_even_then_and_pins_stay() {
     let pinned = LoadSpec { pin: true, ..model(10) };
     let mut all = loading(&[24], &[("a", pinned), ("b", model(10)), ("c", model(20))]);
     load(&mut all, &["a", "b"]);
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
     let needed = MemoryAmounts { host: 0, ..gpus(&[20]) };
     let why = LoadRefusal::Room { needed, left: gpus(&[14]), pinned: vec![ModelName::new("a")] };
@@ -173,7 +173,7 @@ fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
     let mut all = loading(&[40], &[("a", pinned()), ("b", model(20)), ("c", model(20)), ("rival", rival)]);
     load(&mut all, &["a", "b"]);
     for wish in ["c", "rival"] {
-        all.enqueue(&name(wish), true);
+        all.models.enqueue(&name(wish), true);
     }
     assert_eq!(all.hopeless_models(), [(name("rival"), LoadRefusal::Excluded(vec![ModelName::new("a")]))]);
     all.numbers.max_loaded = 1;
@@ -188,13 +188,13 @@ fn who_waits_for_ever_is_told_why_and_who_waits_for_others_turns_is_not() {
 fn one_that_is_in_use_has_its_turn() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     // The load took ten seconds, so a model in use keeps its turn for thirty.
     assert_eq!(orders(&mut all, 39, &[("a", IN_USE)]), [""; 0]);
     assert_eq!(orders(&mut all, 40, &[("a", IN_USE)]), ["-a"]);
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 11, &[]), ["-a"]);
 }
 
@@ -204,7 +204,7 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
     let mut all = loading(&[24], &models);
     load(&mut all, &["a"]);
     for of in ["big", "middle", "small"] {
-        all.enqueue(&name(of), true);
+        all.models.enqueue(&name(of), true);
     }
     // The big model needs `a` unloaded; next to the big one, 4 GiB are free for the small one.
     assert_eq!(orders(&mut all, 100, &[]), ["-a", "+small"]);
@@ -216,14 +216,14 @@ fn who_came_first_is_served_first_and_a_later_one_takes_only_what_that_cannot_us
 #[test]
 fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
     let mut all = loading(&[24], &[("a", model(12)), ("b", model(8))]);
-    all.enqueue(&name("a"), true);
+    all.models.enqueue(&name("a"), true);
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let next = |all: &mut LoadingState, gib: u64| {
         all.next_orders(secs(1), Some(&free(gib)), |_| ModelActivity::default()).len()
     };
     // Another program holds 6 GiB.
     assert_eq!(next(&mut all, 18), 1);
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(next(&mut all, 18), 0, "6 are left for b");
     all.record_loaded(&name("a"), secs(9));
     let held = MemoryAmounts { host: 0, gpus: vec![9 * GIB] };
@@ -235,7 +235,7 @@ fn what_was_promised_and_is_not_taken_yet_is_not_given_to_others() {
 #[test]
 fn what_is_too_large_by_the_book_may_try_where_nobody_else_is() {
     let mut all = loading(&[24], &[("huge", model(30))]);
-    all.enqueue(&name("huge"), true);
+    all.models.enqueue(&name("huge"), true);
     assert_eq!(orders(&mut all, 0, &[]), ["+huge"]);
 }
 
@@ -243,10 +243,10 @@ fn what_is_too_large_by_the_book_may_try_where_nobody_else_is() {
 fn for_one_that_is_too_large_all_others_leave_and_nobody_comes_in_between() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("huge", model(30))]);
     load(&mut all, &["a", "b"]);
-    all.enqueue(&name("huge"), true);
+    all.models.enqueue(&name("huge"), true);
     assert_eq!(orders(&mut all, 500, &[]), ["-a", "-b"]);
     all.record_gone(&name("a"));
-    all.enqueue(&name("a"), true);
+    all.models.enqueue(&name("a"), true);
     assert_eq!(orders(&mut all, 501, &[]), [""; 0]);
     all.record_gone(&name("b"));
     assert_eq!(orders(&mut all, 502, &[]), ["+huge"]);
@@ -258,7 +258,7 @@ fn for_one_that_is_too_large_all_others_leave_and_nobody_comes_in_between() {
 fn nobody_leaves_for_one_whom_nobody_waits_for() {
     let mut all = loading(&[24], &[("a", model(20)), ("b", model(20))]);
     load(&mut all, &["a"]);
-    all.enqueue(&name("b"), false);
+    all.models.enqueue(&name("b"), false);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0]);
     let waits = ("b", ModelActivity { waiting: 1, ..ModelActivity::default() });
     assert_eq!(orders(&mut all, 501, &[waits]), ["-a"]);
@@ -269,7 +269,7 @@ fn who_leaves_by_itself_makes_room_without_anybody_else() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(10)), ("c", model(10))]);
     load(&mut all, &["a", "b"]);
     all.record_leaving(&name("b"));
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 500, &[]), [""; 0], "it is awaited");
     all.record_gone(&name("b"));
     assert_eq!(orders(&mut all, 501, &[]), ["+c"]);
@@ -279,22 +279,22 @@ fn who_leaves_by_itself_makes_room_without_anybody_else() {
 fn a_start_that_found_too_little_asks_for_more_until_one_did() {
     let mut all = loading(&[24], &[("a", model(10)), ("b", model(12))]);
     load(&mut all, &["a"]);
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 100, &[]), ["+b"]);
-    assert_eq!(all.owed()[&name("b")].gpus, [12 * GIB]);
+    assert_eq!(all.models.owed()[&name("b")].gpus, [12 * GIB]);
     all.raise_needs(&name("b"), secs(100));
     all.record_gone(&name("b"));
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 101, &[]), ["-a"], "15 and 10 are more than there is");
     all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 102, &[]), ["+b"]);
-    assert_eq!(all.models[&name("b")].promised.gpus, [15 * GIB]);
+    assert_eq!(all.models.all[&name("b")].promised.gpus, [15 * GIB]);
     all.record_loaded(&name("b"), secs(110));
     all.record_reading(
         &name("b"),
         ModelReading { held: MemoryAmounts { host: 0, gpus: vec![13 * GIB] }, ..ModelReading::default() },
     );
-    assert_eq!(all.models[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
+    assert_eq!(all.models.all[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
 }
 
 #[test]
@@ -304,11 +304,11 @@ fn a_large_one_is_not_starved_by_small_ones_that_came_later() {
     models.push(("big", model(20)));
     let mut all = loading(&[24], &models);
     load(&mut all, &["a", "b", "c", "d"]);
-    all.enqueue(&name("big"), true);
+    all.models.enqueue(&name("big"), true);
     // Turns end one after another; each unloaded model would be followed by the next.
     let busy = ["a", "b", "c", "d", "e"].map(|of| (of, IN_USE));
     assert_eq!(orders(&mut all, 205, &busy), [""; 0], "d has its turn until 220");
-    all.enqueue(&name("e"), true);
+    all.models.enqueue(&name("e"), true);
     assert_eq!(orders(&mut all, 210, &busy), [""; 0], "nobody leaves for e");
     let gone = orders(&mut all, 221, &busy);
     assert_eq!(gone, ["-a", "-b", "-c", "-d"], "big had come before");
@@ -321,9 +321,9 @@ fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
     let mut all = loading(&[24], &models);
     all.numbers.max_loaded = 2;
     load(&mut all, &["a", "b"]);
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     assert_eq!(orders(&mut all, 300, &[]), ["-a"]);
-    all.enqueue(&name("alone"), true);
+    all.models.enqueue(&name("alone"), true);
     assert_eq!(orders(&mut all, 301, &[]), ["-b"]);
     all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 302, &[]), ["+c"]);
@@ -331,7 +331,7 @@ fn no_more_are_loaded_than_may_be_and_never_two_that_exclude_each_other() {
     assert_eq!(orders(&mut all, 303, &[]), ["+alone"]);
     all.record_loaded(&name("c"), secs(304));
     all.record_loaded(&name("alone"), secs(304));
-    all.enqueue(&name("a"), true);
+    all.models.enqueue(&name("a"), true);
     let busy = ModelActivity { requests: 9, idle_for: secs(1), ..ModelActivity::default() };
     assert_eq!(orders(&mut all, 400, &[("alone", busy)]), ["-alone"], "though c would be missed less");
 }
@@ -366,8 +366,8 @@ proptest! {
             }
             for (of, gib, _) in reloads.iter().filter(|(_, _, at)| *at == now) {
                 let of = name(&names[of % names.len()]);
-                all.set_spec(&of, model(*gib));
-                all.request_renewal(&of, secs(now));
+                all.models.set_spec(&of, model(*gib));
+                all.models.request_renewal(&of, secs(now));
             }
             for index in 0..names.len() {
                 let of = name(&names[index]);
@@ -384,7 +384,7 @@ proptest! {
                     until[index] = now + SERVICE;
                 }
                 if !waiting[index].is_empty() && ready[index].is_none() {
-                    all.enqueue(&of, true);
+                    all.models.enqueue(&of, true);
                 }
             }
             let seen = |of: &ModelId| {
@@ -406,7 +406,8 @@ proptest! {
                     LoaderOrder::Reclaim { .. } | LoaderOrder::CallCompanion { .. } => unreachable!("nobody hoards or has company"),
                 }
             }
-            let promised = all.models.values().map(|model| model.promised.gpus.first().copied().unwrap_or(0));
+            let all_gpus = all.models.all.values().map(|model| &model.promised.gpus);
+            let promised = all_gpus.map(|gpus| gpus.first().copied().unwrap_or(0));
             prop_assert!(promised.sum::<u64>() <= 24 * GIB);
             if next_ask.is_none() && waiting.iter().all(Vec::is_empty) {
                 break;

@@ -12,15 +12,15 @@ fn what_one_takes_while_it_loads_is_not_counted_twice_and_drives_nobody_out() {
             ..ModelActivity::default()
         })
     };
-    all.enqueue(&name("a"), true);
+    all.models.enqueue(&name("a"), true);
     next(&mut all, 24);
     all.record_loaded(&name("a"), secs(1));
     let held = MemoryAmounts { host: 0, gpus: vec![6 * GIB] };
     all.record_reading(&name("a"), ModelReading { held, ..ModelReading::default() });
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     next(&mut all, 18);
     // Half of the model is loaded: 4 of the 14 free GiB are still reserved for it.
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     let told = next(&mut all, 14);
     assert_eq!(told, [LoaderOrder::Load { model: name("c"), places: vec![vec![0]] }]);
     // Another program takes c's promised memory: during c's start, no model is unloaded for it.
@@ -36,7 +36,7 @@ fn a_gpu_of_which_nobody_tells_who_holds_what_is_held_as_it_was_promised() {
         &name("a"),
         ModelReading { held: MemoryAmounts::none(), gpus_unknown: true, ..ModelReading::default() },
     );
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     let told = all.next_orders(secs(500), Some(&free), |_| ModelActivity {
         idle_for: secs(900),
         ..ModelActivity::default()
@@ -50,18 +50,18 @@ fn needs_are_never_raised_above_what_can_be_and_come_down_again() {
     let mut all = loading(&[24], &[("kept", pinned), ("b", model(14))]);
     load(&mut all, &["kept"]);
     for round in 0..6 {
-        all.enqueue(&name("b"), true);
+        all.models.enqueue(&name("b"), true);
         assert_eq!(orders(&mut all, 100 + round, &[]), ["+b"], "round {round}");
         all.raise_needs(&name("b"), secs(100 + round));
         all.record_gone(&name("b"));
     }
-    assert!(all.models[&name("b")].raised < 1.4);
-    all.enqueue(&name("b"), true);
+    assert!(all.models.all[&name("b")].raised < 1.4);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 1000, &[]), ["+b"]);
-    assert_eq!(all.models[&name("b")].promised.gpus, [14 * GIB], "that was long ago");
+    assert_eq!(all.models.all[&name("b")].promised.gpus, [14 * GIB], "that was long ago");
     all.record_loaded(&name("b"), secs(1001));
     all.raise_needs(&name("b"), secs(1002));
-    assert!(all.models[&name("b")].raised < 1.01, "what it serves with is enough");
+    assert!(all.models.all[&name("b")].raised < 1.01, "what it serves with is enough");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
                 ..ModelReading::default()
             },
         );
-        all.models[&name("a")].promised.host
+        all.models.all[&name("a")].promised.host
     };
     assert_eq!((read(&mut all, 1), read(&mut all, 6), read(&mut all, 5)), (4 * GIB, 6 * GIB, 6 * GIB));
 }
@@ -99,20 +99,20 @@ fn a_mapped_file_counts_on_the_host_though_the_kernel_calls_it_free() {
         LoadSpec { needs: Some(needs), replicas: 1, ..LoadSpec::default() }
     };
     let mut all = LoadingState::new(numbers());
-    all.set_capacity(MemoryAmounts { host: 32 * GIB, gpus: Vec::new() });
+    all.capacity = MemoryAmounts { host: 32 * GIB, gpus: Vec::new() };
     for of in ["a", "b"] {
-        all.set_spec(&name(of), mapped(20));
+        all.models.set_spec(&name(of), mapped(20));
     }
     let free = MemoryAmounts { host: 31 * GIB, gpus: Vec::new() };
     let next = |all: &mut LoadingState| all.next_orders(secs(1), Some(&free), |_| ModelActivity::default());
-    all.enqueue(&name("a"), true);
+    all.models.enqueue(&name("a"), true);
     assert_eq!(next(&mut all).len(), 1);
     all.record_loaded(&name("a"), secs(1));
     all.record_reading(
         &name("a"),
         ModelReading { held: MemoryAmounts { host: GIB, gpus: Vec::new() }, ..ModelReading::default() },
     );
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     let told = next(&mut all);
     assert_eq!(told, [LoaderOrder::Unload { model: name("a"), replaced_by: name("b") }]);
 }
@@ -127,8 +127,8 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     };
     let begin = |reading: ModelReading| {
         let mut all = loading(&[24], &[("a", model(10)), ("b", model(8)), ("c", model(5))]);
-        all.enqueue(&name("a"), true);
-        all.enqueue(&name("b"), true);
+        all.models.enqueue(&name("a"), true);
+        all.models.enqueue(&name("b"), true);
         let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
         assert_eq!(all.next_orders(secs(0), Some(&gpus(&[24])), idle).len(), 2);
         for of in ["a", "b"] {
@@ -136,7 +136,7 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
             all.record_reading(&name(of), held(if of == "a" { 10 } else { 8 }, false));
         }
         all.record_reading(&name("a"), reading);
-        all.enqueue(&name("c"), true);
+        all.models.enqueue(&name("c"), true);
         all
     };
     let at = |all: &mut LoadingState, now, free| {
@@ -150,12 +150,12 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
     assert_eq!(at(&mut all, 300_100, 3), [""; 0], "the answer is awaited");
     all.record_reading(&name("a"), held(10, true));
-    all.reclaim_ended(&name("a"));
+    all.models.reclaim_ended(&name("a"));
     assert_eq!(at(&mut all, 300_200, 6), ["+c"], "nobody had to leave");
 
     let mut all = begin(held(13, true));
     assert_eq!(at(&mut all, 300_000, 3), ["?a"]);
-    all.reclaim_ended(&name("a"));
+    all.models.reclaim_ended(&name("a"));
     assert_eq!(at(&mut all, 300_200, 3), ["-a"], "it gave nothing");
 
     let mut all = begin(held(13, true));
@@ -166,7 +166,7 @@ fn who_hoards_is_asked_before_anybody_leaves_and_if_that_does_not_do_somebody_do
     let mut all = begin(ModelReading { can_reclaim: false, ..held(13, true) });
     assert_eq!(at(&mut all, 300_000, 3), ["-a"], "its build cannot be asked");
     let mut all = begin(held(12, true));
-    all.set_spec(&name("c"), model(7));
+    all.models.set_spec(&name("c"), model(7));
     assert_eq!(at(&mut all, 300_000, 3), ["-a"], "what it can give is not enough");
 }
 
@@ -180,14 +180,14 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
     let models =
         [("large", model(14)), ("old", model(8)), ("new", model(8)), ("small", model(2)), ("more", model(2))];
     let mut all = loading(&[26], &models);
-    all.enqueue(&name("old"), true);
+    all.models.enqueue(&name("old"), true);
     all.next_orders(secs(0), Some(&gpus(&[26])), idle);
     all.record_loaded(&name("old"), secs(1));
     all.record_reading(&name("old"), held(8));
-    all.enqueue(&name("large"), true);
+    all.models.enqueue(&name("large"), true);
     assert_eq!(words(all.next_orders(secs(2), Some(&gpus(&[18])), idle)), ["+large"]);
     // The large model has taken 10 of its 14 GiB.
-    all.enqueue(&name("new"), true);
+    all.models.enqueue(&name("new"), true);
     assert_eq!(words(all.next_orders(secs(3), Some(&gpus(&[8])), idle)), ["-old"]);
     all.record_gone(&name("old"));
     assert_eq!(
@@ -198,21 +198,21 @@ fn what_is_given_back_while_another_one_comes_is_room_at_once() {
 
     // Memory taken by a serving model is not attributed to another one.
     let mut all = loading(&[40], &models);
-    all.enqueue(&name("large"), true);
-    all.enqueue(&name("old"), true);
+    all.models.enqueue(&name("large"), true);
+    all.models.enqueue(&name("old"), true);
     assert_eq!(words(all.next_orders(secs(0), Some(&gpus(&[26])), idle)), ["+large", "+old"]);
     all.record_loaded(&name("old"), secs(1));
     all.record_reading(&name("old"), held(8));
     // Another program holds 14 of 40 GiB: 26 are left, less 8 of `old` and 2 still reserved.
-    all.enqueue(&name("small"), true);
-    all.enqueue(&name("more"), true);
+    all.models.enqueue(&name("small"), true);
+    all.models.enqueue(&name("more"), true);
     assert_eq!(
         words(all.next_orders(secs(2), Some(&gpus(&[16])), idle)),
         ["+small", "+more"],
         "12 of 16 are owed"
     );
-    all.set_spec(&name("x"), model(1));
-    all.enqueue(&name("x"), false);
+    all.models.set_spec(&name("x"), model(1));
+    all.models.enqueue(&name("x"), false);
     assert_eq!(words(all.next_orders(secs(3), Some(&gpus(&[16])), idle)), [""; 0]);
 }
 
@@ -223,21 +223,21 @@ fn what_a_model_has_taken_that_was_not_read_yet_is_counted_once_and_drives_nobod
     let mut all = loading(&[64], &[("a", model(10)), ("b", model(40)), ("c", model(12))]);
     load(&mut all, &["a"]);
     all.record_reading(&name("a"), holds(10));
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(words(all.next_orders(secs(100), Some(&all_of(54)), idle)), ["+b"]);
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     all.record_loaded(&name("b"), secs(110));
     // Free memory shows that 40 GiB were taken, but not yet by which model.
     assert_eq!(words(all.next_orders(secs(110), Some(&all_of(14)), idle)), ["+c"]);
     all.record_reading(&name("b"), holds(40));
     all.record_loaded(&name("c"), secs(115));
     all.record_gone(&name("c"));
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     assert_eq!(words(all.next_orders(secs(116), Some(&all_of(14)), idle)), ["+c"]);
     all.record_loaded(&name("c"), secs(117));
     // A model without a reading counts with its promise after a while.
     assert_eq!(words(all.next_orders(secs(130), Some(&all_of(2)), idle)), [""; 0]);
-    assert_eq!(all.models[&name("c")].held().gpus, [12 * GIB]);
+    assert_eq!(all.models.all[&name("c")].held().gpus, [12 * GIB]);
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn what_others_have_that_leave_is_waited_for_and_not_for_ever() {
     load_read(&mut all, &[("a", 8), ("x", 14)]);
     waits_for_who_leaves(&mut all);
     assert_eq!(orders(&mut all, 200, &[]), [""; 0], "it has 14 of the 24 still");
-    assert!(all.has_waiters());
+    assert!(all.models.has_waiters());
     all.record_gone(&name("x"));
     assert_eq!(orders(&mut all, 205, &[]), ["=a"]);
     let mut all = loading(&[24], &[("a", model(8)), ("x", model(14))]);
@@ -260,7 +260,7 @@ fn what_others_have_that_leave_is_waited_for_and_not_for_ever() {
 fn each_of_many_processes_has_its_own_place() {
     let mut all = loading(&[24; 12], &[("a", LoadSpec { replicas: 12, ..model(20) })]);
     load(&mut all, &["a"]);
-    let before = all.models[&name("a")].places.clone();
+    let before = all.models.all[&name("a")].places.clone();
     remake(&mut all, "a", LoadSpec { replicas: 12, ..model(21) });
     let Some(LoaderOrder::Renew { places, .. }) =
         all.next_orders(secs(100), None, |_| ModelActivity::default()).pop()
@@ -275,14 +275,14 @@ fn what_several_take_at_once_is_counted_from_the_first_of_them_on() {
     let free = |gib: u64| MemoryAmounts { host: 1 << 40, gpus: vec![gib * GIB] };
     let idle = |_: &ModelId| ModelActivity { idle_for: secs(1000), ..ModelActivity::default() };
     let mut all = loading(&[80], &[("a", model(40)), ("b", model(20)), ("c", model(18))]);
-    all.enqueue(&name("a"), true);
+    all.models.enqueue(&name("a"), true);
     assert_eq!(words(all.next_orders(secs(0), Some(&free(80)), idle)), ["+a"]);
     // `a` has taken 30 of its 40 GiB.
-    all.enqueue(&name("b"), true);
+    all.models.enqueue(&name("b"), true);
     assert_eq!(words(all.next_orders(secs(5), Some(&free(50)), idle)), ["+b"]);
     all.record_loaded(&name("a"), secs(6));
     all.record_reading(&name("a"), holds(40));
     // `b` has taken 15 of its 20 GiB: 80 - 40 - 15 are free, 20 are left.
-    all.enqueue(&name("c"), true);
+    all.models.enqueue(&name("c"), true);
     assert_eq!(words(all.next_orders(secs(7), Some(&free(25)), idle)), ["+c"]);
 }

@@ -93,14 +93,14 @@ impl ModelLoader {
     async fn run_loop(&mut self, end: &CancellationToken) {
         loop {
             let numbers = lock(&self.common).loading.clone();
-            let pause = if self.loading.expects_orders_soon(model_states(&self.members)) {
+            let pause = if self.loading.models.expects_orders_soon(model_states(&self.members)) {
                 if self.loading.awaits_memory() { numbers.look_closely } else { numbers.look }
-            } else if self.loading.has_waiters() {
+            } else if self.loading.models.has_waiters() {
                 IDLE_LOOK_INTERVAL
             } else {
                 numbers.noted
             };
-            self.loading.set_numbers(numbers);
+            self.loading.numbers = numbers;
             let due = clock::after_pause(Instant::now(), pause);
             loop {
                 tokio::select! {
@@ -123,9 +123,9 @@ impl ModelLoader {
                 self.take_report(who, told);
             }
             self.decide().await;
-            *lock(&self.desk.promised) = self.loading.owed();
+            *lock(&self.desk.promised) = self.loading.models.owed();
             *lock(&self.desk.company) =
-                self.loading.held_companions(model_states(&self.members)).into_iter().collect();
+                self.loading.models.held_companions(model_states(&self.members)).into_iter().collect();
             self.publish_room().await;
         }
     }
@@ -136,7 +136,7 @@ impl ModelLoader {
         if self.published_at.is_some_and(|at| at.elapsed() < IDLE_LOOK_INTERVAL) {
             return;
         }
-        if !self.loading.has_waiters() {
+        if !self.loading.models.has_waiters() {
             let capacity = capacity(&self.total, &lock(&self.common));
             self.free = Some(free_amounts(&self.world.free_memory(self.limit).await, &capacity));
         }
@@ -166,24 +166,24 @@ impl ModelLoader {
             LoadingReport::Wanted { spec, urgent, number } => {
                 member.wish_number = number;
                 member.is_informed_never = false;
-                loading.set_spec(&who, *spec);
-                loading.enqueue(&who, urgent);
+                loading.models.set_spec(&who, *spec);
+                loading.models.enqueue(&who, urgent);
             }
             LoadingReport::SettingsChanged(spec) => {
                 member.is_informed_never = false;
                 member.is_never_logged = false;
-                loading.set_spec(&who, *spec);
+                loading.models.set_spec(&who, *spec);
             }
             LoadingReport::ReplacementPlanned(number) => {
                 member.question_number = number;
-                loading.request_renewal(&who, now);
+                loading.models.request_renewal(&who, now);
             }
             LoadingReport::ReplacementDropped => loading.renewal_failed(&who),
             LoadingReport::Inherited(places) => loading.record_inherited(&who, places, now),
             LoadingReport::Loaded => loading.record_loaded(&who, now),
             LoadingReport::Measured(reading) => loading.record_reading(&who, reading),
             LoadingReport::Leaving => loading.record_leaving(&who),
-            LoadingReport::Reclaimed => loading.reclaim_ended(&who),
+            LoadingReport::Reclaimed => loading.models.reclaim_ended(&who),
             LoadingReport::StartShort => loading.raise_needs(&who, now),
             LoadingReport::Unloaded => {
                 member.is_wait_logged = false;
@@ -198,9 +198,9 @@ impl ModelLoader {
 
     async fn decide(&mut self) {
         let now = self.epoch.elapsed();
-        if !self.loading.has_waiters() {
+        if !self.loading.models.has_waiters() {
             let states = model_states(&self.members);
-            self.loading.record_requests(now, |who| states(who).requests);
+            self.loading.models.record_requests(now, |who| states(who).requests);
             return;
         }
         let total = self.world.total_memory(self.limit).await;
@@ -212,7 +212,7 @@ impl ModelLoader {
         let capacity = capacity(&self.total, &lock(&self.common));
         let free = free_amounts(&free, &capacity);
         tracing::trace!(?free, "looked for room");
-        self.loading.set_capacity(capacity);
+        self.loading.capacity = capacity;
         let orders = self.loading.next_orders(now, Some(&free), model_states(&self.members));
         self.free = Some(free);
         if !orders.is_empty() {
