@@ -29,7 +29,7 @@ use crate::lease::Lease;
 use crate::lease::queue::{GenerationCounts, PredecessorQueue};
 use crate::lease::refused::ModelRefusal;
 use crate::model::context::FleetStart;
-use crate::model::handover::{ModelWill, WillRecord};
+use crate::model::message::{ModelWill, WillRecord};
 use crate::model::{ControlMessage, TaskMessage};
 use crate::process::heir::{HeirRecord, OpenGate, ProcessHeir};
 use crate::process::settings::InheritedSetting;

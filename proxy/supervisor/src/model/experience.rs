@@ -2,26 +2,28 @@
 
 use std::time::Duration;
 
+use warden_policies::GenerationId;
 use warden_policies::admission::PromptPrice;
-use warden_policies::replacement_cost::LullHistory;
 
+use super::environment::TaskEnvironment;
 use super::reclaim::ReclaimCounts;
 use super::start_search::DeadStarts;
 use super::warm::KeptState;
+use crate::lease::queue::LeaseQueue;
+use crate::memory::leak_history;
+use crate::memory::recording::SampleRecorder;
 use crate::memory::tracker::MemoryTracker;
 use crate::process::ServerProps;
 use crate::spec::ServerCommand;
+use crate::sync::lock;
 use crate::view::InputModalities;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ModelExperience {
-    /// Time from the spawn until the process was ready, at the last start.
-    pub(super) load_time: Option<Duration>,
     /// Shortest load time with the current command.
     fastest_start: Option<Duration>,
     pub(super) n_ctx: Option<u64>,
     pub(super) modalities: Option<InputModalities>,
-    pub(super) lulls: LullHistory,
     pub(super) refuses_slot_files: bool,
     /// Hash of the build and command whose processes are known not to use restored slots.
     pub(super) reuses_no_slots: Option<u64>,
@@ -36,20 +38,36 @@ pub(super) struct ModelExperience {
 }
 
 impl ModelExperience {
-    pub(super) fn new(lulls: LullHistory) -> Self {
-        Self {
-            load_time: None,
-            fastest_start: None,
-            n_ctx: None,
-            modalities: None,
-            lulls,
-            refuses_slot_files: false,
-            reuses_no_slots: None,
-            command: None,
-            prices: (String::new(), Vec::new()),
-            dead_starts: DeadStarts::default(),
-            reclaims: ReclaimCounts::default(),
-            kept_state: Vec::new(),
+    pub(super) fn new_tracker(
+        &self,
+        env: &TaskEnvironment,
+        generation: GenerationId,
+        command: &ServerCommand,
+    ) -> MemoryTracker {
+        let context = &env.context;
+        let key = leak_history::process_key(command);
+        let common = lock(&context.common).clone();
+        let prices = self.prices(&key);
+        let measured = context.leak_history.measurements(&key);
+        let leaks = context.leak_history.leaks_of(&key);
+        let mut memory = MemoryTracker::new(&common, leaks, key, command);
+        memory.set_measurements(measured);
+        for price in prices {
+            memory.cost.set_price(*price);
+        }
+        if env.spec.run.record {
+            let limit = env.watch.sensors.trace_bytes.0;
+            let name = &env.spec.name;
+            let recorder = SampleRecorder::begin(&context.state, &context.traces, name, generation, limit);
+            memory.recorder = Some(recorder);
+        }
+        memory
+    }
+
+    /// Drops kept state, and the conversations of the generations that it came from.
+    pub(super) fn drop_state(&mut self, leases: &LeaseQueue, is_dropped: impl Fn(&KeptState) -> bool) {
+        for kept in self.kept_state.extract_if(.., |kept| is_dropped(kept)) {
+            leases.turns.forget_generation(kept.from);
         }
     }
 
@@ -59,7 +77,6 @@ impl ModelExperience {
 
     /// Returns true if the previous ready process had another command.
     pub(super) fn note_ready(&mut self, took: Duration, props: &ServerProps, command: ServerCommand) -> bool {
-        self.load_time = Some(took);
         self.n_ctx = props.n_ctx.or(self.n_ctx);
         self.modalities = props.modalities.or(self.modalities);
         let before = self.command.replace(command);

@@ -14,82 +14,25 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
-use warden_policies::cooldown::RecycleCooldown;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent};
 
 use super::health::HealthTracker;
-use super::loading::LoadState;
-use super::unit::{LiveGeneration, ProcessRecipe, ProcessUnit, UnitRole, process_recipe};
-use super::unload::ManualPin;
-use super::warm::PackProgress;
+use super::message::{ModelWill, WillRecord};
+use super::room::LoadState;
+use super::unit::{
+    LiveGeneration, PackProgress, ProcessRecipe, ProcessUnit, UnitList, UnitRole, process_recipe,
+};
 use super::{ControlMessage, HelperReport, ModelTask, TaskMessage};
 use crate::lease::cell::GenerationCell;
 use crate::memory::loading::LoadingReport;
 use crate::process::heir::{HeirRecord, ProcessHeir};
 use crate::sync::lock;
-use crate::view::InputModalities;
-
-#[derive(Debug)]
-pub(crate) struct ModelWill {
-    pub(crate) record: WillRecord,
-    pub(crate) heirs: Vec<ProcessHeir>,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct WillRecord {
-    pub(crate) name: String,
-    pub(crate) wanted: bool,
-    pub(crate) places: Vec<Vec<usize>>,
-    pub(crate) fell_back: bool,
-    pub(crate) cooldown: RecycleCooldown,
-    pub(crate) crashes: u64,
-    pub(crate) n_ctx: Option<u64>,
-    pub(crate) modalities: Option<InputModalities>,
-    #[serde(default)]
-    pub(super) by_hand: Option<ManualPin>,
-    /// Settings that clients made in the model's processes: route and body of each.
-    pub(crate) settings: Vec<(String, Vec<u8>)>,
-}
 
 impl ModelTask {
-    /// Reason why the model cannot be handed over now.
-    fn handover_obstacle(&self) -> Option<&'static str> {
-        let is_moving = |unit: &ProcessUnit| {
-            !matches!(
-                unit.phase(),
-                BackendPhase::Idle | BackendPhase::Ready | BackendPhase::Backoff | BackendPhase::Failed
-            ) || unit.role != UnitRole::Current
-                || unit.held_start.is_some()
-        };
-        let any_process = |is: fn(&LiveGeneration) -> bool| self.units.lives().any(is);
-        match () {
-            () if self.life.end.is_some() => Some("it is ending"),
-            () if self.spec.canary_of.is_some() => Some("another build is being tried"),
-            () if !self.replacements.is_empty() => Some("a process is being replaced"),
-            () if !self.operators.is_empty() => Some("an operator's action is in progress"),
-            () if self.units.all.iter().any(is_moving) => Some("a process is starting, draining or ending"),
-            () if any_process(|live| live.child.process.is_none()) => Some("a process is being created"),
-            () if any_process(|live| live.reclaim.pending.is_some()) => {
-                Some("a process is giving memory back")
-            }
-            () if any_process(|live| live.warm.packed != PackProgress::NotYet) => {
-                Some("slots are being saved")
-            }
-            () if !matches!(
-                self.room.state,
-                LoadState::Unloaded | LoadState::Granted { told: true, asking: None, .. }
-            ) =>
-            {
-                Some("it is waiting for room, or being unloaded")
-            }
-            () => None,
-        }
-    }
-
     /// Collects what the next instance needs. The task makes no decisions afterwards.
     pub(super) fn prepare_handover(&mut self) -> Result<ModelWill, String> {
         let dead = &mut self.experience.dead_starts;
@@ -98,16 +41,28 @@ impl ModelTask {
             dead.stop_search();
             dead.forget_deaths();
         }
-        if let Some(why) = self.handover_obstacle() {
-            return Err(format!("the model `{}`: {why}", self.spec.name));
+        let is_loaded = matches!(
+            self.room.state,
+            LoadState::Unloaded | LoadState::Granted { told: true, asking: None, .. }
+        );
+        let obstacle = match () {
+            () if self.life.end.is_some() => Some("it is ending"),
+            () if self.env.spec.canary_of.is_some() => Some("another build is being tried"),
+            () if !self.replacements.is_empty() => Some("a process is being replaced"),
+            () if !self.operators.is_empty() => Some("an operator's action is in progress"),
+            () if is_loaded => self.units.handover_obstacle(),
+            () => self.units.handover_obstacle().or(Some("it is waiting for room, or being unloaded")),
+        };
+        if let Some(why) = obstacle {
+            return Err(format!("the model `{}`: {why}", self.env.spec.name));
         }
         let places = match &self.room.state {
             LoadState::Granted { places, .. } => places.clone(),
             _ => Vec::new(),
         };
-        let settings = self.leases.settings.all().into_iter();
+        let settings = self.env.leases.settings.all().into_iter();
         let record = WillRecord {
-            name: self.spec.name.to_string(),
+            name: self.env.spec.name.to_string(),
             wanted: self.room.wanted,
             places,
             fell_back: self.room.configured.is_some(),
@@ -118,38 +73,16 @@ impl ModelTask {
             by_hand: self.room.manual_pin.clone(),
             settings: settings.map(|one| (one.path, one.body.to_vec())).collect(),
         };
+        let epoch = self.env.context.epoch;
+        let load_time = self.replacements.load_time;
         let units = self.units.all.iter().filter_map(|unit| Some((unit.replica, unit.live.as_ref()?)));
         let heirs: Option<Vec<ProcessHeir>> =
-            units.map(|(replica, live)| self.make_heir(replica, live)).collect();
+            units.map(|(replica, live)| live.make_heir(replica, epoch, load_time)).collect();
         let Some(heirs) = heirs else {
-            return Err(format!("the model `{}`: a process of it cannot be handed over", self.spec.name));
+            return Err(format!("the model `{}`: a process of it cannot be handed over", self.env.spec.name));
         };
         self.life.is_frozen = true;
         Ok(ModelWill { record, heirs })
-    }
-
-    fn make_heir(&self, replica: u32, live: &LiveGeneration) -> Option<ProcessHeir> {
-        let process = live.child.process.as_ref()?;
-        let (child, files) = process.prepare_handover()?;
-        let epoch = self.context.epoch;
-        let record = HeirRecord {
-            replica,
-            generation: live.id,
-            child,
-            pid: i32::try_from(process.pid()).ok()?,
-            endpoint: live.cell.address.endpoint()?.clone(),
-            socket: live.child.socket.clone(),
-            made_of: serde_json::to_value(&live.recipe).ok()?,
-            command: live.child.started_with.clone()?,
-            facts: live.cell.facts(),
-            kin: live.cell.kin.get().copied(),
-            saves_for_us: live.cell.saves_for_us.load(Ordering::Relaxed),
-            spawned: live.start.spawned.saturating_duration_since(epoch),
-            loading: live.start.adopted.or(self.experience.load_time).unwrap_or_default(),
-            work: live.cell.work(),
-            memory: live.memory.to_record(),
-        };
-        Some(ProcessHeir { record, files })
     }
 
     /// Makes no decisions until the handover has succeeded or failed. Returns true after a failure, so that
@@ -160,7 +93,9 @@ impl ModelTask {
             match self.mail.inbox.recv().await {
                 Some(TaskMessage::Control(ControlMessage::Thaw)) | None => break true,
                 Some(TaskMessage::Control(ControlMessage::LetGo(reply))) => {
-                    self.release_processes();
+                    // The next instance now decides which requests are refused.
+                    self.env.leases.set_refusal(None);
+                    self.units.lives().for_each(LiveGeneration::release);
                     let _told = reply.send(());
                     break false;
                 }
@@ -176,30 +111,17 @@ impl ModelTask {
         if is_thawed {
             let processes = self.units.lives().filter_map(|live| live.child.process.as_ref());
             for child in processes.filter_map(|process| process.take_handover_id()) {
-                self.context.world.cancel_handover(child);
+                self.env.context.world.cancel_handover(child);
             }
         }
         is_thawed
-    }
-
-    fn release_processes(&self) {
-        // The next instance now decides which requests are refused.
-        self.leases.set_refusal(None);
-        for live in self.units.lives() {
-            if let Some(process) = &live.child.process {
-                process.release();
-            }
-            if let Some(files) = &live.warm.files {
-                files.set_others(true);
-            }
-        }
     }
 
     pub(super) fn inherit_will(&mut self, will: ModelWill) {
         let ModelWill { record, heirs } = will;
         if record.by_hand.is_some() {
             self.room.manual_pin = record.by_hand;
-            self.apply_loading();
+            self.room.report_settings(&self.env);
         }
         self.room.wanted |= record.wanted;
         self.replacements.cooldown = record.cooldown;
@@ -210,14 +132,18 @@ impl ModelTask {
             return;
         }
         if record.fell_back {
-            self.inherit_fallback();
+            // The processes were started with the fallback arguments.
+            if let Some(fallback) = self.env.spec.fallback.clone() {
+                self.room.use_fallback(&mut self.env.spec, fallback);
+                self.room.report_settings(&self.env);
+            }
         }
         for (path, body) in record.settings {
             let by = heirs[0].record.generation;
-            self.leases.settings.set(by, &path, Bytes::from(body));
+            self.env.leases.settings.set(by, &path, Bytes::from(body));
         }
         // The processes have these settings already.
-        let _known = self.leases.settings.take_fresh();
+        let _known = self.env.leases.settings.take_fresh();
         self.room.state =
             LoadState::Granted { places: record.places.clone(), told: true, asking: None, beside: true };
         self.room.report(LoadingReport::Inherited(record.places));
@@ -231,7 +157,7 @@ impl ModelTask {
         let generation = record.generation;
         let current = self.units.current(record.replica).map(|unit| unit.id);
         // A replica that is no longer configured gets a unit too, and drains after the handover.
-        let id = current.unwrap_or_else(|| self.add_unit(record.replica, UnitRole::Current));
+        let id = current.unwrap_or_else(|| self.units.add(record.replica, UnitRole::Current));
         let cell = Arc::new(GenerationCell::new(generation, record.endpoint.clone(), record.facts));
         cell.inherit(record.work, record.saves_for_us);
         if let Some(kin) = record.kin {
@@ -239,38 +165,38 @@ impl ModelTask {
         }
         // A recipe that cannot be read was written by another version: treat the process as outdated.
         let made_of = serde_json::from_value::<ProcessRecipe>(record.made_of).unwrap_or_else(|_| {
-            let mut other = process_recipe(&self.spec);
+            let mut other = process_recipe(&self.env.spec);
             other.request.command = record.command.clone();
             other
         });
-        let mut memory = self.new_tracker(generation, &made_of.request.command);
+        let mut memory = self.experience.new_tracker(&self.env, generation, &made_of.request.command);
         if !memory.restore(&record.memory) {
             tracing::warn!(
-                model = %self.spec.name, %generation,
+                model = %self.env.spec.name, %generation,
                 "the predecessor's record of the process's memory cannot be read: growth is judged from now on"
             );
         }
-        let health = HealthTracker::new(&lock(&self.context.common), &made_of.request.command);
+        let health = HealthTracker::new(&lock(&self.env.context.common), &made_of.request.command);
         let born = Arc::clone(&cell);
         let mut live = LiveGeneration::new(generation, record.socket.clone(), cell, made_of, memory, health);
-        live.start.spawned = self.context.epoch + record.spawned;
+        live.start.spawned = self.env.context.epoch + record.spawned;
         live.start.adopted = Some(record.loading);
         live.child.started_with = Some(record.command.clone());
-        live.warm.files = self.experience.slot_files(&self.spec, &record.socket);
+        live.warm.files = self.experience.slot_files(&self.env.spec, &record.socket);
         if let Some(files) = &live.warm.files {
             files.set_others(true);
         }
-        self.experience.load_time = Some(record.loading);
+        self.replacements.load_time = Some(record.loading);
         let Some(unit) = self.units.get_mut(id) else { return };
         unit.live = Some(Box::new(live));
-        let effects = unit.machine.step(LifecycleEvent::Up, self.context.now(), &self.spec.lifecycle);
+        let effects = unit.machine.step(LifecycleEvent::Up, self.env.context.now(), &self.env.spec.lifecycle);
         for effect in effects.into_iter().filter(|effect| *effect != LifecycleEffect::Spawn) {
             self.carry_out_effect(id, effect);
         }
-        let sink = self.mail.line_sink(generation, &record.command, &self.logs);
-        let context = Arc::clone(&self.context);
-        let watch = self.watch;
-        let needed = self.spec.command.clone();
+        let sink = self.mail.line_sink(generation, &record.command, &self.env.logs);
+        let context = Arc::clone(&self.env.context);
+        let watch = self.env.watch;
+        let needed = self.env.spec.command.clone();
         let outbox = self.mail.outbox.clone();
         self.mail.spawn_helper(generation, async move {
             let world = &context.world;
@@ -305,5 +231,65 @@ impl ModelTask {
             self.may_start();
         }
         self.life.note_action();
+    }
+}
+
+impl UnitList {
+    /// Reason why the processes cannot be handed over now.
+    fn handover_obstacle(&self) -> Option<&'static str> {
+        let is_moving = |unit: &ProcessUnit| {
+            !matches!(
+                unit.phase(),
+                BackendPhase::Idle | BackendPhase::Ready | BackendPhase::Backoff | BackendPhase::Failed
+            ) || unit.role != UnitRole::Current
+                || unit.held_start.is_some()
+        };
+        let any_process = |is: fn(&LiveGeneration) -> bool| self.lives().any(is);
+        match () {
+            () if self.all.iter().any(is_moving) => Some("a process is starting, draining or ending"),
+            () if any_process(|live| live.child.process.is_none()) => Some("a process is being created"),
+            () if any_process(|live| live.reclaim.pending.is_some()) => {
+                Some("a process is giving memory back")
+            }
+            () if any_process(|live| live.warm.packed != PackProgress::NotYet) => {
+                Some("slots are being saved")
+            }
+            () => None,
+        }
+    }
+}
+
+impl LiveGeneration {
+    fn make_heir(&self, replica: u32, epoch: Instant, load_time: Option<Duration>) -> Option<ProcessHeir> {
+        let process = self.child.process.as_ref()?;
+        let (child, files) = process.prepare_handover()?;
+        let record = HeirRecord {
+            replica,
+            generation: self.id,
+            child,
+            pid: i32::try_from(process.pid()).ok()?,
+            endpoint: self.cell.address.endpoint()?.clone(),
+            socket: self.child.socket.clone(),
+            made_of: serde_json::to_value(&self.recipe).ok()?,
+            command: self.child.started_with.clone()?,
+            facts: self.cell.facts(),
+            kin: self.cell.kin.get().copied(),
+            saves_for_us: self.cell.saves_for_us.load(Ordering::Relaxed),
+            spawned: self.start.spawned.saturating_duration_since(epoch),
+            loading: self.start.adopted.or(load_time).unwrap_or_default(),
+            work: self.cell.work(),
+            memory: self.memory.to_record(),
+        };
+        Some(ProcessHeir { record, files })
+    }
+
+    /// Leaves the process to the next instance.
+    fn release(&self) {
+        if let Some(process) = &self.child.process {
+            process.release();
+        }
+        if let Some(files) = &self.warm.files {
+            files.set_others(true);
+        }
     }
 }

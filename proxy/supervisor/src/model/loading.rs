@@ -8,101 +8,23 @@
 //!
 //! Crashes and replacements within the granted room do not involve the loader.
 
-use std::sync::Arc;
+use std::time::Duration;
 
-use warden_policies::book::{MeasuredNeeds, MemoryNeeds};
-use warden_policies::lifecycle::LifecycleEvent;
-use warden_policies::loading::{LoadSpec, MemoryAmounts, ModelId, ModelReading};
-use warden_policies::{GpuIndex, MemoryKind, ModelName};
+use tokio::time::Instant;
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 
-use super::start_search::ConfiguredCommand;
-use super::unit::{UnitId, UnitRole, process_recipe};
-use super::unload::ManualPin;
+use super::life::ROOM_CHECK_INTERVAL;
+use super::room::LoadState;
+use super::unit::{ProcessUnit, UnitId, UnitRole};
 use super::warm::KeptState;
-use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
+use super::{ModelTask, TaskEnd};
+use crate::clock;
 use crate::error::LeaseDenied;
-use crate::memory::leak_history;
-use crate::memory::loading::{LoadingDesk, LoadingOrder, LoadingReport};
-use crate::spec::ModelSpec;
+use crate::memory::loading::{LoadingOrder, LoadingReport};
 use crate::view::event::EventKind;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum LoadState {
-    #[default]
-    Unloaded,
-    /// The model waits for room. `changed`: the model's settings have changed since its request.
-    Waiting {
-        urgent: bool,
-        changed: bool,
-    },
-    /// The model may have processes. `places`: GPUs of each replica; if empty, the command chooses. `asking`:
-    /// number of a pending question whether the model may stay; meanwhile no process is started.
-    /// `beside`: a process with the latest settings fits next to an old one.
-    Granted {
-        places: Vec<Vec<usize>>,
-        told: bool,
-        asking: Option<u64>,
-        beside: bool,
-    },
-    Leaving {
-        for_another: bool,
-    },
-}
-
-/// Memory that the model has requested from the loader.
-#[derive(Debug)]
-pub(super) struct ModelRoom {
-    desk: Arc<LoadingDesk>,
-    pub(super) who: ModelId,
-    /// True if processes should run even without waiting requests.
-    pub(super) wanted: bool,
-    pub(super) state: LoadState,
-    /// Number of the last request for room or question to the loader.
-    last_wish: u64,
-    pub(super) manual_pin: Option<ManualPin>,
-    pub(super) configured: Option<ConfiguredCommand>,
-}
-
-impl ModelRoom {
-    pub(super) fn new(desk: Arc<LoadingDesk>, name: ModelName, wanted: bool) -> Self {
-        let who = ModelId { name, incarnation: desk.next_life() };
-        let state = LoadState::Unloaded;
-        Self { desk, who, wanted, state, last_wish: 0, manual_pin: None, configured: None }
-    }
-
-    pub(super) fn report(&self, told: LoadingReport) {
-        self.desk.send_report(&self.who, told);
-    }
-
-    pub(super) fn is_granted(&self) -> bool {
-        matches!(self.state, LoadState::Granted { .. })
-    }
-
-    pub(super) fn is_waiting(&self) -> bool {
-        matches!(self.state, LoadState::Waiting { .. })
-    }
-
-    pub(super) fn is_asking_to_stay(&self) -> bool {
-        matches!(self.state, LoadState::Granted { asking: Some(_), .. })
-    }
-
-    fn ask_to_stay(&mut self) {
-        if let LoadState::Granted { asking, .. } = &mut self.state {
-            self.last_wish += 1;
-            *asking = Some(self.last_wish);
-            self.report(LoadingReport::ReplacementPlanned(self.last_wish));
-        }
-    }
-
-    pub(super) fn replica_gpus(&self, replica: u32, spec: &ModelSpec) -> Vec<GpuIndex> {
-        let LoadState::Granted { places, .. } = &self.state else { return Vec::new() };
-        if !spec.choose_gpus {
-            return Vec::new();
-        }
-        let place = usize::try_from(replica).ok().and_then(|replica| places.get(replica));
-        place.into_iter().flatten().filter_map(|gpu| u32::try_from(*gpu).ok().map(GpuIndex)).collect()
-    }
-}
+/// Interval for checking whether a model kept loaded because of another one must still stay.
+const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ModelTask {
     pub(super) fn settle_loading(&mut self) {
@@ -127,13 +49,13 @@ impl ModelTask {
                 self.life.note_action();
             }
             LoadState::Leaving { .. } if !any => {
-                self.room.restore_configured(&mut self.spec);
+                self.room.restore_configured(&mut self.env.spec);
                 self.give_room_back();
             }
             // The room was given back while a start waits: request room again.
             LoadState::Unloaded if self.units.holds_starts() && !ends => drop(self.may_start()),
             LoadState::Waiting { .. } if ends || !(self.room.wanted || self.units.holds_starts()) => {
-                self.room.restore_configured(&mut self.spec);
+                self.room.restore_configured(&mut self.env.spec);
                 self.give_room_back();
             }
             _ => {}
@@ -149,27 +71,10 @@ impl ModelTask {
 
     /// Returns true if processes may be started. Otherwise requests room from the loader.
     pub(super) fn may_start(&mut self) -> bool {
-        if let LoadState::Granted { asking, .. } = self.room.state {
-            return asking.is_none();
-        }
-        let urgent = !self.operators.restarts.is_empty();
-        let asks = match self.room.state {
-            LoadState::Unloaded => true,
-            LoadState::Waiting { urgent: known, .. } => urgent && !known,
-            LoadState::Granted { .. } | LoadState::Leaving { .. } => false,
-        };
-        if asks {
-            // A repeated request for room keeps its number, because the answer may be on its way.
-            if self.room.state == LoadState::Unloaded {
-                self.room.last_wish += 1;
-            }
-            let changed = matches!(self.room.state, LoadState::Waiting { changed: true, .. });
-            self.room.state = LoadState::Waiting { urgent, changed };
-            let spec = Box::new(self.loading_spec());
-            self.room.report(LoadingReport::Wanted { spec, urgent, number: self.room.last_wish });
+        if self.room.request(&self.env, !self.operators.restarts.is_empty()) {
             self.life.note_action();
         }
-        false
+        matches!(self.room.state, LoadState::Granted { asking: None, .. })
     }
 
     /// Starts a process, or queues the start until room is granted.
@@ -181,84 +86,50 @@ impl ModelTask {
         }
     }
 
-    /// Present memory needs, with measurements of processes with the same command.
-    pub(super) fn loading_spec(&self) -> LoadSpec {
-        let mut spec = LoadSpec {
-            replicas: self.spec.run.replicas,
-            ttl: self.spec.ttl,
-            pin: self.room.is_pinned(&self.spec),
-            can_do_with_less: self.spec.fallback.is_some() && self.room.configured.is_none(),
-            ..self.spec.loading.clone()
-        };
-        let measured = self.context.leak_history.peak_memory(&leak_history::process_key(&self.spec.command));
-        match &mut spec.needs {
-            Some(needs) => needs.measured = measured,
-            // The model file does not show the needs, but processes with the same command were measured.
-            None if measured.host.is_some() => {
-                spec.needs = Some(MemoryNeeds { measured, ..MemoryNeeds::default() });
-            }
-            None => {}
-        }
-        spec
-    }
-
-    /// Registers the model with the loader, whose orders become messages to this task.
-    pub(super) fn join_loading(&self) {
-        let outbox = self.mail.outbox.clone();
-        let listener =
-            Box::new(move |order| outbox.send(TaskMessage::Control(ControlMessage::Loading(order))));
-        self.room.report(LoadingReport::Joined { leases: Arc::clone(&self.leases), listener });
-        self.apply_loading();
-    }
-
     pub(super) fn follow_loader(&mut self, order: LoadingOrder) {
         match order {
-            LoadingOrder::Load(places, asked) => self.take_room(places, asked),
-            LoadingOrder::Unload(wanted) => self.make_room_for(wanted.name),
+            LoadingOrder::Load(places, asked) => {
+                if self.room.take_grant(places, asked) {
+                    self.run_held_starts();
+                }
+            }
+            LoadingOrder::Unload(_) if self.life.end.is_some() || !self.room.is_granted() => {}
+            LoadingOrder::Unload(wanted) => {
+                self.env.log_event(None, EventKind::MakesRoom { wanted: wanted.name });
+                self.leave_for("the model makes room for another one");
+                self.room.wanted = false;
+            }
             LoadingOrder::ReclaimMemory => self.reclaim_for_other(),
-            LoadingOrder::Stay { places, beside, question } => self.note_stay(places, beside, question),
-            LoadingOrder::Reload { why, question } => self.reload_model(why, question),
+            LoadingOrder::Stay { places, beside, question } => {
+                if self.room.note_stay(places, beside, question) {
+                    self.life.timers.configuration = None;
+                    self.run_held_starts();
+                }
+            }
+            LoadingOrder::Reload { why, question } => {
+                if self.life.end.is_none() && self.room.is_asked_since(question) {
+                    self.env.log_event(None, EventKind::LoadsAnew { message: why });
+                    self.leave_for("the model is reloaded with its new settings");
+                }
+            }
             LoadingOrder::LoadAlong => self.room.wanted |= self.life.end.is_none(),
             LoadingOrder::DropKeptState => self.experience.kept_state.iter().for_each(KeptState::clear_files),
-            LoadingOrder::NeverLoad { why, by_room } => self.note_never_loaded(&why, by_room),
+            LoadingOrder::NeverLoad { why, by_room } => {
+                // The fallback arguments may need less.
+                if !self.room.is_waiting() || by_room && self.fall_back(&why) {
+                    return;
+                }
+                let because = format!("it cannot be loaded: {why}");
+                let denied = LeaseDenied::NeverLoaded(why);
+                self.env.leases.refuse_waiting(&denied);
+                self.env.leases.with_state(|queue| queue.predecessor.give_up());
+                self.env.context.refuse_in_predecessor(&self.env.spec.name, &denied);
+                self.give_up_replacements(&because);
+                // The next request asks the loader again. Until then no process may start.
+                self.room.wanted = false;
+                self.stop_all();
+            }
         }
-    }
-
-    /// Reports new settings. A loaded model stays loaded.
-    pub(super) fn apply_loading(&self) {
-        self.room.report(LoadingReport::SettingsChanged(Box::new(self.loading_spec())));
-    }
-
-    /// Handles a final refusal by the loader. Uses the fallback arguments if they can help; otherwise waiting
-    /// requests and operators get the reason.
-    fn note_never_loaded(&mut self, why: &str, by_room: bool) {
-        if !self.room.is_waiting() || by_room && self.fall_back(why) {
-            return;
-        }
-        let denied = LeaseDenied::NeverLoaded(why.to_owned());
-        self.leases.refuse_waiting(&denied);
-        self.leases.with_state(|queue| queue.predecessor.give_up());
-        self.context.refuse_in_predecessor(&self.spec.name, &denied);
-        self.give_up_replacements(&format!("it cannot be loaded: {why}"));
-        // The next request asks the loader again. Until then no process may start.
-        self.room.wanted = false;
-        self.stop_all();
-    }
-
-    /// Takes the room granted to request `asked`, unless the request was withdrawn.
-    fn take_room(&mut self, places: Vec<Vec<usize>>, asked: u64) {
-        let LoadState::Waiting { changed, .. } = self.room.state else { return };
-        if self.room.last_wish != asked {
-            return;
-        }
-        self.room.state = LoadState::Granted { places, told: false, asking: None, beside: true };
-        if changed {
-            // The settings have changed since the request, so ask again.
-            self.room.ask_to_stay();
-        } else {
-            self.run_held_starts();
-        }
-        self.life.note_action();
     }
 
     fn run_held_starts(&mut self) {
@@ -269,112 +140,44 @@ impl ModelTask {
         }
     }
 
-    /// Asks the loader whether the model may stay, if new settings change its memory or GPUs. No process is
-    /// started before the answer.
-    pub(super) fn ask_to_stay(&mut self, before: &LoadSpec, remade: bool) {
-        let now = self.loading_spec();
-        // Ignore measurements: they belong to the old command, and the new one may need as much.
-        let needs = |spec: &LoadSpec| {
-            spec.needs.clone().map(|needs| MemoryNeeds { measured: MeasuredNeeds::default(), ..needs })
-        };
-        let places = |spec: &LoadSpec| (spec.gpus.clone(), spec.may_split);
-        let elsewhere = (self.spec.choose_gpus || remade) && places(&now) != places(before);
-        if !(remade && needs(&now) != needs(before) || now.replicas != before.replicas || elsewhere) {
-            return;
-        }
-        if let LoadState::Waiting { changed, .. } = &mut self.room.state {
-            *changed = true;
-        }
-        self.room.ask_to_stay();
-    }
-
-    fn note_stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) {
-        let LoadState::Granted { places, asking, beside, .. } = &mut self.room.state else { return };
-        if *asking != Some(question) {
-            return;
-        }
-        *places = now;
-        *asking = None;
-        *beside = fits_beside;
-        self.life.timers.configuration = None;
-        self.run_held_starts();
-        self.life.note_action();
-    }
-
-    /// Drains and stops a model that may not stay with its new settings, and requests room again.
-    fn reload_model(&mut self, why: String, question: u64) {
-        // Accept an answer to an earlier question, too: the loader already counts the model as leaving.
-        if self.life.end.is_some()
-            || !matches!(self.room.state, LoadState::Granted { asking: Some(asked), .. } if asked >= question)
-        {
-            return;
-        }
-        self.log_event(None, EventKind::LoadsAnew { message: why });
-        self.leave_for("the model is reloaded with its new settings");
-    }
-
-    fn make_room_for(&mut self, wanted: ModelName) {
-        if self.life.end.is_some() || !self.room.is_granted() {
-            return;
-        }
-        self.log_event(None, EventKind::MakesRoom { wanted });
-        self.leave_for("the model makes room for another one");
-        self.room.wanted = false;
-    }
-
     fn leave_for(&mut self, why: &str) {
         self.give_up_replacements(why);
         self.room.state = LoadState::Leaving { for_another: true };
         self.stop_all();
     }
 
-    /// True while the model drains for another model: its running requests are not interrupted.
-    pub(super) fn may_drain_long(&self, id: UnitId) -> bool {
-        let Some(live) = self.units.live(id) else { return false };
-        // Without requests, the drain waits only for saving slots, which has its own time limit.
-        self.leases.in_flight(live.id) > 0
-            && self.life.end.is_none()
-            && self.room.state == (LoadState::Leaving { for_another: true })
-            && live.probing.crashed_at.is_none()
-            && !live.child.short_grace
-            && live.probing.silent_for(self.spec.lifecycle.probes_lost).is_none()
-    }
-
-    /// Reports the model's memory to the loader, once the memory of all its processes was read.
-    pub(super) fn report_memory(&self) {
-        // During a replacement two processes hold memory, so the sum would be too large.
-        if !self.room.is_granted() || !self.replacements.is_empty() || !self.units.all_serve() {
+    /// Drains and stops the model's processes if none had a request for `ttl`.
+    pub(super) fn unload_if_idle(&mut self) {
+        self.life.timers.idle = None;
+        let Some(ttl) = self.env.spec.ttl else { return };
+        let serves =
+            |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Ready;
+        // Unload nothing while a replica starts, ends or is replaced.
+        if self.life.end.is_some()
+            || !self.replacements.is_empty()
+            || !self.operators.restarts.is_empty()
+            || self.units.all.is_empty()
+            || !self.units.all.iter().all(serves)
+        {
             return;
         }
-        let made_of = process_recipe(&self.spec);
-        let mut reading = ModelReading {
-            held: MemoryAmounts::none(),
-            leaks: false,
-            gpus_unknown: false,
-            can_reclaim: false,
-            outdated: false,
+        let now = Instant::now();
+        let idle = self.units.lives().map(|live| self.env.leases.idle_since(live.id));
+        let due = match idle.collect::<Option<Vec<Instant>>>().and_then(|since| since.into_iter().max()) {
+            Some(since) => clock::after(since, ttl),
+            // While requests run, the model stays for at least another `ttl`.
+            None => clock::after(now, ttl),
         };
-        for unit in &self.units.all {
-            let Some(live) = &unit.live else { continue };
-            let memory = &live.memory;
-            if !memory.has_reading() {
-                return;
-            }
-            reading.leaks |= memory.leaks();
-            // A retiring process ends and frees its memory.
-            reading.outdated |= live.recipe != made_of || unit.role != UnitRole::Current;
-            reading.gpus_unknown |= !memory.knows_vram();
-            reading.can_reclaim |= live.can_reclaim(&self.spec.recycle.common);
-            reading.held.add(MemoryKind::Host, memory.charged_bytes(MemoryKind::Host).unwrap_or(0));
-            for vram in &memory.history.vram {
-                reading.held.add(MemoryKind::Vram(vram.gpu), vram.bytes);
-            }
+        if due > now || self.env.leases.waiting() > 0 {
+            self.life.timers.idle = Some(due.max(clock::after_pause(now, ROOM_CHECK_INTERVAL)));
+            return;
         }
-        self.room.report(LoadingReport::Measured(reading));
-    }
-
-    /// True if requests wait because the model waits for room.
-    pub(super) fn waits_for_room(&self) -> bool {
-        self.room.is_waiting() && self.leases.needs_process()
+        if self.env.context.loading.keeps_company(&self.room.who) {
+            self.life.timers.idle = Some(clock::after(now, COMPANY_CHECK_INTERVAL));
+            return;
+        }
+        self.env.log_event(None, EventKind::Unloaded { idle_ms: clock::millis(ttl) });
+        self.room.wanted = false;
+        self.stop_all();
     }
 }

@@ -7,14 +7,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use warden_policies::cooldown::RecycleCooldown;
 use warden_policies::start_search::StartFinding;
 use warden_policies::warmth::WarmthReport;
 use warden_policies::{GenerationId, ServerFacts};
 
-use super::handover::ModelWill;
 use super::unit::ProcessRecipe;
 use super::warm::pack::SavedSlots;
 use super::warm::unpack::WarmingResult;
@@ -26,11 +27,12 @@ use crate::memory::loading::LoadingOrder;
 use crate::memory::tracker::ReadingContext;
 use crate::process::failure::{self, OomEvidence};
 use crate::process::group::ProcessExit;
-use crate::process::heir::OpenGate;
+use crate::process::heir::{OpenGate, ProcessHeir};
 use crate::process::needs::NeedsCheck;
 use crate::process::reclaim_file::ReclaimResult;
 use crate::process::{BackendProcess, LineSink, ProbeResult, ProcessSample, ServerProps, discreet};
 use crate::spec::{RemoteSpec, ServerCommand, SharedSpec, WatchConfig};
+use crate::view::InputModalities;
 use crate::view::entry::{PinView, ReclaimEntry};
 use crate::view::ledger::LedgerEntry;
 use crate::view::log::LogRing;
@@ -124,6 +126,34 @@ pub(crate) enum ControlMessage {
     Disband,
     Remove,
     Shutdown(Instant),
+}
+
+#[derive(Debug)]
+pub(crate) struct ModelWill {
+    pub(crate) record: WillRecord,
+    pub(crate) heirs: Vec<ProcessHeir>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct WillRecord {
+    pub(crate) name: String,
+    pub(crate) wanted: bool,
+    pub(crate) places: Vec<Vec<usize>>,
+    pub(crate) fell_back: bool,
+    pub(crate) cooldown: RecycleCooldown,
+    pub(crate) crashes: u64,
+    pub(crate) n_ctx: Option<u64>,
+    pub(crate) modalities: Option<InputModalities>,
+    #[serde(default)]
+    pub(super) by_hand: Option<ManualPin>,
+    /// Settings that clients made in the model's processes: route and body of each.
+    pub(crate) settings: Vec<(String, Vec<u8>)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ManualPin {
+    pub(super) pinned: bool,
+    pub(super) by: String,
 }
 
 #[derive(Debug)]

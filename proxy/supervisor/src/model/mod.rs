@@ -17,96 +17,89 @@
 //!
 //! | file | part |
 //! |---|---|
-//! | `context` | state shared by the tasks of all models |
+//! | `context`, `environment` | state shared with other models; settings, leases, log |
+//! | `experience`, `start_search`, `warm` | values learned from earlier processes, and conversations |
+//! | `life`, `operators` | end and timers of the task; operators who wait |
 //! | `message` | messages to the task, and its helpers |
-//! | `unit` | machines and their processes |
-//! | `health` | health of one generation; a process that lost its GPU |
-//! | `loading` | room in memory, asked of the loader |
-//! | `replacement` | replacements under way, and the last ones |
-//! | `experience` | values learned from earlier processes |
+//! | `remaining` | serves requests after a handover |
+//! | `replacement`, `needs` | replacements; the files that a new process needs |
+//! | `room` | room in memory, asked of the loader |
+//! | `unit`, `health`, `reclaim`, `spread` | machines and their processes |
 //!
-//! Actions of the task:
+//! Actions of the task; no part uses these files:
 //!
 //! | file | job |
 //! |---|---|
 //! | `act` | carries out the machine's effects |
-//! | `control` | restart, drain, reload, removal, end; operators who wait |
-//! | `handover`, `remaining` | handover between instances; requests that remain after it |
-//! | `judge` | applies the recycle policy |
-//! | `look` | checks that a new process would find its files |
-//! | `probes` | sends probes |
-//! | `reclaim` | asks a process to give memory back |
+//! | `control`, `handover` | orders of operators and of the fleet |
+//! | `judge`, `sample`, `reclaim_steps` | memory readings, the recycle policy, reclaims |
+//! | `loading` | loads and unloads the model |
+//! | `offload` | a process that lost its GPU |
+//! | `probes`, `reports` | the helpers' reports |
 //! | `replace` | replacements from decision to ledger entry |
-//! | `reports` | handles the helpers' reports |
-//! | `sample` | memory readings; memory left for prompts |
+//! | `search_steps` | finds a way to start a model that does not start |
 //! | `settle` | derives actions from the whole state |
 //! | `show`, `words` | the view; sentences for events |
-//! | `spread` | applies a client's settings to all processes |
-//! | `start_search` | finds a way to start a model that does not start |
-//! | `unload` | pins set by operators; unloads models without requests |
-//! | `warm` | carries over conversations |
 
 mod act;
 pub(crate) mod context;
 mod control;
+mod environment;
 mod experience;
-pub(crate) mod handover;
+mod handover;
 mod health;
 mod judge;
+mod life;
 mod loading;
-mod look;
 pub(crate) mod message;
+mod needs;
+mod offload;
+mod operators;
 mod probes;
 mod reclaim;
+mod reclaim_steps;
 mod remaining;
 mod replace;
 mod replacement;
 mod reports;
+mod room;
 mod sample;
+mod search_steps;
 mod settle;
 mod show;
 mod spread;
 mod start_search;
 mod unit;
-mod unload;
 mod warm;
 mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::Instant;
-use warden_policies::GenerationId;
 use warden_policies::lifecycle::{LifecycleEffect, LifecycleEvent, LifecycleTimer};
 use warden_policies::replacement_cost::LullHistory;
 
-use self::control::OperatorRequests;
+use self::environment::TaskEnvironment;
 use self::experience::ModelExperience;
-use self::health::OffloadRecovery;
-use self::loading::ModelRoom;
+use self::life::{ROOM_CHECK_INTERVAL, TaskEnd, TaskLife};
 pub(crate) use self::message::{ControlMessage, HelperReport, TaskMessage};
-use self::message::{TaskMail, TaskOutbox};
+use self::message::{ModelWill, TaskMail, TaskOutbox};
+use self::operators::OperatorRequests;
 use self::remaining::RemainingTask;
 use self::replacement::ReplacementTracker;
-use self::unit::{ProcessUnit, UnitId, UnitList, UnitRole, take_due};
+use self::room::{LoadState, ModelRoom};
+use self::unit::{ProcessUnit, UnitList, process_recipe, take_due};
 use crate::clock;
 use crate::lease::queue::LeaseQueue;
 use crate::memory::loading::LoadingReport;
 use crate::model::context::FleetContext;
-use crate::model::handover::ModelWill;
 use crate::process::failure::StartLateness;
 use crate::spec::{SharedSpec, WatchConfig};
-use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
 pub(crate) struct ModelTask {
-    context: Arc<FleetContext>,
-    leases: Arc<LeaseQueue>,
-    logs: Arc<LogRing>,
-    spec: SharedSpec,
-    watch: WatchConfig,
+    env: TaskEnvironment,
     mail: TaskMail,
     units: UnitList,
     room: ModelRoom,
@@ -115,56 +108,6 @@ pub(crate) struct ModelTask {
     experience: ModelExperience,
     life: TaskLife,
 }
-
-#[derive(Debug)]
-struct TaskLife {
-    end: Option<TaskEnd>,
-    /// True while no instance decides, until the handover has succeeded or failed.
-    is_frozen: bool,
-    /// False after the removal of the model: then another model may use its name in the view.
-    is_published: bool,
-    is_dirty: bool,
-    steps: u64,
-    timers: ModelTimers,
-    crashes: u64,
-    dying: Vec<GenerationId>,
-}
-
-impl TaskLife {
-    /// Records an action, so that the task settles again and publishes the view.
-    fn note_action(&mut self) {
-        self.steps += 1;
-        self.is_dirty = true;
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TaskEnd {
-    Removed,
-    /// Requests may run until this time.
-    Shutdown(Instant),
-}
-
-#[derive(Debug, Default)]
-struct ModelTimers {
-    /// Time for retrying a failed or delayed replacement for a new configuration.
-    configuration: Option<Instant>,
-    look: Option<Instant>,
-    idle: Option<Instant>,
-    recovery: Option<OffloadRecovery>,
-    /// End of the first process's wait for the memory of removed models.
-    room: Option<Instant>,
-}
-
-impl ModelTimers {
-    fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let recovery = self.recovery.map(|recovery| recovery.at);
-        let room = self.room.map(|until| until.min(clock::after_pause(now, ROOM_CHECK_INTERVAL)));
-        [self.configuration, self.look, self.idle, recovery, room].into_iter().flatten().min()
-    }
-}
-
-const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Limit of settling rounds: a bug must not occupy a core for ever.
 const ROUNDS: usize = 64;
@@ -180,46 +123,33 @@ impl ModelTask {
     ) -> (Self, TaskOutbox) {
         let lulls = LullHistory::new(&warden_policies::defaults().moment, context.now());
         let mut model = Self {
-            leases,
-            logs,
-            watch,
             mail: TaskMail::new(),
             units: UnitList::default(),
             room: ModelRoom::new(Arc::clone(&context.loading), spec.name.clone(), spec.run.preload),
-            replacements: ReplacementTracker::default(),
+            replacements: ReplacementTracker::new(lulls),
             operators: OperatorRequests::default(),
-            experience: ModelExperience::new(lulls),
-            life: TaskLife {
-                end: None,
-                is_frozen: false,
-                is_published: true,
-                is_dirty: true,
-                steps: 0,
-                timers: ModelTimers::default(),
-                crashes: 0,
-                dying: Vec::new(),
-            },
-            spec,
-            context,
+            experience: ModelExperience::default(),
+            life: TaskLife::new(),
+            env: TaskEnvironment { context, leases, logs, spec, watch },
         };
         model.set_replicas();
-        model.enable_conversations();
-        model.join_loading();
+        model.env.enable_conversations();
+        model.room.join(&model.env, model.mail.outbox.clone());
         if let Some(will) = will {
             model.inherit_will(will);
         }
-        if model.room.wanted && model.context.begun.is_cancelled() {
+        if model.room.wanted && model.env.context.begun.is_cancelled() {
             // Ask here and not in the task, so that models ask in the order of the configuration.
             model.may_start();
         }
-        model.context.publisher.update(model.model_view());
+        model.env.context.publisher.update(model.model_view());
         let outbox = model.mail.outbox.clone();
         (model, outbox)
     }
 
     /// Delays the first process until removed models are gone, at most by the stop grace period.
     pub(crate) fn wait_for_room(&mut self) {
-        self.life.timers.room = Some(clock::after(Instant::now(), self.spec.lifecycle.stop_grace));
+        self.life.timers.room = Some(clock::after(Instant::now(), self.env.spec.lifecycle.stop_grace));
     }
 
     /// Runs until the model is removed or the fleet ends, and all its processes are reaped.
@@ -228,26 +158,38 @@ impl ModelTask {
     pub(crate) async fn run(mut self: Box<Self>) {
         loop {
             if self.life.is_frozen && !self.wait_while_frozen().await {
-                return RemainingTask::new(self).run().await;
+                let Self { env, mail, units, operators, .. } = *self;
+                return RemainingTask::new(env, mail, units, operators).run().await;
             }
             self.settle();
             if std::mem::take(&mut self.life.is_dirty) && self.life.is_published {
-                self.context.publisher.update(self.model_view());
+                self.env.context.publisher.update(self.model_view());
             }
             self.operators.send_answers();
-            if self.is_over() {
+            let is_gone = !self.units.any_process() && !self.experience.dead_starts.is_searching();
+            if self.life.end.is_some() && is_gone || self.life.is_overdue(self.env.spec.lifecycle.stop_grace)
+            {
+                if !is_gone {
+                    let pids: Vec<u32> = self.units.lives().filter_map(|live| live.child.pid()).collect();
+                    let model = &self.env.spec.name;
+                    tracing::error!(%model, ?pids, "processes still run although they were killed");
+                }
                 while self.mail.searches.join_next().await.is_some() {}
                 for generation in std::mem::take(&mut self.life.dying) {
-                    self.context.fleet_memory.remove_generation(generation);
+                    self.env.context.fleet_memory.remove_generation(generation);
                 }
                 if self.life.end == Some(TaskEnd::Removed) {
                     self.room.report(LoadingReport::Removed);
-                    self.context.leaving.fetch_sub(1, Ordering::SeqCst);
+                    self.env.context.leaving.fetch_sub(1, Ordering::SeqCst);
                 }
                 return;
             }
-            let deadline = self.due_next();
-            let leases = Arc::clone(&self.leases);
+            let of_units = self.units.all.iter().filter_map(ProcessUnit::due_next);
+            let of_model = self.life.timers.next_deadline(Instant::now());
+            let end = self.life.end_deadline(self.env.spec.lifecycle.stop_grace);
+            let expiries = self.experience.kept_state.iter().map(|kept| kept.until);
+            let deadline = of_units.chain(of_model).chain(end).chain(expiries).min();
+            let leases = Arc::clone(&self.env.leases);
             tokio::select! {
                 message = self.mail.inbox.recv() => match message {
                     Some(TaskMessage::Report(generation, report)) => self.take_report(generation, report),
@@ -261,12 +203,14 @@ impl ModelTask {
                     // Unreachable: this task holds a sender, so the channel stays open.
                     None => return,
                 },
-                () = leases.wake.notified() => self.spread_settings(),
+                () = leases.wake.notified() => {
+                    self.units.spread_settings(&leases, self.env.spec.lifecycle.probe_timeout, &mut self.mail);
+                }
                 () = sleep_until(deadline) => self.fire_timers(Instant::now()),
                 Some(_) = self.mail.searches.join_next(), if !self.mail.searches.is_empty() => {}
                 Some(ended) = self.mail.helpers.join_next(), if !self.mail.helpers.is_empty() => {
                     if let Err(error) = ended && error.is_panic() {
-                        tracing::error!(model = %self.spec.name, "a task of the model ended in an internal error");
+                        tracing::error!(model = %self.env.spec.name, "a task of the model ended in an internal error");
                     }
                 }
             }
@@ -274,30 +218,24 @@ impl ModelTask {
     }
 
     fn settle(&mut self) {
-        if !self.context.begun.is_cancelled() {
+        if !self.env.context.begun.is_cancelled() {
             // The previous instance still owns the processes.
             return;
         }
         for _ in 0..ROUNDS {
-            let before = self.life.steps;
+            // An answer counts as an action, but does not change the view.
+            let before = (self.life.steps, self.operators.answers.len());
             self.settle_once();
-            if self.life.steps == before {
+            if (self.life.steps, self.operators.answers.len()) == before {
                 return;
             }
         }
-        tracing::error!(model = %self.spec.name, "the state of the model does not settle");
-    }
-
-    fn due_next(&self) -> Option<Instant> {
-        let of_units = self.units.all.iter().filter_map(ProcessUnit::due_next);
-        let of_model = self.life.timers.next_deadline(Instant::now());
-        let expiries = self.experience.kept_state.iter().map(|kept| kept.until);
-        of_units.chain(of_model).chain(self.end_deadline()).chain(expiries).min()
+        tracing::error!(model = %self.env.spec.name, "the state of the model does not settle");
     }
 
     fn fire_timers(&mut self, now: Instant) {
         // Start no process while the previous instance owns the processes or a start search runs its own.
-        let may_start = self.context.begun.is_cancelled() && !self.experience.dead_starts.is_searching();
+        let may_start = self.env.context.begun.is_cancelled() && !self.experience.dead_starts.is_searching();
         for id in self.units.ids() {
             let Some(unit) = self.units.get_mut(id) else { continue };
             if let Some((timer, at)) = &mut unit.timer
@@ -308,11 +246,24 @@ impl ModelTask {
                 *at = now + ROOM_CHECK_INTERVAL;
             }
             if let Some((timer, _)) = unit.timer.take_if(|(_, at)| *at <= now) {
+                let Some(unit) = self.units.get(id) else { continue };
+                let stays = timer == LifecycleTimer::Drain && self.life.end.is_none();
+                // The model drains for another one: its running requests are not interrupted. Without
+                // requests, the drain waits only for saving slots, which has its own time limit.
+                let waits = self.room.state == (LoadState::Leaving { for_another: true })
+                    && unit.live.as_ref().is_some_and(|live| {
+                        self.env.leases.in_flight(live.id) > 0
+                            && live.may_drain_on(self.env.spec.lifecycle.probes_lost)
+                    });
                 if timer == LifecycleTimer::Start {
-                    self.note_late_start(id, StartLateness::NotReady(self.spec.lifecycle.start_timeout));
-                } else if timer == LifecycleTimer::Drain && self.may_outlast_drain(id) {
+                    let lateness = StartLateness::NotReady(self.env.spec.lifecycle.start_timeout);
+                    self.note_late_start(id, lateness);
+                } else if stays
+                    && self.operators.restarts.is_empty()
+                    && self.replacements.may_outlast_drain(unit, &self.env.spec)
+                {
                     self.postpone_drain(id);
-                } else if timer == LifecycleTimer::Drain && self.may_drain_long(id) {
+                } else if stays && waits {
                     self.carry_out_effect(id, LifecycleEffect::Arm(timer));
                 } else if starts_process(timer) {
                     self.revive(id, LifecycleEvent::Timer(timer));
@@ -321,27 +272,24 @@ impl ModelTask {
                 }
             }
             self.fire_probe(id, now);
-            self.fire_samples(id, now);
+            // Until this instance decides, the previous one owns and judges the processes.
+            if self.env.context.begun.is_cancelled()
+                && let Some((phase, live)) = self.units.phase_and_live(id)
+                && live.fire_samples(&self.env, &mut self.mail, phase, now)
+            {
+                self.judge_unit(id);
+            }
         }
         take_due(&mut self.life.timers.configuration, now);
         take_due(&mut self.life.timers.idle, now);
-        self.drop_expired_state(now);
+        self.experience.drop_state(&self.env.leases, |kept| kept.until <= now);
         self.recover_offload(now);
-        self.fire_needs_check(now);
-    }
-
-    fn add_unit(&mut self, replica: u32, role: UnitRole) -> UnitId {
-        self.life.note_action();
-        self.units.add(replica, role)
-    }
-
-    fn answer<T: Send + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
-        self.operators.answers.push(Box::new(move || drop(reply.send(answer))));
-        self.life.steps += 1;
-    }
-
-    fn log_event(&self, generation: Option<GenerationId>, kind: EventKind) {
-        self.context.journal.record(Some(&self.spec.name), generation, kind);
+        if take_due(&mut self.life.timers.look, now) {
+            let made_of = process_recipe(&self.env.spec);
+            let same = self.units.lives().find(|live| live.recipe == made_of);
+            let running = same.and_then(|live| live.child.pid());
+            self.replacements.needs.begin_check(&self.env, &mut self.mail, running, None);
+        }
     }
 }
 

@@ -1,47 +1,30 @@
 //! Sends probes to processes and handles their results.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::Reason;
-use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent, LifecycleTimer};
+use warden_policies::lifecycle::{
+    BackendPhase, LifecycleEffect, LifecycleEvent, LifecyclePolicy, LifecycleTimer,
+};
 
+use super::environment::TaskEnvironment;
 use super::message::ProbeReport;
 use super::spread::apply_all_settings;
-use super::unit::{UnitId, UnitRole, take_due};
+use super::unit::{LiveGeneration, UnitId, UnitRole, take_due};
 use super::warm::unpack::WarmingResult;
 use super::{HelperReport, ModelTask};
 use crate::clock;
 use crate::process::failure::StartLateness;
 use crate::process::{ProbeResult, SampleOptions, ServerProps};
 use crate::view::event::EventKind;
+use crate::view::log::LogRing;
 
 impl ModelTask {
-    /// Probes a process at once after a crash line. Most crashed processes end within a second, but some
-    /// builds wait for a debugger for ever. The line may also be a client's text.
-    pub(super) fn note_alarm(&mut self, id: UnitId) {
-        let pause = self.spec.lifecycle.start_probe_interval;
-        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
-        if live.probing.crash_logged_at.is_some()
-            || !matches!(phase, BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining)
-        {
-            return;
-        }
-        let now = Instant::now();
-        live.probing.crash_logged_at = Some(now);
-        live.probing.probes_lost = 0;
-        // The answer to a probe under way may be older than the crash line. The pause prevents many probes
-        // after repeated lines.
-        live.timers.probe =
-            Some(live.probing.last_probe.map_or(now, |asked| clock::after_pause(asked, pause).max(now)));
-        if phase == BackendPhase::Suspect {
-            self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Suspect));
-        }
-    }
-
     pub(super) fn fire_probe(&mut self, id: UnitId, now: Instant) {
-        let timing = self.spec.lifecycle;
-        let heard = self.logs.line_count();
+        let timing = self.env.spec.lifecycle;
+        let heard = self.env.logs.line_count();
         let Some(unit) = self.units.get_mut(id) else { return };
         let is_starting = unit.phase() == BackendPhase::Starting;
         let Some(live) = &mut unit.live else { return };
@@ -62,10 +45,14 @@ impl ModelTask {
         // A successor that lost its GPU must be found before the old process ends.
         let reads_vram = is_starting
             && unit.role == UnitRole::Successor
-            && self.context.leak_history.best_offload(&live.memory.key).is_some();
-        let unpacking = if is_starting { self.replacement_unpacking(id) } else { None };
-        let leases = Arc::clone(&self.leases);
-        let sensors = self.watch.sensors;
+            && self.env.context.leak_history.best_offload(&live.memory.key).is_some();
+        let (units, experience) = (&self.units, &self.experience);
+        let unpacking = match units.get(id) {
+            Some(unit) if is_starting => self.replacements.warming(&self.env, units, experience, unit),
+            _ => None,
+        };
+        let leases = Arc::clone(&self.env.leases);
+        let sensors = self.env.watch.sensors;
         self.mail.spawn_helper(generation, async move {
             let mut report = ProbeReport::new(now, process.probe(timeout).await);
             if report.health == ProbeResult::Ready && is_starting {
@@ -106,7 +93,7 @@ impl ModelTask {
                     "its socket {} was removed, so no request reaches it: it is started again",
                     live.child.socket.display()
                 );
-                self.log_event(Some(generation), EventKind::Unwell { reason: Reason::Wedged, message });
+                self.env.log_event(Some(generation), EventKind::Unwell { reason: Reason::Wedged, message });
                 self.step_machine(id, LifecycleEvent::Recycle);
                 true
             }
@@ -122,7 +109,7 @@ impl ModelTask {
             }
             health = ProbeResult::Lost;
         }
-        let timing = self.spec.lifecycle;
+        let timing = self.env.spec.lifecycle;
         let Some((phase, live)) = self.units.phase_and_live(id) else { return };
         live.probing.answered |= health.is_answer();
         if live.probing.last_probe != Some(sent) {
@@ -145,102 +132,34 @@ impl ModelTask {
             BackendPhase::Starting => {
                 live.timers.probe = Some(clock::after_pause(now, timing.start_probe_interval));
             }
-            BackendPhase::Draining => self.note_drain_probe(id, sent, health),
+            BackendPhase::Draining => {
+                let is_over = live.note_drain_probe(&timing, &self.env.logs, sent, health);
+                if health != ProbeResult::Lost && std::mem::take(&mut live.probing.short_drain) {
+                    // The process answers again, so its requests get the usual drain time.
+                    self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Drain));
+                } else if is_over {
+                    self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
+                }
+            }
             BackendPhase::Ready | BackendPhase::Suspect
                 if live.probing.doubted_at.is_some_and(|at| sent < at) =>
             {
                 live.timers.probe = Some(now);
             }
-            BackendPhase::Ready | BackendPhase::Suspect => self.note_service_probe(id, sent, health),
+            BackendPhase::Ready | BackendPhase::Suspect => {
+                if let Some(event) = live.note_service_probe(&self.env, phase, sent, health) {
+                    self.step_machine(id, event);
+                }
+            }
             _ => {}
-        }
-    }
-
-    fn note_service_probe(&mut self, id: UnitId, sent: Instant, health: ProbeResult) {
-        let timing = self.spec.lifecycle;
-        let now = Instant::now();
-        let is_lost = health == ProbeResult::Lost;
-        let has_crashed = is_lost && self.crash_line(id).is_some();
-        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
-        let generation = live.id;
-        // Requests wait for this process, so probe more often.
-        let probing = &mut live.probing;
-        let hurries = is_lost && (probing.doubted_at.is_some() || probing.crash_logged_at.is_some());
-        let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
-        live.timers.probe = Some(clock::after_pause(now, pause));
-        // Response bytes are a better sign of life than a probe, which may wait behind 1000 requests. After a
-        // crash of the computing thread, other threads still send errors, so only tokens count.
-        let pulses = &live.cell.pulses;
-        let has_progressed = if has_crashed {
-            pulses.progress_count() != probing.progress_at_probe
-        } else {
-            pulses.received_since(sent)
-        };
-        if is_lost && !has_progressed {
-            probing.note_lost(sent);
-            if phase == BackendPhase::Ready && probing.probes_lost >= timing.probes_lost {
-                self.step_machine(id, LifecycleEvent::ProbesLost);
-            }
-            return;
-        }
-        probing.doubted_at = None;
-        if is_lost {
-            probing.note_progress(now);
-        } else {
-            probing.note_answer();
-            self.leases.note_alive(generation);
-        }
-        if phase == BackendPhase::Suspect {
-            self.step_machine(id, LifecycleEvent::ProbesBack);
-        }
-    }
-
-    /// Cuts a drain short if neither probes nor running requests make progress.
-    fn note_drain_probe(&mut self, id: UnitId, sent: Instant, health: ProbeResult) {
-        let timing = self.spec.lifecycle;
-        let Some(live) = self.units.live_mut(id) else { return };
-        let now = Instant::now();
-        let probing = &mut live.probing;
-        let is_alarmed = probing.crash_logged_at.is_some();
-        let hurries = is_alarmed || probing.short_drain;
-        let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
-        live.timers.probe = Some(clock::after_pause(now, pause));
-        if health != ProbeResult::Lost {
-            probing.note_answer();
-            if std::mem::take(&mut probing.short_drain) {
-                // The process answers again, so its requests get the usual drain time.
-                self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Drain));
-            }
-            return;
-        }
-        let pulses = &live.cell.pulses;
-        if pulses.progress_count() != probing.progress_at_probe || !is_alarmed && pulses.received_since(sent)
-        {
-            probing.note_progress(now);
-            return;
-        }
-        probing.note_lost(sent);
-        let is_over = match probing.crash_logged_at {
-            Some(since) => {
-                now >= clock::after(since, timing.crash_ends)
-                    && probing.probes_lost >= timing.probes_lost
-                    && self.note_crash(id).is_some()
-            }
-            None if probing.short_drain => false,
-            None => {
-                probing.silent_for(timing.probes_lost).is_some_and(|silent| silent >= timing.suspect_timeout)
-            }
-        };
-        if is_over {
-            self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
         }
     }
 
     fn note_ready(&mut self, id: UnitId, props: &ServerProps, warmed: Option<Box<WarmingResult>>) {
         let Some(generation) = self.units.generation(id) else { return };
-        let command = &self.spec.command;
-        let available = self.context.world.available_memory();
-        let lines = self.logs.lines_of(generation);
+        let command = &self.env.spec.command;
+        let available = self.env.context.world.available_memory();
+        let lines = self.env.logs.lines_of(generation);
         self.experience.dead_starts.forget_deaths();
         let Some(unit) = self.units.get_mut(id) else { return };
         unit.start_failures = 0;
@@ -261,23 +180,127 @@ impl ModelTask {
         if let Some(tokens) = props.n_ctx {
             live.cell.pulses.set_context(tokens);
         }
-        live.timers.probe = Some(clock::after_pause(now, self.spec.lifecycle.probe_interval));
+        live.timers.probe = Some(clock::after_pause(now, self.env.spec.lifecycle.probe_interval));
         // The first sample is the baseline for the memory policy.
         live.timers.sample = Some(now);
+        self.replacements.load_time = Some(start);
         if self.experience.note_ready(start, props, live.recipe.command().clone()) {
             // Requests that crashed another build or command may be harmless to this process.
-            self.leases.ward.release(None);
+            self.env.leases.ward.release(None);
         }
         if let Some(warmed) = warmed {
             self.note_warmed(id, *warmed);
         }
-        self.drop_used_state(id);
+        if let Some(unit) = self.units.get(id)
+            && unit.role == UnitRole::Current
+        {
+            self.experience.kept_state.retain(|kept| kept.replica != unit.replica);
+        }
         // `step_machine` opens the gate before it publishes the event.
         self.step_machine(id, LifecycleEvent::ProbeReady);
         if !is_adopted {
             let start_ms = clock::millis(start);
-            self.log_event(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
+            self.env.log_event(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
         }
         self.judge_offload(id, false);
+    }
+}
+
+impl LiveGeneration {
+    /// Probes a process at once after a crash line. Most crashed processes end within a second, but some
+    /// builds wait for a debugger for ever. The line may also be a client's text. Returns true if the process has
+    /// less time left to answer.
+    pub(super) fn note_alarm(&mut self, phase: BackendPhase, pause: Duration) -> bool {
+        if self.probing.crash_logged_at.is_some()
+            || !matches!(phase, BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining)
+        {
+            return false;
+        }
+        let now = Instant::now();
+        self.probing.crash_logged_at = Some(now);
+        self.probing.probes_lost = 0;
+        // The answer to a probe under way may be older than the crash line. The pause prevents many probes
+        // after repeated lines.
+        self.timers.probe =
+            Some(self.probing.last_probe.map_or(now, |asked| clock::after_pause(asked, pause).max(now)));
+        phase == BackendPhase::Suspect
+    }
+
+    /// Handles a probe of a serving process. Returns a change for the life-cycle machine.
+    fn note_service_probe(
+        &mut self,
+        env: &TaskEnvironment,
+        phase: BackendPhase,
+        sent: Instant,
+        health: ProbeResult,
+    ) -> Option<LifecycleEvent> {
+        let timing = &env.spec.lifecycle;
+        let now = Instant::now();
+        let is_lost = health == ProbeResult::Lost;
+        let has_crashed = is_lost && self.crash_line(&env.logs).is_some();
+        // Requests wait for this process, so probe more often.
+        let probing = &mut self.probing;
+        let hurries = is_lost && (probing.doubted_at.is_some() || probing.crash_logged_at.is_some());
+        let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
+        self.timers.probe = Some(clock::after_pause(now, pause));
+        // Response bytes are a better sign of life than a probe, which may wait behind 1000 requests. After a
+        // crash of the computing thread, other threads still send errors, so only tokens count.
+        let pulses = &self.cell.pulses;
+        let has_progressed = if has_crashed {
+            pulses.progress_count() != probing.progress_at_probe
+        } else {
+            pulses.received_since(sent)
+        };
+        if is_lost && !has_progressed {
+            probing.note_lost(sent);
+            let is_over = phase == BackendPhase::Ready && probing.probes_lost >= timing.probes_lost;
+            return is_over.then_some(LifecycleEvent::ProbesLost);
+        }
+        probing.doubted_at = None;
+        if is_lost {
+            probing.note_progress(now);
+        } else {
+            probing.note_answer();
+            env.leases.note_alive(self.id);
+        }
+        (phase == BackendPhase::Suspect).then_some(LifecycleEvent::ProbesBack)
+    }
+
+    /// Returns true to cut a drain short: neither probes nor running requests make progress.
+    fn note_drain_probe(
+        &mut self,
+        timing: &LifecyclePolicy,
+        logs: &LogRing,
+        sent: Instant,
+        health: ProbeResult,
+    ) -> bool {
+        let now = Instant::now();
+        let probing = &mut self.probing;
+        let is_alarmed = probing.crash_logged_at.is_some();
+        let hurries = is_alarmed || probing.short_drain;
+        let pause = if hurries { timing.start_probe_interval } else { timing.probe_interval };
+        self.timers.probe = Some(clock::after_pause(now, pause));
+        if health != ProbeResult::Lost {
+            probing.note_answer();
+            return false;
+        }
+        let pulses = &self.cell.pulses;
+        if pulses.progress_count() != probing.progress_at_probe || !is_alarmed && pulses.received_since(sent)
+        {
+            probing.note_progress(now);
+            return false;
+        }
+        probing.note_lost(sent);
+        match probing.crash_logged_at {
+            Some(since) => {
+                now >= clock::after(since, timing.crash_ends)
+                    && probing.probes_lost >= timing.probes_lost
+                    && self.note_crash(logs).is_some()
+            }
+            None if probing.short_drain => false,
+            None => {
+                probing.silent_for(timing.probes_lost).is_some_and(|silent| silent >= timing.suspect_timeout)
+            }
+        }
     }
 }

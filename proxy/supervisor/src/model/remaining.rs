@@ -7,9 +7,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use warden_policies::GenerationId;
 
-use super::message::ProbeReport;
-use super::unit::LiveGeneration;
-use super::{ControlMessage, HelperReport, ModelTask, TaskMessage};
+use super::environment::TaskEnvironment;
+use super::message::{ControlMessage, HelperReport, ProbeReport, TaskMail, TaskMessage};
+use super::operators::OperatorRequests;
+use super::unit::{LiveGeneration, UnitList};
 use crate::clock;
 use crate::error::LeaseDenied;
 use crate::lease::cell::GenerationCell;
@@ -20,7 +21,10 @@ use crate::process::heir::OpenGate;
 
 /// Task of a model whose processes belong to the next instance.
 pub(super) struct RemainingTask {
-    model: Box<ModelTask>,
+    env: TaskEnvironment,
+    mail: TaskMail,
+    units: UnitList,
+    operators: OperatorRequests,
     /// Processes of the next instance that requests of this instance may use.
     guests: BTreeMap<GenerationId, Arc<GenerationCell>>,
     /// Generations with an open gate in the next instance. `None` before its first report.
@@ -29,14 +33,19 @@ pub(super) struct RemainingTask {
 }
 
 impl RemainingTask {
-    pub(super) fn new(model: Box<ModelTask>) -> Self {
-        Self { model, guests: BTreeMap::new(), followed: None, is_ending: false }
+    pub(super) fn new(
+        env: TaskEnvironment,
+        mail: TaskMail,
+        units: UnitList,
+        operators: OperatorRequests,
+    ) -> Self {
+        Self { env, mail, units, operators, guests: BTreeMap::new(), followed: None, is_ending: false }
     }
 
     pub(super) async fn run(mut self) {
-        let leases = Arc::clone(&self.model.leases);
+        let leases = Arc::clone(&self.env.leases);
         loop {
-            let mail = &mut self.model.mail;
+            let mail = &mut self.mail;
             tokio::select! {
                 message = mail.inbox.recv() => match message {
                     Some(TaskMessage::Control(ControlMessage::Disband)) | None => return,
@@ -53,7 +62,7 @@ impl RemainingTask {
             if self.is_ending && !leases.any_open() {
                 leases.refuse_waiting(&LeaseDenied::ShuttingDown);
             }
-            self.model.operators.send_answers();
+            self.operators.send_answers();
         }
     }
 
@@ -72,7 +81,7 @@ impl RemainingTask {
                 self.pass_on_refusals(&refused);
             }
             TaskMessage::Control(ControlMessage::Shutdown(_)) => {
-                self.model.leases.set_refusal(Some(QueueRefusal::ShuttingDown));
+                self.env.leases.set_refusal(Some(QueueRefusal::ShuttingDown));
                 self.is_ending = true;
             }
             // Operators have to ask the next instance: the dropped reply channel reports the end of this one.
@@ -84,13 +93,13 @@ impl RemainingTask {
     }
 
     fn live(&self, generation: GenerationId) -> Option<&LiveGeneration> {
-        self.model.units.lives().find(|live| live.id == generation)
+        self.units.lives().find(|live| live.id == generation)
     }
 
     fn note_lost_process(&mut self, generation: GenerationId) {
-        let leases = &self.model.leases;
+        let leases = &self.env.leases;
         leases.close_gate(generation);
-        for unit in &mut self.model.units.all {
+        for unit in &mut self.units.all {
             if let Some(live) = unit.live.take_if(|live| live.id == generation) {
                 live.cell.revoke();
             }
@@ -100,7 +109,7 @@ impl RemainingTask {
 
     /// Opens and closes gates as the next instance does, so that requests here can use its processes.
     fn follow_gates(&mut self, gates: &[OpenGate]) {
-        let leases = Arc::clone(&self.model.leases);
+        let leases = Arc::clone(&self.env.leases);
         let open: BTreeSet<GenerationId> = gates.iter().map(|gate| gate.generation).collect();
         for cell in leases.with_state(|queue| queue.open_cells()) {
             if !open.contains(&cell.id) {
@@ -114,7 +123,7 @@ impl RemainingTask {
             let known = self.live(gate.generation).map(|live| &live.cell);
             let cell = known.or_else(|| self.guests.get(&gate.generation)).cloned();
             let cell = cell.unwrap_or_else(|| self.add_guest(gate));
-            leases.open_gate(&cell, self.model.lease_limit(gate.slots));
+            leases.open_gate(&cell, self.env.lease_limit(gate.slots));
         }
         for id in self.guests.keys().copied().collect::<Vec<_>>() {
             if !open.contains(&id) && leases.with_state(|queue| queue.is_unused(id)) {
@@ -123,7 +132,7 @@ impl RemainingTask {
             }
         }
         self.followed = Some(open);
-        self.model.context.followed.notify_one();
+        self.env.context.followed.notify_one();
     }
 
     fn add_guest(&mut self, gate: &OpenGate) -> Arc<GenerationCell> {
@@ -140,9 +149,9 @@ impl RemainingTask {
     fn pass_on_refusals(&self, refused: &[ModelRefusal]) {
         for refused in refused {
             if let Some(denied) = refused.denied() {
-                self.model.leases.refuse_waiting_since(&denied, refused.moment());
+                self.env.leases.refuse_waiting_since(&denied, refused.moment());
             } else {
-                let model = &self.model.spec.name;
+                let model = &self.env.spec.name;
                 tracing::debug!(%model, "unknown reason of a refusal by the next instance");
             }
         }
@@ -150,23 +159,23 @@ impl RemainingTask {
 
     /// Probes a process that refused a connection.
     fn probe_doubted(&mut self, generation: GenerationId) {
-        let policy = self.model.spec.lifecycle;
+        let policy = self.env.spec.lifecycle;
         let Some(process) = self.live(generation).and_then(|live| live.child.process.clone()) else {
             // The next instance owns and watches this process, so only reopen the gate here.
             if let Some(cell) = self.guests.get(&generation)
                 && self.is_followed(generation)
             {
-                let leases = &self.model.leases;
+                let leases = &self.env.leases;
                 let limit = leases
                     .with_state(|queue| queue.slot_limit(generation))
-                    .unwrap_or_else(|| self.model.lease_limit(None));
+                    .unwrap_or_else(|| self.env.lease_limit(None));
                 leases.open_gate(cell, limit);
-                self.model.context.followed.notify_one();
+                self.env.context.followed.notify_one();
             }
             return;
         };
         let sent = Instant::now();
-        self.model.mail.spawn_helper(generation, async move {
+        self.mail.spawn_helper(generation, async move {
             let health = process.probe(policy.probe_timeout).await;
             if health != ProbeResult::Ready {
                 tokio::time::sleep_until(clock::after_pause(sent, policy.start_probe_interval)).await;
@@ -179,8 +188,8 @@ impl RemainingTask {
         if let Some(live) = self.live(generation)
             && self.is_followed(generation)
         {
-            self.model.leases.open_gate(&live.cell, self.model.lease_limit(live.start.slots));
-            self.model.context.followed.notify_one();
+            self.env.leases.open_gate(&live.cell, self.env.lease_limit(live.start.slots));
+            self.env.context.followed.notify_one();
         }
     }
 

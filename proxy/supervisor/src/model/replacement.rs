@@ -9,20 +9,36 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::cooldown::RecycleCooldown;
 use warden_policies::cooldown::working_set::BudgetPass;
-use warden_policies::lifecycle::BackendPhase;
+use warden_policies::lifecycle::{AfterStop, BackendPhase};
+use warden_policies::replacement_cost::LullHistory;
 use warden_policies::sample::{HostMemory, VramReading};
 use warden_policies::warmth::{NoFileReason, WarmthReport};
-use warden_policies::{GenerationId, MemoryKind, ModelName, Reason, RecycleDecision, cooldown};
+use warden_policies::{
+    GenerationId, MemoryKind, ModelName, Reason, RecycleAction, RecycleDecision, cooldown,
+};
 use warden_sensors::CudaReport;
 
 use super::context::ReplacementPermit;
-use super::look::NeedsState;
-use super::unit::{LiveGeneration, ProcessUnit};
+use super::environment::TaskEnvironment;
+use super::needs::NeedsState;
+use super::unit::{LiveGeneration, ProcessUnit, UnitRole};
 use super::warm::unpack::{SharedWarmState, WarmState};
 use super::words;
 use crate::clock;
 use crate::lease::queue::OpenedGate;
+use crate::spec::ModelSpec;
+use crate::view::event::EventKind;
 use crate::view::ledger::{GpuAfterExit, LedgerEntry, ReplacementEvidence, ReplacementMode};
+
+/// Makes a decision for a replacement that the policy did not decide.
+pub(super) fn decision_for(reason: Reason) -> RecycleDecision {
+    RecycleDecision {
+        action: RecycleAction::DrainNow,
+        reason: Some(reason),
+        due: true,
+        ..RecycleDecision::OBSERVE
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExceededBudget {
@@ -200,7 +216,7 @@ impl Replacement {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ReplacementTracker {
     under_way: Vec<Replacement>,
     pub(super) last: Vec<LedgerEntry>,
@@ -211,9 +227,27 @@ pub(super) struct ReplacementTracker {
     pub(super) needs: NeedsState,
     /// Reason for the mode of the last replacement, or for not replacing.
     pub(super) note: Option<String>,
+    /// Time from the spawn until the process was ready, at the last start.
+    pub(super) load_time: Option<Duration>,
+    /// Idle periods that would have sufficed for a replacement.
+    pub(super) lulls: LullHistory,
 }
 
 impl ReplacementTracker {
+    pub(super) fn new(lulls: LullHistory) -> Self {
+        Self {
+            under_way: Vec::new(),
+            last: Vec::new(),
+            warm: None,
+            counts: Vec::new(),
+            cooldown: RecycleCooldown::default(),
+            needs: NeedsState::default(),
+            note: None,
+            load_time: None,
+            lulls,
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.under_way.is_empty()
     }
@@ -231,8 +265,91 @@ impl ReplacementTracker {
         }
     }
 
-    pub(super) fn add(&mut self, replacement: Replacement) {
+    pub(super) fn track(
+        &mut self,
+        env: &TaskEnvironment,
+        unit: &ProcessUnit,
+        decision: &RecycleDecision,
+        mode: ReplacementMode,
+        note: Option<String>,
+        permit: Option<ReplacementPermit>,
+    ) {
+        let Some(reason) = decision.reason else { return };
+        let running = unit.generation().map_or(0, |generation| env.leases.in_flight(generation));
+        let name = &env.spec.name;
+        let mut replacement = Replacement::new(name, unit, reason, decision, mode, note.clone(), running);
+        replacement.permit = permit;
+        let passed = unit.live.as_ref().and_then(|live| live.wish.passed.find(reason, decision.series));
+        replacement.budget = passed.map(|first| ExceededBudget {
+            first: *first,
+            repeats: self.cooldown.is_repeated(first, self.load_time, &env.spec.recycle),
+        });
         self.under_way.push(replacement);
+        self.note = note;
+    }
+
+    /// Tracks and logs a replacement. The caller carries it out.
+    pub(super) fn begin(
+        &mut self,
+        env: &TaskEnvironment,
+        unit: &ProcessUnit,
+        decision: &RecycleDecision,
+        mode: ReplacementMode,
+        note: Option<String>,
+        permit: Option<ReplacementPermit>,
+    ) {
+        self.track(env, unit, decision, mode, note.clone(), permit);
+        if let Some(reason) = decision.reason {
+            env.log_event(unit.generation(), EventKind::RecycleBegan { reason, mode, note });
+        }
+    }
+
+    pub(super) fn note_policy_start(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
+        let Some(reason) = decision.reason else { return };
+        if let Some(held) = self.cooldown.record_start(env.context.now(), reason, &env.spec.recycle) {
+            env.log_event(None, EventKind::PolicyOff { message: held.to_string() });
+        }
+    }
+
+    /// Stops tracking a replacement. It counts as done if the new process already serves, even without
+    /// measurements.
+    pub(super) fn give_up(&mut self, env: &TaskEnvironment, mut replacement: Replacement, because: &str) {
+        if replacement.has_taken_over() {
+            let entry = self.write_entry(env, replacement, None);
+            self.note_completed(entry);
+        } else {
+            replacement.give_up();
+            self.write_entry(env, replacement, Some(because.to_owned()));
+        }
+    }
+
+    /// Ends a replacement with an entry in the ledger.
+    pub(super) fn write_entry(
+        &mut self,
+        env: &TaskEnvironment,
+        mut replacement: Replacement,
+        failed: Option<String>,
+    ) -> LedgerEntry {
+        // Keep the permit until the events below are logged; then other replacements may begin.
+        let _held = replacement.permit.take();
+        let entry = LedgerEntry {
+            id: env.context.ledger.next_number(),
+            at: clock::wall_time(),
+            ..replacement.finish(failed)
+        };
+        env.context.ledger.append(&entry);
+        env.log_event(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
+        let series = entry.evidence.series.unwrap_or(MemoryKind::Host);
+        let policy = &env.spec.recycle;
+        let cooldown = &mut self.cooldown;
+        let is_known = cooldown.find_bar(entry.reason, Some(series), None, policy).is_some();
+        if let Some(helped) = entry.helped
+            && let Some(held) = cooldown.record_result(series, helped, policy)
+            && !is_known
+        {
+            env.log_event(None, EventKind::PolicyOff { message: held.to_string() });
+        }
+        entry
     }
 
     pub(super) fn reason(&self, replica: u32) -> Option<Reason> {
@@ -284,6 +401,23 @@ impl ReplacementTracker {
     pub(super) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
         let known = self.replacement_of(generation).filter(|known| known.entry.reason == reason)?;
         Some(known.times.began.elapsed())
+    }
+
+    /// True if a drain may exceed its deadline: the reason is size, age or speed, and memory suffices.
+    pub(super) fn may_outlast_drain(&self, unit: &ProcessUnit, spec: &ModelSpec) -> bool {
+        let Some(live) = &unit.live else { return false };
+        let Some(reason) = self.replacement_of(live.id).map(Replacement::reason) else { return false };
+        let ill = matches!(
+            reason,
+            Reason::MemoryExhausted | Reason::Wedged | Reason::ComputeErrors | Reason::DeviceFault
+        );
+        let facts = live.memory.facts.as_ref();
+        let short = facts.is_none_or(|facts| facts.series.iter().any(|series| spec.recycle.is_short(series)));
+        unit.machine.after_stop() == Some(AfterStop::Restart)
+            && reason.is_policy()
+            && !ill
+            && !short
+            && live.may_drain_on(spec.lifecycle.probes_lost)
     }
 
     pub(super) fn take(&mut self, replica: u32) -> Option<Replacement> {
@@ -340,7 +474,7 @@ impl ReplacementTracker {
 
     /// Records that a generation serves. If it replaced another one, returns the reason and the exceeded
     /// budget.
-    pub(super) fn note_opened(
+    fn note_opened(
         &mut self,
         replica: u32,
         generation: GenerationId,
@@ -361,6 +495,25 @@ impl ReplacementTracker {
             replacement.entry.carried_over = opened.waiting as u64;
         }
         Some((replacement.entry.reason, replacement.budget.map(|budget| budget.first)))
+    }
+
+    /// Opens the gate of a ready process. It may end a replacement.
+    pub(super) fn open_gate(&mut self, env: &TaskEnvironment, unit: &ProcessUnit) {
+        let Some(live) = &unit.live else { return };
+        let limit = env.lease_limit(live.start.slots);
+        let spawned = live.start.spawned;
+        let start = live.start.ready.unwrap_or(spawned).saturating_duration_since(spawned);
+        let opened = env.leases.open_gate(&live.cell, limit);
+        if unit.role != UnitRole::Retiring
+            && let Some((reason, passed)) = self.note_opened(unit.replica, live.id, &opened, start)
+            && reason.is_policy()
+        {
+            let cooldown = &mut self.cooldown;
+            cooldown.record_ready(env.context.now());
+            if let Some(first) = passed {
+                cooldown.record_replacement(&first, self.load_time, &env.spec.recycle);
+            }
+        }
     }
 
     pub(super) fn note_sampled(

@@ -2,16 +2,18 @@
 //! a unit is killed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use warden_policies::GenerationId;
-use warden_policies::lifecycle::{BackendPhase, EndCause, LifecycleEvent, LifecycleTimer};
+use warden_policies::lifecycle::{BackendPhase, EndCause, LifecycleEffect, LifecycleEvent, LifecycleTimer};
 
-use super::unit::{PendingSignal, UnitId};
+use super::environment::TaskEnvironment;
+use super::message::TaskMail;
+use super::unit::{LiveGeneration, PendingSignal, UnitId};
 use super::{HelperReport, ModelTask, TaskMessage};
-use crate::error::{FailureKind, SpawnError};
-use crate::memory::fleet_memory::ReturnedMemory;
+use crate::error::FailureKind;
 use crate::memory::loading::LoadingReport;
 use crate::process::failure::{self, OomEvidence, StartEnd, StartLateness};
 use crate::process::group::ProcessExit;
@@ -20,14 +22,20 @@ use crate::view::event::EventKind;
 
 impl ModelTask {
     pub(super) fn take_report(&mut self, generation: GenerationId, report: HelperReport) {
+        if let HelperReport::MemoryReturned(returned) = &report {
+            self.life.dying.retain(|known| *known != generation);
+            self.env.context.fleet_memory.remove_generation(generation);
+            self.replacements.note_after_exit(generation, &returned.gpus);
+            self.replacements.note_returned(&self.env, returned);
+            self.life.note_action();
+        }
         let Some(id) = self.units.with_generation(generation).map(|unit| unit.id) else {
             match report {
-                HelperReport::MemoryReturned(returned) => self.note_returned_memory(generation, &returned),
                 HelperReport::Spawned(Ok(process)) => {
                     process.kill();
-                    self.await_exit(generation, process);
+                    self.mail.await_exit(&self.env, generation, None, process);
                 }
-                HelperReport::Spawned(Err(_)) => self.context.fleet_memory.remove_generation(generation),
+                HelperReport::Spawned(Err(_)) => self.env.context.fleet_memory.remove_generation(generation),
                 HelperReport::Exited(..) => self.life.dying.push(generation),
                 _ => {}
             }
@@ -35,20 +43,44 @@ impl ModelTask {
         };
         match report {
             HelperReport::Spawned(Ok(process)) => self.note_spawned(id, generation, process),
-            HelperReport::Spawned(Err(error)) => self.note_spawn_failure(id, generation, &error),
-            HelperReport::Probed(report) => {
-                self.log_lost_settings(generation, &report.unset);
+            HelperReport::Spawned(Err(error)) => {
+                let never_ready = self.remove_generation(id, generation);
+                self.env.context.fleet_memory.remove_generation(generation);
+                // Without a process, no memory is freed.
+                self.replacements.note_after_exit(generation, &[]);
+                // If a stop was requested during the spawn, it is complete now.
+                let stopping = self.units.get(id).is_some_and(|unit| unit.phase() == BackendPhase::Stopping);
+                let event = if stopping { LifecycleEvent::Exited } else { LifecycleEvent::SpawnFailed };
+                let end = StartEnd::NotSpawned(&error);
+                self.note_end(id, generation, event, never_ready, &end, "not created");
+            }
+            HelperReport::Probed(mut report) => {
+                self.env.log_lost_settings(generation, std::mem::take(&mut report.unset));
                 self.note_probe(id, report);
             }
             HelperReport::Packed(parcel) => self.note_packed(id, generation, *parcel),
-            HelperReport::Warmed(warmth) => self.note_gate_warmed(generation, *warmth),
-            HelperReport::SettingsFailed(messages) => self.log_lost_settings(generation, &messages),
+            HelperReport::Warmed(warmth) => {
+                if warmth.conversations > 0 {
+                    if let Some(last) = &mut self.replacements.warm {
+                        last.add_later(&warmth);
+                    }
+                    self.env.log_event(Some(generation), EventKind::Warmed { warmth: *warmth });
+                }
+            }
+            HelperReport::SettingsFailed(messages) => self.env.log_lost_settings(generation, messages),
             HelperReport::MemoryLine(line, _pending) => {
                 if let Some(live) = self.units.live_mut(id) {
                     live.memory.parse_line(&line);
                 }
             }
-            HelperReport::CrashLogged(_pending) => self.note_alarm(id),
+            HelperReport::CrashLogged(_pending) => {
+                let pause = self.env.spec.lifecycle.start_probe_interval;
+                if let Some((phase, live)) = self.units.phase_and_live(id)
+                    && live.note_alarm(phase, pause)
+                {
+                    self.carry_out_effect(id, LifecycleEffect::Arm(LifecycleTimer::Suspect));
+                }
+            }
             HelperReport::Looked(sight) => {
                 if let Some(unit) = self.units.get_mut(id) {
                     unit.sight = Some(sight);
@@ -56,15 +88,9 @@ impl ModelTask {
             }
             HelperReport::Stalled(limit) => self.note_late_start(id, StartLateness::Stalled(limit)),
             HelperReport::Exited(exit, why) => self.note_exit(id, generation, exit, why),
-            HelperReport::MemoryReturned(returned) => self.note_returned_memory(generation, &returned),
+            HelperReport::MemoryReturned(_) => {}
             HelperReport::Sampled { taken, sample } => self.note_sample(id, &taken, &sample),
             HelperReport::Reclaimed(answer) => self.note_reclaimed(id, &answer),
-        }
-    }
-
-    fn log_lost_settings(&self, generation: GenerationId, messages: &[String]) {
-        for message in messages {
-            self.log_event(Some(generation), EventKind::SettingLost { message: message.clone() });
         }
     }
 
@@ -87,32 +113,19 @@ impl ModelTask {
         }
         if is_starting {
             live.timers.probe = Some(Instant::now());
-            self.watch_start(id, Arc::clone(&process));
+            let limit = self.env.spec.lifecycle.start_stall;
+            live.watch_start(&mut self.mail, Arc::clone(&process), limit);
         }
+        let cell = Arc::clone(&live.cell);
         let pid = process.pid();
         let event = if is_adopted {
             EventKind::TakenOver { pid, replica }
         } else {
             EventKind::Starting { pid, replica }
         };
-        self.log_event(Some(generation), event);
+        self.env.log_event(Some(generation), event);
         self.life.note_action();
-        self.await_exit(generation, process);
-    }
-
-    fn watch_start(&mut self, id: UnitId, process: Arc<dyn BackendProcess>) {
-        let limit = self.spec.lifecycle.start_stall;
-        let Some(live) = self.units.live_mut(id) else { return };
-        let over = CancellationToken::new();
-        live.start.watch = Some(over.clone().drop_guard());
-        let generation = live.id;
-        let outbox = self.mail.outbox.clone();
-        self.mail.helpers.spawn(async move {
-            let still = over.run_until_cancelled(until_stalled(&*process, limit)).await;
-            if still.is_some() {
-                outbox.send(TaskMessage::Report(generation, HelperReport::Stalled(limit)));
-            }
-        });
+        self.mail.await_exit(&self.env, generation, Some(cell), process);
     }
 
     pub(super) fn note_late_start(&mut self, id: UnitId, lateness: StartLateness) {
@@ -122,32 +135,12 @@ impl ModelTask {
         }
     }
 
-    fn note_spawn_failure(&mut self, id: UnitId, generation: GenerationId, error: &SpawnError) {
-        let never_ready = self.remove_generation(id, generation);
-        self.context.fleet_memory.remove_generation(generation);
-        // Without a process, no memory is freed.
-        self.replacements.note_after_exit(generation, &[]);
-        // If a stop was requested during the spawn, it is complete now.
-        let stopping = self.units.get(id).is_some_and(|unit| unit.phase() == BackendPhase::Stopping);
-        let event = if stopping { LifecycleEvent::Exited } else { LifecycleEvent::SpawnFailed };
-        self.note_end(id, generation, event, never_ready, &StartEnd::NotSpawned(error), "not created");
-    }
-
-    /// Records the memory freed by an ended process.
-    fn note_returned_memory(&mut self, generation: GenerationId, returned: &ReturnedMemory) {
-        self.life.dying.retain(|known| *known != generation);
-        self.context.fleet_memory.remove_generation(generation);
-        self.replacements.note_after_exit(generation, &returned.gpus);
-        self.note_returned(returned);
-        self.life.note_action();
-    }
-
     fn note_exit(&mut self, id: UnitId, generation: GenerationId, exit: ProcessExit, why: OomEvidence) {
         self.life.dying.push(generation);
         let timed_out = self.units.live(id).and_then(|live| live.start.timed_out);
         let never_ready = self.remove_generation(id, generation);
         let end = timed_out.map_or(StartEnd::Exited(exit, why), StartEnd::TimedOut);
-        let felled = self.leases.ward.was_killed_by_request(generation);
+        let felled = self.env.leases.ward.was_killed_by_request(generation);
         let event =
             |cause| if felled { LifecycleEvent::KilledByRequest } else { LifecycleEvent::Exited(cause) };
         self.note_end(id, generation, event, never_ready, &end, &exit.to_string());
@@ -155,10 +148,12 @@ impl ModelTask {
 
     /// Returns true if the generation was never ready.
     fn remove_generation(&mut self, id: UnitId, generation: GenerationId) -> bool {
-        let running = self.leases.close_gate(generation);
+        let running = self.env.leases.close_gate(generation);
         self.replacements.note_closed(generation, running);
-        self.leases.remove_generation(generation);
-        self.store_growth(id);
+        self.env.leases.remove_generation(generation);
+        if let Some(live) = self.units.live(id) {
+            live.store_growth(&self.env);
+        }
         self.end_reclaim(id, None);
         let live = self.units.get_mut(id).and_then(|unit| unit.live.take());
         if let Some(live) = &live {
@@ -173,31 +168,6 @@ impl ModelTask {
         live.is_some_and(|live| live.start.ready.is_none())
     }
 
-    fn store_growth(&self, id: UnitId) {
-        let Some(live) = self.units.live(id) else { return };
-        let monitor = &live.memory.monitor;
-        if !monitor.growth().is_empty() {
-            let keep = self.watch.sensors.priors_kept;
-            self.context.leak_history.learn_growth(
-                &live.memory.key,
-                &self.spec.name,
-                &monitor.priors(),
-                monitor.growth(),
-                keep,
-            );
-        }
-        self.store_held_memory(id);
-    }
-
-    pub(super) fn store_held_memory(&self, id: UnitId) {
-        let Some(live) = self.units.live(id) else { return };
-        let held = live.memory.held_memory();
-        if !held.is_empty() {
-            let keep = self.watch.sensors.priors_kept;
-            self.context.leak_history.note_held(&live.memory.key, &self.spec.name, &held, keep);
-        }
-    }
-
     /// Handles the end of a process, requested or not.
     fn note_end(
         &mut self,
@@ -208,21 +178,21 @@ impl ModelTask {
         end: &StartEnd<'_>,
         exit: &str,
     ) {
-        let now = self.context.now();
+        let now = self.env.context.now();
         let Some(replica) = self.units.get(id).map(|unit| unit.replica) else { return };
         if never_ready {
-            self.note_warming_death(replica);
+            self.experience.note_warming_death(&self.env.leases, &self.replacements, replica);
         }
         let Some(unit) = self.units.get(id) else { return };
         let mut after = unit.machine.clone();
-        after.step(event(EndCause::MayPass), now, &self.spec.lifecycle);
+        after.step(event(EndCause::MayPass), now, &self.env.spec.lifecycle);
         let cause = if matches!(after.phase(), BackendPhase::Backoff | BackendPhase::Failed) {
             self.note_crash_end(id, generation, never_ready, end, after.failures())
         } else {
             if let Some(unit) = self.units.get_mut(id) {
                 unit.start_failures = 0;
             }
-            self.log_event(Some(generation), EventKind::Stopped { exit: exit.to_owned() });
+            self.env.log_event(Some(generation), EventKind::Stopped { exit: exit.to_owned() });
             EndCause::MayPass
         };
         self.step_machine(id, event(cause));
@@ -238,17 +208,17 @@ impl ModelTask {
         failures: u32,
     ) -> EndCause {
         // Events, the ledger and answers to clients show these lines, so remove secrets.
-        let lines = discreet::without_secrets(&self.logs.lines_of(generation));
-        let refuses = never_ready && self.experience.note_slot_refusal(&self.spec, &lines);
-        let mut failure = failure::classify_end(end, &lines, self.watch.child.failure_lines, failures);
-        let stuck = never_ready && self.note_start_death(end, &mut failure);
+        let lines = discreet::without_secrets(&self.env.logs.lines_of(generation));
+        let refuses = never_ready && self.experience.note_slot_refusal(&self.env.spec, &lines);
+        let mut failure = failure::classify_end(end, &lines, self.env.watch.child.failure_lines, failures);
+        let stuck = never_ready && self.experience.dead_starts.note_death(&self.env, end, &mut failure);
         let cause = match failure.kind {
             // The next process starts without the slot directory that prevented this start.
             _ if refuses => EndCause::MayPass,
             _ if stuck => EndCause::NeedsChange,
             kind if never_ready && kind.is_permanent() => EndCause::NeedsChange,
             FailureKind::OutOfMemory
-                if never_ready && self.context.fleet_memory.is_making_room(generation) =>
+                if never_ready && self.env.context.fleet_memory.is_making_room(generation) =>
             {
                 EndCause::MemoryReturning
             }
@@ -264,7 +234,46 @@ impl ModelTask {
             unit.start_failures += u32::from(has_failed_start);
         }
         let outside = matches!(end, StartEnd::Exited(exit, _) if exit.is_from_outside());
-        self.log_event(Some(generation), EventKind::Crashed { failure, outside });
+        self.env.log_event(Some(generation), EventKind::Crashed { failure, outside });
         cause
+    }
+}
+
+impl LiveGeneration {
+    fn store_growth(&self, env: &TaskEnvironment) {
+        let monitor = &self.memory.monitor;
+        if !monitor.growth().is_empty() {
+            let keep = env.watch.sensors.priors_kept;
+            env.context.leak_history.learn_growth(
+                &self.memory.key,
+                &env.spec.name,
+                &monitor.priors(),
+                monitor.growth(),
+                keep,
+            );
+        }
+        self.store_held_memory(env);
+    }
+
+    pub(super) fn store_held_memory(&self, env: &TaskEnvironment) {
+        let held = self.memory.held_memory();
+        if !held.is_empty() {
+            let keep = env.watch.sensors.priors_kept;
+            env.context.leak_history.note_held(&self.memory.key, &env.spec.name, &held, keep);
+        }
+    }
+
+    /// Starts a helper that reports if the start makes no progress for this time.
+    fn watch_start(&mut self, mail: &mut TaskMail, process: Arc<dyn BackendProcess>, limit: Duration) {
+        let over = CancellationToken::new();
+        self.start.watch = Some(over.clone().drop_guard());
+        let generation = self.id;
+        let outbox = mail.outbox.clone();
+        mail.helpers.spawn(async move {
+            let still = over.run_until_cancelled(until_stalled(&*process, limit)).await;
+            if still.is_some() {
+                outbox.send(TaskMessage::Report(generation, HelperReport::Stalled(limit)));
+            }
+        });
     }
 }

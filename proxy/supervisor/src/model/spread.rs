@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use warden_policies::lifecycle::BackendPhase;
 
-use super::{HelperReport, ModelTask};
+use super::message::{HelperReport, TaskMail};
+use super::unit::UnitList;
 use crate::lease::queue::LeaseQueue;
 use crate::process::BackendProcess;
 use crate::process::settings::{ClientSetting, ClientSettings};
@@ -22,19 +23,18 @@ use crate::process::settings::{ClientSetting, ClientSettings};
 /// Limit of rounds for settings that change while they are applied.
 const MAX_SETTING_ROUNDS: usize = 8;
 
-impl ModelTask {
-    pub(super) fn spread_settings(&mut self) {
-        let timeout = self.spec.lifecycle.probe_timeout;
-        for (from, path) in self.leases.settings.take_fresh() {
-            for unit in &self.units.all {
+impl UnitList {
+    pub(super) fn spread_settings(&self, leases: &Arc<LeaseQueue>, timeout: Duration, mail: &mut TaskMail) {
+        for (from, path) in leases.settings.take_fresh() {
+            for unit in &self.all {
                 let Some(live) = unit.live.as_ref().filter(|live| live.id != from) else { continue };
                 let Some(process) = live.child.process.clone() else { continue };
                 // A starting process gets the settings before its gate opens. Its last probe may just have
                 // ended, so apply them here too, but ignore failures.
                 let counts = unit.phase() != BackendPhase::Starting;
-                let leases = Arc::clone(&self.leases);
+                let leases = Arc::clone(leases);
                 let path = path.clone();
-                self.mail.spawn_helper(live.id, async move {
+                mail.spawn_helper(live.id, async move {
                     let is_wanted = |setting: &ClientSetting| setting.path == path;
                     let unset = apply_settings(process.as_ref(), &leases.settings, timeout, is_wanted).await;
                     let told = unset.into_iter().filter(|_| counts).map(|(path, why)| {

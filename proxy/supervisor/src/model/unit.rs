@@ -1,6 +1,6 @@
 //! Units of a model: each with a life-cycle machine, a timer and a process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,22 +9,30 @@ use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 use warden_policies::cooldown::HoldReason;
 use warden_policies::cooldown::working_set::PassedBudgets;
+use warden_policies::health::HealthSymptom;
 use warden_policies::lifecycle::{
     BackendPhase, LifecycleEvent, LifecycleMachine, LifecyclePolicy, LifecycleTimer,
 };
-use warden_policies::{GenerationId, RecycleDecision};
+use warden_policies::{GenerationId, GpuIndex, RecycleDecision, ServerFacts};
 
 use super::health::HealthTracker;
 use super::reclaim::ReclaimState;
-use super::warm::WarmProgress;
 use crate::clock;
-use crate::error::BackendFailure;
+use crate::error::{BackendFailure, FailureKind};
 use crate::lease::cell::GenerationCell;
+use crate::lease::queue::{LeaseQueue, QueueRefusal};
 use crate::memory::tracker::MemoryTracker;
 use crate::process::BackendProcess;
-use crate::process::failure::StartLateness;
+use crate::process::failure::{self, StartLateness};
 use crate::process::needs::NeedsCheck;
+use crate::process::slot_files::SlotFiles;
 use crate::spec::{ModelSpec, ServerCommand, SocketMode, SpawnRequest};
+use crate::view::event::EventKind;
+use crate::view::log::LogRing;
+
+/// Starts that fail for lack of memory before the fallback is used. After the first one, the loader makes
+/// other models free memory.
+const SHORT_STARTS: u32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnitId(u64);
@@ -113,6 +121,100 @@ impl UnitList {
         self.with_role(UnitRole::Current).find(|unit| unit.replica == replica)
     }
 
+    /// Processes that refused a connection. They are probed at once; until they answer, their gates have to be
+    /// closed.
+    pub(super) fn take_doubted(&mut self, leases: &LeaseQueue) -> Vec<UnitId> {
+        let now = Instant::now();
+        let mut doubted = Vec::new();
+        for generation in leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)) {
+            let Some(id) = self.with_generation(generation).map(|unit| unit.id) else { continue };
+            if let Some((BackendPhase::Ready | BackendPhase::Suspect, live)) = self.phase_and_live(id) {
+                live.probing.doubted_at = Some(now);
+                live.timers.probe = live.timers.probe.map(|_| now);
+                doubted.push(id);
+            }
+        }
+        doubted
+    }
+
+    /// Processes that have to be replaced for a waiting prompt, which was not known when they were judged.
+    pub(super) fn wishing_recycle(&self, leases: &LeaseQueue) -> Vec<UnitId> {
+        let is_news = |live: &LiveGeneration| {
+            let wish = leases.admission_wish(live.id);
+            wish.is_some() && wish != live.memory.facts.as_ref().and_then(|facts| facts.admission)
+        };
+        let wishing = self.all.iter().filter(|unit| unit.live.as_deref().is_some_and(is_news));
+        wishing.map(|unit| unit.id).collect()
+    }
+
+    pub(super) fn any_ending(&self) -> bool {
+        let phases = [BackendPhase::Draining, BackendPhase::Stopping];
+        self.all.iter().any(|unit| phases.contains(&unit.phase()))
+    }
+
+    pub(super) fn starting_since(&self) -> Option<Instant> {
+        let starting = self.lives().filter(|live| live.start.ready.is_none());
+        starting.map(|live| live.start.spawned).min()
+    }
+
+    /// Replica whose process has another recipe, unless a process fails to start.
+    pub(super) fn outdated_replica(&self, made_of: &ProcessRecipe) -> Option<u32> {
+        let stumbled =
+            |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Backoff | BackendPhase::Failed);
+        if self.with_role(UnitRole::Current).any(stumbled) {
+            return None;
+        }
+        let is_stale = |unit: &&ProcessUnit| {
+            unit.live.as_ref().is_some_and(|live| live.recipe != *made_of)
+                && matches!(
+                    unit.phase(),
+                    BackendPhase::Starting | BackendPhase::Ready | BackendPhase::Suspect
+                )
+        };
+        self.with_role(UnitRole::Current).find(is_stale).map(|unit| unit.replica)
+    }
+
+    /// Failure of a start that lacked memory although other models had made room.
+    pub(super) fn short_start(&self) -> Option<BackendFailure> {
+        let is_short = |unit: &&ProcessUnit| {
+            unit.start_failures >= SHORT_STARTS
+                && unit.failure.as_ref().is_some_and(|failure| failure.kind == FailureKind::OutOfMemory)
+        };
+        self.all.iter().find(is_short).and_then(|unit| unit.failure.clone())
+    }
+
+    /// Refusal of requests, if no start is expected to help.
+    pub(super) fn refusal(&self, failures_told: u32) -> Option<QueueRefusal> {
+        let units = || self.staying();
+        if !units().all(|unit| unit.is_hopeless(failures_told)) {
+            return None;
+        }
+        let unit = units().rfind(|unit| unit.failure.is_some())?;
+        let mut failure = unit.failure.clone()?;
+        // Output of a process that served may contain prompts, and all clients get this message.
+        if unit.start_failures == 0 {
+            failure.lines.clear();
+        }
+        let next = units().filter_map(|unit| unit.timer.map(|(_, at)| at)).min();
+        let next = next.unwrap_or_else(Instant::now);
+        Some(if units().all(|unit| unit.phase() == BackendPhase::Failed) {
+            QueueRefusal::Failed(failure, next)
+        } else {
+            QueueRefusal::StartFailed(failure, next)
+        })
+    }
+
+    /// Stores measured facts about a binary for its processes.
+    pub(super) fn set_facts(&self, binary: &Path, facts: ServerFacts) {
+        for live in self.lives().filter(|live| live.recipe.command().binary == binary) {
+            live.cell.set_facts(facts);
+        }
+    }
+
+    pub(super) fn used_gpus(&self, id: UnitId) -> Vec<GpuIndex> {
+        self.live(id).map(|live| live.memory.used_gpus()).unwrap_or_default()
+    }
+
     pub(super) fn set_role(&mut self, id: UnitId, role: UnitRole) {
         if let Some(unit) = self.get_mut(id) {
             unit.role = role;
@@ -198,6 +300,93 @@ impl ProcessUnit {
         let of_life = self.timer.map(|(_, at)| at);
         let of_process = self.live.as_ref().and_then(|live| live.timers.next_deadline());
         of_life.into_iter().chain(of_process).min()
+    }
+
+    /// True if a retiring process is gone.
+    pub(super) fn is_over(&self) -> bool {
+        self.role == UnitRole::Retiring && !self.machine.has_process()
+    }
+
+    /// Detects that the process has become idle or busy. An idle process gets an idle sample, and a judgement
+    /// if a replacement waits for a quiet moment.
+    pub(super) fn watch_idle(&mut self, leases: &LeaseQueue, settle: Duration, quiet_for: Duration) {
+        if self.phase() != BackendPhase::Ready {
+            return;
+        }
+        let Some(live) = &mut self.live else { return };
+        // Repeat, because requests come and go meanwhile.
+        loop {
+            let idle = leases.idle_since(live.id);
+            if live.timers.idle_seen != idle {
+                live.timers.idle_seen = idle;
+                live.timers.idle_sample = idle.map(|since| (clock::after(since, settle), since));
+                if let Some(since) = idle
+                    && live.wish.since.is_some()
+                {
+                    live.timers.judgement = Some(clock::after(since, quiet_for));
+                }
+            }
+            let returns = live.timers.idle_sample.is_some();
+            if leases.with_state(|queue| queue.table.watch_idle(live.id, idle, returns)) || returns {
+                break;
+            }
+        }
+    }
+
+    /// Starts a timer of the machine, and returns its time.
+    pub(super) fn arm_timer(
+        &mut self,
+        timer: LifecycleTimer,
+        timing: &LifecyclePolicy,
+        logs: &LogRing,
+    ) -> Duration {
+        let live = self.live.as_mut();
+        let after = match timer {
+            LifecycleTimer::Start => timing.start_timeout,
+            LifecycleTimer::Suspect => match live.and_then(|live| live.note_crash(logs)) {
+                Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.suspect_timeout),
+                None => timing.suspect_timeout,
+            },
+            // The drain deadline is shorter for a crashed or silent process.
+            LifecycleTimer::Drain => {
+                live.map_or(timing.drain_deadline, |live| live.probing.longest_drain(timing))
+            }
+            LifecycleTimer::Grace if live.is_some_and(|live| live.child.short_grace) => timing.kill_grace,
+            LifecycleTimer::Grace => timing.stop_grace,
+            LifecycleTimer::Backoff { failures, short } => timing.pause(failures, short, rand::random()),
+            LifecycleTimer::Trial => timing.recheck,
+        };
+        self.timer = Some((timer, clock::after(Instant::now(), after)));
+        after
+    }
+
+    /// Event to log when the unit has changed from one phase to another.
+    pub(super) fn phase_event(
+        &self,
+        before: BackendPhase,
+        phase: BackendPhase,
+        leases: &LeaseQueue,
+        logs: &LogRing,
+    ) -> Option<EventKind> {
+        let live = self.live.as_ref();
+        match (before, phase) {
+            (_, BackendPhase::Suspect) => Some(EventKind::Suspect {
+                refused: live.is_some_and(|live| live.probing.doubted_at.is_some()),
+                crash: live.and_then(|live| live.crash_line(logs)),
+            }),
+            (BackendPhase::Suspect, BackendPhase::Ready) => Some(EventKind::Recovered),
+            (_, BackendPhase::Draining) => {
+                let in_flight = live.map_or(0, |live| leases.in_flight(live.id));
+                Some(EventKind::Draining { in_flight })
+            }
+            (_, BackendPhase::Failed) => self.failure.clone().map(|failure| EventKind::Failed { failure }),
+            _ => None,
+        }
+    }
+
+    /// True if the unit has no process, or one with at most this number.
+    pub(super) fn is_not_newer(&self, after: GenerationId) -> bool {
+        self.generation().is_none_or(|generation| generation <= after)
     }
 
     /// True if requests should be refused instead of waiting for the next start. False during a trial start
@@ -340,6 +529,19 @@ impl ProbeState {
         self.lines_at_answer = self.lines_at_probe;
     }
 
+    fn longest_drain(&mut self, timing: &LifecyclePolicy) -> Duration {
+        match self.crashed_at {
+            // After a crash, the process answers no more requests.
+            Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
+            // A process that was stopped by SIGSTOP may continue later.
+            None if self.silent_for(timing.probes_lost).is_some() => {
+                self.short_drain = true;
+                timing.crash_ends.min(timing.drain_deadline)
+            }
+            None => timing.drain_deadline,
+        }
+    }
+
     /// Time without answers and progress; `None` until enough probes are lost.
     pub(super) fn silent_for(&self, probes_lost: u32) -> Option<Duration> {
         let is_silent = self.probes_lost > 0 && self.probes_lost >= probes_lost;
@@ -384,6 +586,22 @@ impl GenerationTimers {
 /// Clears a timer that is due. Returns true if it was due.
 pub(super) fn take_due(timer: &mut Option<Instant>, now: Instant) -> bool {
     timer.take_if(|at| *at <= now).is_some()
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum PackProgress {
+    #[default]
+    NotYet,
+    UnderWay,
+    Done,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct WarmProgress {
+    /// Directory for saved slots, if the process can save any.
+    pub(super) files: Option<Arc<SlotFiles>>,
+    pub(super) packed: PackProgress,
+    pub(super) from: Option<GenerationId>,
 }
 
 #[derive(Debug)]
@@ -453,6 +671,38 @@ impl LiveGeneration {
             let pause = if is_silent { policy.start_probe_interval } else { policy.probe_interval };
             self.timers.probe = Some(clock::after(Instant::now(), pause));
         }
+    }
+
+    /// Crash line that the process has logged since it last answered a probe. An older line is ignored:
+    /// it may be text that a client sent.
+    pub(super) fn crash_line(&self, logs: &LogRing) -> Option<String> {
+        failure::crash_line(&logs.lines_since(self.id, self.probing.lines_at_answer))
+    }
+
+    /// Handles an unanswered probe. Returns the time of the crash if the process has logged one since its
+    /// last answered probe.
+    pub(super) fn note_crash(&mut self, logs: &LogRing) -> Option<Instant> {
+        let has_line = self.crash_line(logs).is_some();
+        let probing = &mut self.probing;
+        probing.crashed_at = has_line.then(|| probing.crash_logged_at.unwrap_or_else(Instant::now));
+        probing.crashed_at
+    }
+
+    /// Duration of the hang for which a process is ended. Its requests may be the cause.
+    pub(super) fn hung_for(&self) -> Option<Duration> {
+        let silent = |symptom: &HealthSymptom| match symptom {
+            HealthSymptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
+            _ => None,
+        };
+        let crashed = self.probing.crashed_at.map(|since| since.elapsed());
+        crashed.or_else(|| self.health.symptoms().iter().find_map(silent))
+    }
+
+    /// False if the process is known to answer no more requests, or has to end at once.
+    pub(super) fn may_drain_on(&self, probes_lost: u32) -> bool {
+        !self.child.short_grace
+            && self.probing.crashed_at.is_none()
+            && self.probing.silent_for(probes_lost).is_none()
     }
 
     /// Sends SIGTERM, now or as soon as the process has been created.

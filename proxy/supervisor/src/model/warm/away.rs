@@ -20,8 +20,8 @@ use crate::sync::lock;
 
 #[derive(Debug)]
 pub(in crate::model) struct KeptState {
-    pub(super) replica: u32,
-    pub(super) from: GenerationId,
+    pub(in crate::model) replica: u32,
+    pub(in crate::model) from: GenerationId,
     pub(super) warm_state: SharedWarmState,
     pub(super) no_file: Option<NoFileReason>,
     pub(in crate::model) until: Instant,

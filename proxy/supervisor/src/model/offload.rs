@@ -1,0 +1,146 @@
+//! Handles a process that loaded much less onto GPUs than an earlier process with the same command. The usual
+//! cause is a lost or full GPU.
+//!
+//! ```text
+//!   ready ── layers from its log, VRAM from a reading ── much less than known for its command?
+//!    successor in an overlap, and the old process can serve ── the successor ends, the old process stays
+//!    anything else ── it serves degraded, which is logged; it is restarted when enough memory is available,
+//!                     after growing pauses
+//! ```
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use warden_policies::health::{GpuOffload, OffloadLoss};
+use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
+use warden_policies::{Reason, units};
+
+use super::ModelTask;
+use super::context::FleetContext;
+use super::life::OffloadRecovery;
+use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
+use crate::clock;
+use crate::error::{BackendFailure, FailureKind};
+use crate::view::event::EventKind;
+
+/// After these symptoms the old process serves no better than a new one on the CPU.
+const CANNOT_SERVE: [Reason; 5] =
+    [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
+
+impl LiveGeneration {
+    /// Layers or VRAM that the process lacks, compared with the best process with the same command.
+    fn lost_offload(&self, context: &FleetContext, now: GpuOffload) -> Option<OffloadLoss> {
+        let known = context.leak_history.best_offload(&self.memory.key)?;
+        now.loss_against(known, &context.health_policy())
+    }
+
+    /// True if the available VRAM and the VRAM of this process together suffice for a full load. Without a
+    /// GPU sensor, only a start can show that.
+    fn is_vram_available(&self, context: &FleetContext) -> bool {
+        let Some(lost) = self.health.degraded else { return false };
+        let devices = self.memory.last.devices.as_ref().filter(|devices| !devices.readings.is_empty());
+        let (Some(devices), Some(needed)) = (devices, lost.known.vram) else {
+            return context.world.has_gpu();
+        };
+        let reserved = |gpu| context.fleet_memory.reserved_vram(Some(self.id), gpu);
+        let free = |gpu| Some(devices.reading(gpu)?.free?.saturating_sub(reserved(gpu)));
+        let free: u64 = devices.with_vram().filter_map(free).fold(0, u64::saturating_add);
+        let own = self.memory.history.offload.vram.unwrap_or(0);
+        free.saturating_add(own) >= units::scale_bytes(needed, context.health_policy().offload_layers)
+    }
+}
+
+impl ModelTask {
+    /// Ends a ready successor that lacks much on the GPU if the old process can serve. Returns true if so.
+    /// `vram`: bytes that the successor holds now, if known.
+    pub(super) fn yields_to_old(&mut self, id: UnitId, vram: Option<u64>) -> bool {
+        let Some(unit) = self.units.get(id) else { return false };
+        let Some(live) = &unit.live else { return false };
+        if unit.role != UnitRole::Successor {
+            return false;
+        }
+        let offload = live.memory.history.offload;
+        let now = GpuOffload { vram: vram.or(offload.vram), ..offload };
+        let Some(lost) = live.lost_offload(&self.env.context, now) else { return false };
+        let serves = self.units.current(unit.replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
+        let reason = self.replacements.reason(unit.replica);
+        if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
+            return false;
+        }
+        let message = format!("{lost}: not used; the running process stays");
+        let kind = EventKind::Unwell { reason: Reason::Degraded, message: message.clone() };
+        self.env.log_event(Some(live.id), kind);
+        if let Some(unit) = self.units.get_mut(id) {
+            let kind = FailureKind::Degraded;
+            unit.failure = Some(BackendFailure { kind, message, lines: Vec::new(), failures: 1 });
+        }
+        self.step_machine(id, LifecycleEvent::Down);
+        true
+    }
+
+    /// Judges how much of the model the process has on GPUs: when it becomes ready, and again after a
+    /// reading. `is_settled`: the reading is final, so a complete offload is remembered.
+    pub(super) fn judge_offload(&mut self, id: UnitId, is_settled: bool) {
+        let Some(live) = self.units.live_mut(id) else { return };
+        let generation = live.id;
+        let now = live.memory.history.offload;
+        match live.lost_offload(&self.env.context, now) {
+            Some(lost) => {
+                let is_new = live.health.degraded.replace(lost).is_none();
+                if is_new {
+                    let message = format!(
+                        "{lost}: it serves, and restarts when the GPU memory is available; if intended, set `-ngl`"
+                    );
+                    self.env
+                        .log_event(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
+                    let tried = self.life.timers.recovery.map_or(0, |recovery| recovery.tried);
+                    self.life.timers.schedule_recovery(&self.env.context.health_policy(), tried);
+                    self.life.note_action();
+                }
+            }
+            None if is_settled => {
+                if now.is_some() {
+                    let keep = self.env.watch.sensors.priors_kept;
+                    self.env.context.leak_history.note_offload(
+                        &live.memory.key,
+                        &self.env.spec.name,
+                        now,
+                        keep,
+                    );
+                }
+                if !self.units.is_degraded() {
+                    self.life.timers.recovery = None;
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Restarts a process that lost its GPU, once enough memory is available again.
+    pub(super) fn recover_offload(&mut self, now: Instant) {
+        let Some(recovery) = self.life.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
+        let is_degraded =
+            |unit: &&ProcessUnit| unit.live.as_ref().is_some_and(|live| live.health.degraded.is_some());
+        let unit = self.units.with_role(UnitRole::Current).find(is_degraded);
+        let (Some(unit), None) = (unit, self.life.end) else {
+            self.life.timers.recovery = None;
+            return;
+        };
+        let replica = unit.replica;
+        let is_ready = unit.phase() == BackendPhase::Ready;
+        if !is_ready
+            || !self.replacements.is_empty()
+            || !unit.live.as_ref().is_some_and(|live| live.is_vram_available(&self.env.context))
+        {
+            // Checking is cheap, so the pause between checks does not grow.
+            let pause = self.env.context.health_policy().offload_retry.max(Duration::from_secs(1));
+            self.life.timers.recovery =
+                Some(OffloadRecovery { at: clock::after_pause(now, pause), ..recovery });
+            return;
+        }
+        self.life
+            .timers
+            .schedule_recovery(&self.env.context.health_policy(), recovery.tried.saturating_add(1));
+        self.replace_replica(replica, Reason::Degraded);
+    }
+}

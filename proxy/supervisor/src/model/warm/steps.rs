@@ -1,0 +1,350 @@
+//! Actions of the model's task and its parts that carry conversations over.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleTimer};
+use warden_policies::modes::WarmMode;
+use warden_policies::warmth::NoFileReason;
+use warden_policies::{GenerationId, Reason};
+
+use super::behind::GateWarmer;
+use super::pack::{SavedSlots, SlotPacking};
+use super::unpack::{ProcessWarming, SharedWarmState, WarmState, WarmingResult};
+use super::{KeptState, away};
+use crate::clock;
+use crate::lease::queue::LeaseQueue;
+use crate::model::environment::TaskEnvironment;
+use crate::model::experience::ModelExperience;
+use crate::model::replacement::{Replacement, ReplacementTracker};
+use crate::model::unit::{
+    LiveGeneration, PackProgress, ProcessUnit, UnitId, UnitList, UnitRole, process_recipe,
+};
+use crate::model::{HelperReport, ModelTask};
+use crate::process::hints;
+use crate::process::slot_files::{self, SlotFiles};
+use crate::spec::{ServerCommand, SharedSpec};
+use crate::sync::lock;
+use crate::view::event::EventKind;
+
+/// True if replacements for this reason are planned and their old process is healthy.
+fn is_planned(reason: Reason) -> bool {
+    !matches!(
+        reason,
+        Reason::Crashed
+            | Reason::Unresponsive
+            | Reason::Wedged
+            | Reason::ComputeErrors
+            | Reason::DeviceFault
+            | Reason::Degraded
+            | Reason::MemoryExhausted
+    )
+}
+
+impl LiveGeneration {
+    /// True if no symptom suggests wrong slot contents.
+    fn is_well(&self) -> bool {
+        let symptoms = self.health.symptoms();
+        self.health.degraded.is_none() && symptoms.iter().all(|symptom| is_planned(symptom.reason()))
+    }
+}
+
+impl ModelExperience {
+    pub(in crate::model) fn slot_files(&self, spec: &SharedSpec, socket: &Path) -> Option<Arc<SlotFiles>> {
+        let command = &spec.command;
+        let saves = self.command_no_file(spec, command).is_none();
+        saves.then(|| Arc::new(SlotFiles::from_command(command, socket)))
+    }
+
+    /// Detects from output lines that the slot directory prevented a start: a wrapper may run the server
+    /// where the directory does not exist. Later processes of the model then get none.
+    pub(in crate::model) fn note_slot_refusal(&mut self, spec: &SharedSpec, lines: &[String]) -> bool {
+        let news = !self.refuses_slot_files
+            && self.command_no_file(spec, &spec.command).is_none()
+            && !slot_files::has_given_directory(&spec.command)
+            && lines.iter().any(|line| line.contains(slot_files::SLOT_PATH_FLAG));
+        self.refuses_slot_files |= news;
+        news
+    }
+
+    /// Reason why processes with this command save no slots, if known before the start.
+    fn command_no_file(&self, spec: &SharedSpec, command: &ServerCommand) -> Option<NoFileReason> {
+        let can = spec.facts.slot_files == Some(true) && !self.refuses_slot_files;
+        if spec.run.warm == WarmMode::Off || spec.run.warm_bytes.0 == 0 {
+            Some(NoFileReason::Off)
+        } else if !can && !slot_files::has_given_directory(command) {
+            Some(NoFileReason::Build)
+        } else {
+            hints::no_slot_files(command)
+        }
+    }
+
+    /// Reason why a running process saves no slots for its successor.
+    fn process_no_file(&self, env: &TaskEnvironment, live: &LiveGeneration) -> Option<NoFileReason> {
+        let Some(kin) = live.cell.kin.get() else { return Some(NoFileReason::Other) };
+        if process_recipe(&env.spec).command() != live.recipe.command() {
+            // The next process has another command and cannot use the slots.
+            return Some(NoFileReason::Other);
+        }
+        // Earlier processes showed that restored slots are not used.
+        let made_of = kin.made_of;
+        let is_unused =
+            self.reuses_no_slots == Some(made_of) || env.leases.turns.are_slots_unused_by(made_of);
+        self.command_no_file(&env.spec, live.recipe.command())
+            .or_else(|| live.warm.files.is_none().then_some(NoFileReason::Build))
+            .or_else(|| (!env.leases.settings.are_untouched()).then_some(NoFileReason::Adapters))
+            .or(is_unused.then_some(NoFileReason::NotReused))
+    }
+
+    /// Inputs for saving the slots of a process, or the reason for not saving them.
+    pub(in crate::model) fn make_packing(
+        &self,
+        env: &TaskEnvironment,
+        live: &LiveGeneration,
+        alone: bool,
+    ) -> Result<SlotPacking, NoFileReason> {
+        if let Some(why) = self.process_no_file(env, live) {
+            return Err(why);
+        }
+        let (Some(process), Some(files), Some(kin)) =
+            (&live.child.process, &live.warm.files, live.cell.kin.get())
+        else {
+            return Err(NoFileReason::Other);
+        };
+        Ok(SlotPacking {
+            process: Arc::clone(process),
+            files: Arc::clone(files),
+            kin: *kin,
+            conversations: env.leases.turns.conversations_of(live.id),
+            slots: live.start.slots.unwrap_or(1),
+            bytes: env.spec.run.warm_bytes.0,
+            available: env.context.world.available_memory(),
+            pace: env.leases.turns.prompt_pace(),
+            shows_within: env.spec.lifecycle.slot_shows_within,
+            alone,
+            until: clock::after(Instant::now(), warden_policies::defaults().warmth.before_gate / 2),
+        })
+    }
+
+    /// Inputs for warming a new process from the state kept since the model was unloaded.
+    pub(in crate::model) fn unloaded_unpacking(
+        &self,
+        env: &TaskEnvironment,
+        unit: &ProcessUnit,
+    ) -> Option<ProcessWarming> {
+        let left = self.kept_state.iter().find(|kept| kept.replica == unit.replica)?;
+        if env.spec.run.warm == WarmMode::Off || env.leases.turns.conversations_of(left.from).is_empty() {
+            return None;
+        }
+        unit.make_unpacking(env, left.from, &left.warm_state, left.no_file, false)
+    }
+
+    /// Handles a death before the process was ready. A conversation may be the cause, so the next process is
+    /// not warmed.
+    pub(in crate::model) fn note_warming_death(
+        &mut self,
+        leases: &LeaseQueue,
+        replacements: &ReplacementTracker,
+        replica: u32,
+    ) {
+        self.drop_state(leases, |kept| kept.replica == replica && lock(&kept.warm_state).is_none());
+        let Some(replacement) = replacements.of_replica(replica) else { return };
+        let is_taken = replacement.warm_state.as_ref().is_some_and(|state| lock(state).is_none());
+        if is_taken && let Some(from) = replacement.from() {
+            leases.turns.forget_generation(from);
+        }
+    }
+}
+
+impl ProcessUnit {
+    /// Inputs for warming a process with the conversations of another generation.
+    fn make_unpacking(
+        &self,
+        env: &TaskEnvironment,
+        from: GenerationId,
+        state: &SharedWarmState,
+        no_file: Option<NoFileReason>,
+        urgent: bool,
+    ) -> Option<ProcessWarming> {
+        let live = self.live.as_ref()?;
+        Some(ProcessWarming {
+            warm_state: Arc::clone(state),
+            leases: Arc::clone(&env.leases),
+            from,
+            cell: Arc::clone(&live.cell),
+            files: live.warm.files.clone(),
+            no_file,
+            shows_within: env.spec.lifecycle.slot_shows_within,
+            urgent,
+            // Warming is part of the start and shares its time limit.
+            start: self.timer.filter(|(timer, _)| *timer == LifecycleTimer::Start).map(|(_, at)| at),
+        })
+    }
+}
+
+impl ReplacementTracker {
+    /// Inputs for warming a new process from the process that it replaces.
+    pub(in crate::model) fn warming(
+        &mut self,
+        env: &TaskEnvironment,
+        units: &UnitList,
+        experience: &ModelExperience,
+        unit: &ProcessUnit,
+    ) -> Option<ProcessWarming> {
+        let live = unit.live.as_ref()?;
+        let replica = unit.replica;
+        let role = unit.role;
+        let Some(replacement) = self.of_replica(replica) else {
+            return experience.unloaded_unpacking(env, unit);
+        };
+        if !is_planned(replacement.reason()) {
+            return None;
+        }
+        let Some(from) = replacement.from() else {
+            return experience.unloaded_unpacking(env, unit);
+        };
+        if from == live.id {
+            return None;
+        }
+        if env.spec.run.warm == WarmMode::Off || env.leases.turns.conversations_of(from).is_empty() {
+            return None;
+        }
+        let mut no_file = replacement.no_file;
+        let urgent = matches!(
+            replacement.reason(),
+            Reason::HostHard | Reason::VramHard | Reason::SharedHost | Reason::SharedVram
+        );
+        if role == UnitRole::Successor && replacement.warm_state.is_none() {
+            let old = units.current(replica)?.live.as_ref().filter(|old| old.id == from)?;
+            let packing = experience.make_packing(env, old, false);
+            no_file = packing.as_ref().err().copied();
+            let state = WarmState::Serving(packing.ok().map(Box::new));
+            self.set_warm_state(from, state);
+            if let Some(why) = no_file {
+                self.set_no_file(from, why);
+            }
+        }
+        let state = self.of_replica(replica)?.warm_state.as_ref()?;
+        unit.make_unpacking(env, from, state, no_file, urgent)
+    }
+}
+
+impl ModelTask {
+    /// False while the slots of a drained process are being saved.
+    pub(in crate::model) fn is_packed(&mut self, id: UnitId) -> bool {
+        let Some(unit) = self.units.get(id) else { return true };
+        let Some(live) = &unit.live else { return true };
+        let reason = self.replacements.replacement_of(live.id).map(Replacement::reason);
+        let goes = unit.machine.after_stop() == Some(AfterStop::Idle)
+            && reason.is_none()
+            && unit.replica < self.env.spec.run.replicas
+            && self.env.spec.run.warm != WarmMode::Off
+            && live.is_well()
+            && !self.env.spec.run.warm_away.is_zero();
+        let follows = unit.machine.after_stop() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
+        let planned = unit.role == UnitRole::Current && (follows || goes);
+        if !planned || live.child.short_grace || live.probing.crashed_at.is_some() || self.life.end.is_some()
+        {
+            return true;
+        }
+        match live.warm.packed {
+            PackProgress::Done => return true,
+            PackProgress::UnderWay => return false,
+            PackProgress::NotYet => {}
+        }
+        let generation = live.id;
+        let replica = unit.replica;
+        if let Some(from) = live.warm.from
+            && goes
+        {
+            // Include conversations of an earlier process that were never evaluated in this one.
+            self.env.leases.turns.move_all(from, generation);
+        }
+        if self.env.leases.turns.conversations_of(generation).is_empty() {
+            return true;
+        }
+        let mut packing = self.experience.make_packing(&self.env, live, true);
+        if goes {
+            let no_file = packing.as_ref().err().copied();
+            let kept = KeptState::new(replica, generation, no_file, self.env.spec.run.warm_away);
+            self.experience.kept_state.retain(|kept| kept.replica != replica);
+            self.experience.kept_state.push(kept);
+            if let Ok(packing) = &mut packing {
+                packing.available = packing.available.map(|bytes| bytes / away::MEMORY_SHARE_DIVISOR);
+                packing.until = packing.until.min(clock::after(Instant::now(), away::SLOT_SAVE_TIMEOUT));
+            }
+        } else {
+            self.replacements.set_warm_state(generation, WarmState::Saved(None));
+        }
+        let Some(unit) = self.units.get_mut(id) else { return true };
+        let Some(live) = &mut unit.live else { return true };
+        let packing = match packing {
+            Ok(packing) => packing,
+            Err(why) => {
+                live.warm.packed = PackProgress::Done;
+                self.replacements.set_no_file(generation, why);
+                return true;
+            }
+        };
+        live.warm.packed = PackProgress::UnderWay;
+        // The requests are done: the drain timer now limits the saving of slots.
+        if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
+            *at = (*at).max(clock::after(packing.until, self.env.spec.lifecycle.probe_timeout));
+        }
+        self.mail
+            .spawn_helper(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
+        false
+    }
+
+    pub(in crate::model) fn note_packed(&mut self, id: UnitId, generation: GenerationId, parcel: SavedSlots) {
+        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
+        let drains = phase == BackendPhase::Draining;
+        // After a cancelled drain, slots are saved again at the next drain.
+        live.warm.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
+        if drains {
+            let state = WarmState::Saved(Some(Box::new(parcel)));
+            if self.replacements.replacement_of(generation).is_some() {
+                self.replacements.set_warm_state(generation, state);
+            } else if let Some(kept) = self.experience.kept_state.iter().find(|kept| kept.from == generation)
+            {
+                *lock(&kept.warm_state) = Some(state);
+            }
+        }
+        self.life.note_action();
+    }
+
+    pub(in crate::model) fn note_warmed(&mut self, id: UnitId, unpacked: WarmingResult) {
+        let WarmingResult { from, warmth, warm, restored, used, begun, .. } = unpacked;
+        let Some(live) = self.units.live_mut(id) else { return };
+        live.warm.from = Some(from);
+        let to = live.id;
+        let process = live.child.process.clone();
+        for kept in warm {
+            self.env.leases.turns.move_conversation(&kept, to);
+        }
+        if let Some(kin) = live.cell.kin.get() {
+            if warmth.no_file == Some(NoFileReason::NotReused) {
+                self.experience.reuses_no_slots = Some(kin.made_of);
+            }
+            self.env.leases.turns.watch_restored(to, kin.made_of, &restored);
+        }
+        self.replacements.note_warm(from, &warmth);
+        let kept_state = &mut self.experience.kept_state;
+        if kept_state.extract_if(.., |kept| kept.from == from).count() > 0 {
+            self.env.log_event(Some(to), EventKind::CameBack { warmth });
+        }
+        let Some(process) = process else { return };
+        let warmer = GateWarmer {
+            process,
+            leases: Arc::clone(&self.env.leases),
+            from,
+            to,
+            used_slots: used,
+            restored,
+            begun_slots: begun,
+            timeout: self.env.spec.lifecycle.probe_timeout,
+        };
+        self.mail.spawn_helper(to, async move { HelperReport::Warmed(Box::new(warmer.run().await)) });
+    }
+}
