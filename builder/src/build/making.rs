@@ -216,12 +216,12 @@ impl RunningBuild<'_> {
         let (log, reporter) = (&mut self.log, &self.builder.reporter);
         let priority =
             if self.request.is_background { RunPriority::Background } else { RunPriority::Inherited };
-        let ended = run_at_priority(command, priority, &self.builder.cancel, |line| {
+        let ended = Box::pin(run_at_priority(command, priority, &self.builder.cancel, |line| {
             log.push_line(line);
             if let Some(event) = event(line) {
                 reporter.report(event);
             }
-        })
+        }))
         .await;
         self.log.end_phase();
         match ended {

@@ -39,12 +39,12 @@ pub(crate) enum ChildExit {
 }
 
 /// Runs a program to its end, and passes on each line of standard output and standard error in order.
-pub(crate) async fn run(
+pub(crate) fn run(
     command: Command,
     cancel: &CancellationToken,
     line: impl FnMut(&str),
-) -> io::Result<ChildExit> {
-    run_at_priority(command, RunPriority::Inherited, cancel, line).await
+) -> impl Future<Output = io::Result<ChildExit>> {
+    run_at_priority(command, RunPriority::Inherited, cancel, line)
 }
 
 /// Priority of a program and of the programs that it starts.

@@ -116,7 +116,7 @@ impl ModelTask {
             .leases
             .with_state(|queue| queue.set_limits(self.env.spec.queue.depth, self.env.spec.queue.wait));
         self.env.leases.change_admission(|admit| {
-            admit.set_policy(self.env.spec.admission.mode, self.env.spec.admission.policy.clone())
+            admit.set_policy(self.env.spec.admission.mode, self.env.spec.admission.policy.clone());
         });
         self.env.leases.ward.set_policy(self.env.spec.quarantine);
         // Changes of admission and overlap settings are ignored: they never prevented a replacement.

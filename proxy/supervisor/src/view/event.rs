@@ -503,7 +503,7 @@ fn log_replacing_event(model: &str, generation: &str, kind: &EventKind) {
 fn log_loading_event(model: &str, generation: &str, kind: &EventKind) {
     match kind {
         EventKind::Unloaded { idle_ms } => {
-            tracing::info!(model, idle_ms, "unloaded: no request for its `ttl`")
+            tracing::info!(model, idle_ms, "unloaded: no request for its `ttl`");
         }
         EventKind::MakesRoom { wanted } => {
             tracing::info!(model, %wanted, "unloaded to free memory for another model");
