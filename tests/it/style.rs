@@ -156,7 +156,7 @@ struct StyleBounds {
 const BOUNDS: StyleBounds = StyleBounds {
     one_word: 65,
     shared: 49,
-    private_voice: 79,
+    private_voice: 60,
     wide: 0,
     long_functions: 0,
     large_structs: 32,
