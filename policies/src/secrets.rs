@@ -260,7 +260,7 @@ pub struct KnownSecrets(Vec<String>);
 
 impl std::fmt::Debug for KnownSecrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Known({} secrets)", self.0.len())
+        write!(f, "KnownSecrets({})", self.0.len())
     }
 }
 
@@ -468,6 +468,6 @@ mod tests {
             known.redact(said.to_owned()),
             "*** and *** and ***, ***!, enabled 123456 /tmp/agent.123 /home/me0123"
         );
-        assert_eq!(format!("{known:?}"), "Known(4 secrets)");
+        assert_eq!(format!("{known:?}"), "KnownSecrets(4)");
     }
 }

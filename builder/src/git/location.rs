@@ -103,7 +103,7 @@ impl fmt::Display for GitLocation {
 /// Hides user and password, too: debug output ends up in logs.
 impl fmt::Debug for GitLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Location({self})")
+        write!(f, "GitLocation({self})")
     }
 }
 

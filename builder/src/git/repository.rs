@@ -23,7 +23,7 @@ pub struct GitRepository {
 
 impl std::fmt::Debug for GitRepository {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Repository({})", self.shown)
+        write!(f, "GitRepository({})", self.shown)
     }
 }
 

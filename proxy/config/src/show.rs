@@ -49,7 +49,7 @@ pub struct DisplayedConfig {
 /// Prints only the pending sections, because the configuration contains secrets.
 impl std::fmt::Debug for DisplayedConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Kept({:?})", self.pending)
+        write!(f, "DisplayedConfig({:?})", self.pending)
     }
 }
 

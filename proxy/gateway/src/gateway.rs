@@ -93,7 +93,7 @@ struct InsideCalls {
 
 impl std::fmt::Debug for BoundGateway {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bound").field("listener", &self.listener).finish_non_exhaustive()
+        f.debug_struct("BoundGateway").field("listener", &self.listener).finish_non_exhaustive()
     }
 }
 

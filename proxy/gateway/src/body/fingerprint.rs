@@ -88,7 +88,7 @@ enum RestHasher {
 impl fmt::Debug for FingerprintHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The state would reveal the key.
-        f.debug_struct("Printer").finish_non_exhaustive()
+        f.debug_struct("FingerprintHasher").finish_non_exhaustive()
     }
 }
 

@@ -101,7 +101,7 @@ pub struct TlsState {
 
 impl std::fmt::Debug for TlsState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("TlsState").field("files", &self.files).finish_non_exhaustive()
     }
 }
 

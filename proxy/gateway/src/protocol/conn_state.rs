@@ -197,7 +197,7 @@ impl Drop for ConnBusy {
 
 impl std::fmt::Debug for ConnInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner")
+        f.debug_struct("ConnInner")
             .field("phase", &self.phase)
             .field("blocked", &self.blocked)
             .finish_non_exhaustive()

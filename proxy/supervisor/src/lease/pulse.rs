@@ -228,7 +228,7 @@ impl ProgressTracker {
 
 impl std::fmt::Debug for ProgressTracker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pulses({} requests)", lock(&self.all).len())
+        write!(f, "ProgressTracker({} requests)", lock(&self.all).len())
     }
 }
 

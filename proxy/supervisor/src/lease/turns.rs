@@ -37,7 +37,7 @@ pub struct ConversationTurn {
 impl std::fmt::Debug for ConversationTurn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let bytes = self.body.as_ref().map(Bytes::len);
-        write!(f, "Turn({}, {bytes:?} bytes, {} tokens)", self.path, self.tokens)
+        write!(f, "ConversationTurn({}, {bytes:?} bytes, {} tokens)", self.path, self.tokens)
     }
 }
 

@@ -234,7 +234,7 @@ impl fmt::Display for RemoteOrigin {
 
 impl fmt::Debug for RemoteOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Origin({self}, {})", if self.has_key() { "with a key" } else { "without a key" })
+        write!(f, "RemoteOrigin({self}, {})", if self.has_key() { "with a key" } else { "without a key" })
     }
 }
 
@@ -308,7 +308,7 @@ mod tests {
             assert_eq!(request.headers()[VIA], via);
         }
         let shown = format!("{:?}", RemoteOrigin::parse("https://a.example", Some("secret")).unwrap());
-        assert_eq!(shown, "Origin(https://a.example, with a key)");
+        assert_eq!(shown, "RemoteOrigin(https://a.example, with a key)");
     }
 
     #[test]

@@ -208,7 +208,7 @@ impl BackendRequest {
 impl Debug for BackendRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The body may contain a client's text, so show only its size.
-        write!(f, "Question({}, {:?} bytes)", self.path, self.body.as_ref().map(Bytes::len))
+        write!(f, "BackendRequest({}, {:?} bytes)", self.path, self.body.as_ref().map(Bytes::len))
     }
 }
 

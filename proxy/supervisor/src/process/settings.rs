@@ -17,7 +17,7 @@ pub(crate) struct ClientSetting {
 
 impl std::fmt::Debug for ClientSetting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Setting({}, {} bytes)", self.path, self.body.len())
+        write!(f, "ClientSetting({}, {} bytes)", self.path, self.body.len())
     }
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct InheritedSetting {
 impl std::fmt::Debug for InheritedSetting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let bytes = self.body.as_ref().map(Vec::len);
-        write!(f, "SetElsewhere({}, {bytes:?} bytes, {})", self.path, self.number)
+        write!(f, "InheritedSetting({}, {bytes:?} bytes, {})", self.path, self.number)
     }
 }
 

@@ -46,7 +46,7 @@ impl AnswerText {
 
 impl std::fmt::Debug for AnswerText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Said({} bytes)", self.bytes())
+        write!(f, "AnswerText({} bytes)", self.bytes())
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct FormToken([u8; TOKEN_BYTES]);
 
 impl std::fmt::Debug for FormToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(..)")
+        f.write_str("FormToken(..)")
     }
 }
 
@@ -56,6 +56,6 @@ mod tests {
         {
             assert!(!token.matches(said), "{said}");
         }
-        assert_eq!(format!("{token:?}"), "Token(..)");
+        assert_eq!(format!("{token:?}"), "FormToken(..)");
     }
 }

@@ -154,19 +154,19 @@ impl LoadingDesk {
 impl Debug for LoadingReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Joined { .. } => "Joins",
-            Self::Wanted { urgent: false, .. } => "Wants",
-            Self::Wanted { urgent: true, .. } => "Wants now",
-            Self::SettingsChanged(_) => "Is",
-            Self::ReplacementPlanned(_) => "Remade",
-            Self::ReplacementDropped => "Kept",
+            Self::Joined { .. } => "Joined",
+            Self::Wanted { urgent: false, .. } => "Wanted",
+            Self::Wanted { urgent: true, .. } => "Wanted at once",
+            Self::SettingsChanged(_) => "SettingsChanged",
+            Self::ReplacementPlanned(_) => "ReplacementPlanned",
+            Self::ReplacementDropped => "ReplacementDropped",
             Self::Inherited(_) => "Inherited",
             Self::Loaded => "Loaded",
-            Self::Measured(_) => "Read",
-            Self::Leaving => "Leaves",
-            Self::Reclaimed => "GaveBack",
-            Self::StartShort => "Short",
-            Self::Unloaded => "Gone",
+            Self::Measured(_) => "Measured",
+            Self::Leaving => "Leaving",
+            Self::Reclaimed => "Reclaimed",
+            Self::StartShort => "StartShort",
+            Self::Unloaded => "Unloaded",
             Self::Removed => "Removed",
         })
     }
