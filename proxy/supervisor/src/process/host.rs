@@ -13,7 +13,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::GpuIndex;
-use warden_policies::health::SlotActivity;
 use warden_policies::sample::HostMemory;
 use warden_policies::standstill::ProcessActivity;
 use warden_sensors::gpu::{GpuBaseline, VramUnknown};
@@ -358,11 +357,6 @@ impl HostProcess {
         let answer = self.http.get_ok("/metrics", limit).await?;
         Some(backend_metrics::parse(&answer.text().await.ok()?))
     }
-
-    async fn slots(&self, limit: Duration) -> Option<SlotActivity> {
-        let answer = self.http.get_ok("/slots", limit).await?;
-        slot_talk::slot_activity(&answer.json().await.ok()?)
-    }
 }
 
 /// A file that cannot be inspected counts as existing.
@@ -454,7 +448,7 @@ impl BackendProcess for HostProcess {
                 n_ctx: json["default_generation_settings"]["n_ctx"].as_u64().or(json["n_ctx"].as_u64()),
                 modalities: serde_json::from_value(json["modalities"].clone()).ok(),
                 build: json["build_info"].as_str().and_then(build_number),
-                reports_slots: self.slots(timeout).await.is_some(),
+                reports_slots: slot_talk::slot_activity(self, timeout).await.is_some(),
             }
         })
     }
@@ -503,7 +497,8 @@ impl BackendProcess for HostProcess {
             }
             // Each of the two requests may have to wait.
             let metrics = async { if ask.metrics { self.metrics(ask.limit).await } else { None } };
-            let slots = async { if ask.slots { self.slots(ask.limit).await } else { None } };
+            let slots =
+                async { if ask.slots { slot_talk::slot_activity(self, ask.limit).await } else { None } };
             let (seen, metrics, slots) =
                 tokio::join!(self.gpus.reader.read_within(ask.gpu_age, ask.limit), metrics, slots);
             let (pid, server_pid) = (self.child.pid(), self.server_pid());

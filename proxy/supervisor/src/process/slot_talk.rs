@@ -17,18 +17,25 @@ pub(crate) struct ReportedSlot {
 
 /// Returns `None` if the process does not report its slots.
 pub(crate) async fn list_slots(process: &dyn BackendProcess, timeout: Duration) -> Option<Vec<ReportedSlot>> {
-    let (status, answer) =
-        process.send_request(BackendRequest { path: "/slots".to_owned(), body: None }, timeout).await?;
-    if status != 200 {
-        return None;
-    }
-    read_slots(&serde_json::from_slice(&answer).ok()?)
+    read_slots(&request_slots(process, timeout).await?)
 }
 
+/// Returns `None` if the process does not report its slots.
+pub(crate) async fn slot_activity(process: &dyn BackendProcess, timeout: Duration) -> Option<SlotActivity> {
+    read_activity(&request_slots(process, timeout).await?)
+}
+
+async fn request_slots(process: &dyn BackendProcess, timeout: Duration) -> Option<Value> {
+    let question = BackendRequest { path: "/slots".to_owned(), body: None };
+    let (status, answer) = process.send_request(question, timeout).await?;
+    (status == 200).then(|| serde_json::from_slice(&answer).ok()).flatten()
+}
+
+/// Returns `None` if the answer is no list of slots.
 fn read_slots(answer: &Value) -> Option<Vec<ReportedSlot>> {
     let of = |slot: &Value| {
         let id = u32::try_from(slot["id"].as_u64()?).ok()?;
-        let busy = is_busy(slot, false);
+        let busy = is_busy(slot);
         let tokens = slot["n_prompt_tokens"].as_u64();
         let task = slot["id_task"].as_i64().and_then(|task| u64::try_from(task).ok());
         Some(ReportedSlot {
@@ -136,22 +143,19 @@ const WORK_FIELDS: [&str; 7] = [
     "n_remain",
 ];
 
-/// Reads an answer to `/slots`: the number of busy slots, and a value that changes with each token and each
-/// prompt batch. `None` if the answer is no list of slots.
-pub(crate) fn slot_activity(answer: &Value) -> Option<SlotActivity> {
-    let slots = answer.as_array().filter(|slots| slots.iter().all(Value::is_object))?;
-    let busy = slots.iter().filter(|slot| is_busy(slot, true)).count();
+/// Reads the number of busy slots, and a value that changes with each token and each prompt batch.
+fn read_activity(answer: &Value) -> Option<SlotActivity> {
+    let busy = read_slots(answer)?.iter().filter(|slot| slot.facts.busy).count();
     let mut hasher = DefaultHasher::new();
-    for slot in slots {
-        hash_work(slot, &mut hasher);
-    }
+    hash_work(answer, &mut hasher);
     Some(SlotActivity { busy: u32::try_from(busy).unwrap_or(u32::MAX), mark: hasher.finish() })
 }
 
-/// Older versions of llama-server have `state` in place of `is_processing`; 0 is idle.
-fn is_busy(slot: &Value, if_unknown: bool) -> bool {
+/// Older versions of llama-server have `state` in place of `is_processing`; 0 is idle. A slot with neither
+/// may be computing: nothing is saved from it, and it does not make a wedged server look idle.
+fn is_busy(slot: &Value) -> bool {
     let by_state = || slot["state"].as_u64().map(|state| state != 0);
-    slot["is_processing"].as_bool().or_else(by_state).unwrap_or(if_unknown)
+    slot["is_processing"].as_bool().or_else(by_state).unwrap_or(true)
 }
 
 fn hash_work(value: &Value, hasher: &mut DefaultHasher) {
@@ -197,6 +201,9 @@ mod tests {
             read_slots(&once).unwrap(),
             [slot(0, true, None, Some(4), false), slot(1, false, None, None, true)]
         );
+        let unknown = json!([{ "id": 0 }]);
+        assert_eq!(read_slots(&unknown).unwrap(), [slot(0, true, None, None, false)]);
+        assert_eq!(read_activity(&unknown).unwrap().busy, 1, "both readers count a slot alike");
         for no_list in [json!({}), json!([{ "n_ctx": 1 }]), json!(["x"])] {
             assert_eq!(read_slots(&no_list), None, "{no_list}");
         }
@@ -211,18 +218,18 @@ mod tests {
                  "prompt": "n_decoded", "next_token": [{"n_decoded": decoded, "n_remain": -1}]},
             ])
         };
-        let one = slot_activity(&newer(3, 10)).unwrap();
+        let one = read_activity(&newer(3, 10)).unwrap();
         assert_eq!(one.busy, 1);
-        assert_eq!(slot_activity(&newer(3, 10)), Some(one));
+        assert_eq!(read_activity(&newer(3, 10)), Some(one));
         assert!(
-            slot_activity(&newer(4, 10)).unwrap().mark != one.mark
-                && slot_activity(&newer(3, 20)).unwrap().mark != one.mark
+            read_activity(&newer(4, 10)).unwrap().mark != one.mark
+                && read_activity(&newer(3, 20)).unwrap().mark != one.mark
         );
         let older = json!([{"id": 0, "state": 1, "n_past": 7}, {"id": 1, "state": 0}]);
-        assert_eq!(slot_activity(&older).unwrap().busy, 1);
+        assert_eq!(read_activity(&older).unwrap().busy, 1);
         for other in [json!({"error": {"code": 501}}), json!([1, 2]), json!("x")] {
-            assert_eq!(slot_activity(&other), None, "{other}");
+            assert_eq!(read_activity(&other), None, "{other}");
         }
-        assert_eq!(slot_activity(&json!([])).unwrap().busy, 0);
+        assert_eq!(read_activity(&json!([])).unwrap().busy, 0);
     }
 }
