@@ -104,9 +104,9 @@ const fn prompt_token(at: usize) -> usize {
 /// Parses the words with their log-probabilities; `None` if the answer has no probabilities.
 fn parse_words(answer: &Value) -> Option<BTreeMap<String, f64>> {
     let first = answer["completion_probabilities"].get(0)?;
-    let list = first["top_logprobs"].as_array().or_else(|| first["probs"].as_array())?;
+    let list = ["top_logprobs", "top_probs", "probs"].into_iter().find_map(|name| first[name].as_array())?;
     let words = list.iter().filter_map(|entry| {
-        // The first form is current, the second one dates from before 2025.
+        // `tok_str` dates from before 2025; probabilities also come from after sampling.
         let word = entry["token"].as_str().or_else(|| entry["tok_str"].as_str())?;
         let log = entry["logprob"].as_f64().or_else(|| entry["prob"].as_f64().map(f64::ln))?;
         log.is_finite().then(|| (word.to_owned(), log))
@@ -285,12 +285,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probabilities_are_read_in_both_forms() {
+    fn probabilities_are_read_in_all_forms() {
         let new = json!({"completion_probabilities": [{"id": 1, "top_logprobs": [
             {"id": 1, "token": " ba", "logprob": -0.5}, {"id": 2, "token": " do", "logprob": null}]}]});
         assert_eq!(parse_words(&new), Some([(" ba".to_owned(), -0.5)].into()));
         let old = json!({"completion_probabilities": [{"content": "x", "probs": [{"tok_str": " ba", "prob": 1.0}]}]});
         assert_eq!(parse_words(&old), Some([(" ba".to_owned(), 0.0)].into()));
+        let sampled = json!({"completion_probabilities": [{"top_probs": [{"token": " ba", "prob": 1.0}]}]});
+        assert_eq!(parse_words(&sampled), Some([(" ba".to_owned(), 0.0)].into()));
         assert_eq!(parse_words(&json!({"content": " ba"})), None);
     }
 }

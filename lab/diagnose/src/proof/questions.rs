@@ -164,19 +164,22 @@ impl ProofQuestion {
     }
 }
 
-/// Builds list logarithms, probabilities (when sampling), or, until about b4400, probabilities under other
-/// names.
+/// Builds list logarithms, or probabilities: those after sampling, and until about b4400 under other names.
 fn native_token(token: &Value) -> ReplyToken {
-    if token.get("probs").is_some() {
-        let mut old = parse_token(token, "content", "probs", "prob");
-        // A probability of 0 has no logarithm.
-        old.top.retain(|(_, chance)| *chance > 0.0);
-        for (_, chance) in &mut old.top {
-            *chance = chance.ln();
-        }
-        return old;
+    let (name, list) = if token.get("probs").is_some() {
+        ("content", "probs")
+    } else if token.get("top_probs").is_some() {
+        ("token", "top_probs")
+    } else {
+        return parse_token(token, "token", "top_logprobs", "logprob");
+    };
+    let mut found = parse_token(token, name, list, "prob");
+    // A probability of 0 has no logarithm.
+    found.top.retain(|(_, chance)| *chance > 0.0);
+    for (_, chance) in &mut found.top {
+        *chance = chance.ln();
     }
-    parse_token(token, "token", "top_logprobs", "logprob")
+    found
 }
 
 fn parse_token(token: &Value, name: &str, list: &str, number: &str) -> ReplyToken {
@@ -213,6 +216,21 @@ mod tests {
         assert_eq!(new.tokens[0].top, [("a".to_owned(), -0.5), ("c".to_owned(), -1.5)]);
         assert_eq!(old.tokens[0].text, "a");
         assert!((old.tokens[0].top[1].1 - 0.25_f64.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn probabilities_after_sampling_become_logarithms() {
+        let sampled = json!({ "content": "ab", "completion_probabilities": [
+            { "id": 1, "token": "a", "bytes": [97], "prob": 0.75, "top_probs": [
+                { "id": 1, "token": "a", "bytes": [97], "prob": 0.75 },
+                { "id": 2, "token": "c", "bytes": [99], "prob": 0.25 },
+                { "id": 3, "token": "d", "bytes": [100], "prob": 0.0 },
+            ] },
+        ] });
+        let reply = question(QuestionKind::Native).parse_reply(&sampled);
+        assert_eq!((reply.tokens.len(), reply.tokens[0].text.as_str()), (1, "a"));
+        let expected = [("a".to_owned(), 0.75_f64.ln()), ("c".to_owned(), 0.25_f64.ln())];
+        assert_eq!(reply.tokens[0].top, expected);
     }
 
     #[test]
