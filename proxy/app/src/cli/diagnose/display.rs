@@ -1,7 +1,7 @@
 //! Progress of an experiment: one changing line on a terminal, a line for each workload elsewhere.
 
 use warden_diagnose::LegProgress;
-use warden_experiment::LegFinding;
+use warden_experiment::{LegFinding, Workload};
 use warden_policies::growth::{GrowthVerdict, SeriesGrowth};
 use warden_policies::sample::BackendSample;
 use warden_policies::units::as_f64;
@@ -13,21 +13,38 @@ use crate::cli::progress::ProgressLines;
 pub(super) struct ExperimentDisplay {
     lines: ProgressLines,
     legs: usize,
-    begun: usize,
+    workloads: WorkloadCounter,
+}
+
+/// Number of workloads that were started or skipped.
+#[derive(Debug, Default)]
+struct WorkloadCounter {
+    count: usize,
+    latest: Option<Workload>,
+}
+
+impl WorkloadCounter {
+    /// Returns the number of a workload. A workload that is started again, or skipped after its start, keeps
+    /// its number.
+    fn number_of(&mut self, workload: Workload) -> usize {
+        if self.latest.replace(workload) != Some(workload) {
+            self.count += 1;
+        }
+        self.count
+    }
 }
 
 impl ExperimentDisplay {
     pub(super) fn new(legs: usize) -> Self {
-        Self { lines: ProgressLines::new(), legs, begun: 0 }
+        Self { lines: ProgressLines::new(), legs, workloads: WorkloadCounter::default() }
     }
 
     pub(super) fn show(&mut self, progress: &LegProgress<'_>) {
         match progress {
             LegProgress::Starting(workload) => {
-                self.begun += 1;
                 let text = format!(
                     "{workload} ({} of {}): {}; starting the server",
-                    self.begun,
+                    self.workloads.number_of(*workload),
                     self.legs,
                     workload.description()
                 );
@@ -41,8 +58,6 @@ impl ExperimentDisplay {
                 self.lines.change(&text, false);
             }
             LegProgress::Control(workload) => {
-                // A repetition without the prompt cache does not count as another workload.
-                self.begun = self.begun.saturating_sub(1);
                 self.lines
                     .line(&format!("{workload}: once more without the prompt cache, which may be what grew"));
             }
@@ -57,8 +72,8 @@ impl ExperimentDisplay {
             }
             LegProgress::Ended(finding) => self.lines.line(&leg_summary(finding)),
             LegProgress::Skipped(workload, why) => {
-                // A server may have started before the workload was found to be impossible.
-                self.begun = self.begun.max(1);
+                // A workload may be skipped without a start, if an earlier one has shown that it is impossible.
+                self.workloads.number_of(*workload);
                 self.lines.line(&format!("{workload}: not run: {why}"));
             }
         }
@@ -94,4 +109,26 @@ fn leg_summary(finding: &LegFinding) -> String {
     let one = |series: MemoryKind, verdict: GrowthVerdict| format!("{series} {}", verdict.as_str());
     let verdicts: Vec<String> = finding.series.iter().map(|found| one(found.series, found.verdict)).collect();
     format!("{}: {} requests: {}", finding.workload, finding.requests, verdicts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_and_repeated_workloads_are_counted_once() {
+        let mut display = ExperimentDisplay::new(5);
+        let mut show = |progress: LegProgress<'_>| {
+            display.show(&progress);
+            display.workloads.count
+        };
+        assert_eq!(show(LegProgress::Starting(Workload::ShortText)), 1);
+        assert_eq!(show(LegProgress::Control(Workload::ShortText)), 1);
+        assert_eq!(show(LegProgress::Starting(Workload::ShortText)), 1, "once more without the prompt cache");
+        assert_eq!(show(LegProgress::Starting(Workload::SameImage)), 2);
+        assert_eq!(show(LegProgress::Skipped(Workload::SameImage, "no images")), 2, "known after its start");
+        assert_eq!(show(LegProgress::Skipped(Workload::ImageSizes, "no images")), 3, "never started");
+        assert_eq!(show(LegProgress::Starting(Workload::LongText)), 4);
+        assert_eq!(show(LegProgress::Skipped(Workload::Audio, "no audio")), 5);
+    }
 }
