@@ -482,8 +482,18 @@ impl From<DiagnoseError> for CommandError {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
     use clap::Parser;
+    use warden_diagnose::LegResult;
+    use warden_diagnose::report::ExperimentSetup;
+    use warden_experiment::{LegEnd, LegJudge, LegSpeed};
+    use warden_policies::defaults;
+    use warden_policies::growth::GrowthVerdict;
+    use warden_policies::sample::{BackendSample, HostMemory, SampleEdge, WorkDone};
+    use warden_supervisor::ServerProps;
+
+    use super::*;
 
     #[derive(Parser)]
     struct DiagnoseTestCli {
@@ -509,5 +519,64 @@ mod tests {
         assert_eq!(args.workloads().unwrap(), [Workload::SameImage, Workload::ShortText]);
         assert_eq!(parse(&["--replay", "f", "--", "-m", "a"]).workloads().unwrap(), [Workload::Replay]);
         assert_eq!(parse(&["--workload", "replay"]).workloads().unwrap_err().code(), 2);
+    }
+
+    /// A leg in which each request adds these bytes of host memory.
+    fn leg(bytes: u64) -> LegResult {
+        const REQUESTS: u64 = 100;
+        let mut judge =
+            LegJudge::new(Workload::ShortText, REQUESTS, &defaults().growth, &defaults().diagnose);
+        for requests in 1..=REQUESTS {
+            let work = WorkDone { requests, prompt_tokens: 60 * requests, ..WorkDone::default() };
+            let anon = (400 << 20) + requests * bytes + requests * 7919 % 61 * 4096;
+            let sample = BackendSample {
+                at: Duration::from_millis(300 * requests),
+                edge: SampleEdge::Idle,
+                host: Some(HostMemory { anon, ..HostMemory::default() }),
+                vram: Vec::new(),
+                pools: Vec::new(),
+                in_flight: 0,
+                work,
+                largest_prompt: 60,
+                reclaims: 0,
+            };
+            judge.observe(sample, 0, None);
+        }
+        LegResult {
+            finding: judge.finding(LegSpeed::default(), LegEnd::Complete),
+            readings: judge.readings().to_vec(),
+            props: ServerProps::default(),
+            allowance: Vec::new(),
+            ready_after: Duration::from_secs(1),
+            vram_unknown: None,
+            devices: Vec::new(),
+            lines: Vec::new(),
+            last_words: Vec::new(),
+            no_embeddings: None,
+            refused: None,
+            tokens_per_word: 0.0,
+        }
+    }
+
+    /// Exit code, and the printed findings.
+    fn exit_of(legs: Vec<LegResult>) -> (u8, String) {
+        let outcome = ExperimentOutcome { legs, ..ExperimentOutcome::default() };
+        let report = DiagnoseReport::new(ExperimentSetup::default(), &outcome);
+        let code = exit_for_findings(&outcome, &report, false).map_or_else(|failure| failure.code(), |()| 0);
+        (code, findings_text(&parse(&["--", "-m", "a"]), &outcome, &report) + &report.html())
+    }
+
+    #[test]
+    fn a_rise_up_to_the_end_is_undecided_and_not_the_same_as_no_leak() {
+        let (code, text) = exit_of(vec![leg(0)]);
+        assert_eq!(code, 0, "{text}");
+        assert!(text.contains("nothing leaks"), "{text}");
+        let rises = leg(300 << 10);
+        assert_eq!(rises.finding.worst(), Some(GrowthVerdict::Suspected));
+        let (code, text) = exit_of(vec![leg(0), rises.clone()]);
+        assert_eq!(code, 5, "{text}");
+        assert!(text.contains("suspected") && !text.contains("nothing leaks"), "{text}");
+        // A leak that is sure outweighs a doubt.
+        assert_eq!(exit_of(vec![rises, leg(4 << 20)]).0, 3);
     }
 }
