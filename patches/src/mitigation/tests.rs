@@ -87,6 +87,47 @@ fn the_shipped_list_is_sound_and_every_cure_is_in_it() {
     }
 }
 
+/// Reports upstream, each with the entry that describes it, something that helps, and what is known or not
+/// known of its cause.
+const REPORTS: [(u32, &str, &str, &str); 14] = [
+    (22_404, "tensor-split-context", "upgrade to b9320", "Fixed in b9320"),
+    (27_845, "tensor-split-host-open", "--split-mode layer", "cause unknown"),
+    (27_155, "draft-host-open", "run without the draft", "cause unknown"),
+    (21_742, "tensor-split-vram-open", "no-cuda-graphs", "Whether the graphs were the cause is not known"),
+    (25_437, "checkpoints-kept", "upgrade to b10011", "Fixed in b10011"),
+    (21_690, "ctx-checkpoints-growth", "ctx-checkpoints", "a bound in bytes and is open"),
+    (29_142, "vmm-reservation", "build-no-vmm", "Open (#29142)"),
+    (23_094, "vmm-reservation", "build-no-vmm", "closed as stale"),
+    (27_388, "decode-wedge", "restart", "the cause is not known"),
+    (27_148, "prompt-cache-contamination", "cache_prompt = false", "Open (#27148)"),
+    (27_422, "prompt-cache-contamination", "no-cache-idle-slots", "#27422 and #27579 were not"),
+    (27_579, "prompt-cache-contamination", "for each group of users", "#27422 and #27579 were not"),
+    (23_606, "recurrent-state-nan", "restart", "the reports name several causes"),
+    (23_577, "recurrent-state-nan", "policy.max_age", "#23577 is open"),
+];
+
+#[test]
+fn a_report_upstream_has_an_entry_with_builds_with_what_helps_and_with_what_is_not_known() {
+    let all = MitigationCatalogue::embedded().unwrap();
+    for (number, id, helps, cause) in REPORTS {
+        let leak = all.leak(id).unwrap_or_else(|| panic!("{number}: there is no entry {id}"));
+        assert!(leak.references.contains(&format!("ggml-org/llama.cpp#{number}")), "{id} lacks {number}");
+        assert!(!leak.builds().is_empty() || !leak.range.is_empty(), "{id} names no builds");
+        let cures: Vec<String> = leak.cures.iter().map(ToString::to_string).collect();
+        assert!(cures.iter().any(|cure| cure.contains(helps)), "{number}: {helps:?} is not in {cures:?}");
+        let told = format!("{} {} {}", leak.upstream, leak.title, leak.confidence);
+        assert!(told.contains(cause), "{number}: {cause:?} is not in {told:?}");
+    }
+    assert_eq!(
+        all.mitigation("build-no-vmm").unwrap().how(),
+        "a build with -DGGML_CUDA_NO_VMM=ON",
+        "it takes another build to do without the reservation"
+    );
+    // It names the systems that refuse the reservation.
+    let systems = &all.leak("vmm-reservation").unwrap().symptom;
+    assert!(["Jetson", "WSL 2"].iter().all(|system| systems.contains(system)), "{systems}");
+}
+
 #[test]
 fn each_kind_of_mitigation_comes_to_what_it_says() {
     let done = resolve(&[
