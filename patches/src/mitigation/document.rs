@@ -122,7 +122,7 @@ fn write_leak(text: &mut Vec<String>, leak: &KnownLeak) {
     for cure in &leak.cures {
         write_item(text, "helps", &cure.to_string());
     }
-    write_item(text, "how to tell", &leak.detect);
+    write_item(text, "signs", &leak.detect);
     for sign in &leak.signs {
         write_item(text, "fingerprint", &sign.to_string());
     }
