@@ -417,3 +417,14 @@ fn what_a_file_is_is_seen_by_its_name_and_its_first_line() {
         assert_eq!(guess_format(Path::new(name), text), source, "{name}: {text}");
     }
 }
+
+#[test]
+fn the_settings_of_another_page_name_ours() {
+    let imported = swap("ui: {title: home}\nmodels:\n  a: {cmd: llama-server -m /a.gguf}\n").unwrap();
+    let left: Vec<String> = imported.unmatched.iter().map(|left| left.describe(usize::MAX)).collect();
+    let [left] = left.as_slice() else { panic!("{left:?}") };
+    assert!(left.contains("the page for operators") && !left.contains("no page"), "{left}");
+    let (_, file) = left.rsplit_once('(').unwrap();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file.trim_end_matches(')'));
+    assert!(docs.is_file(), "{}", docs.display());
+}
