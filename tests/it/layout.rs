@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand};
+use regex::Regex;
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// For each crate, our crates that it may depend on.
@@ -352,4 +353,20 @@ pub(crate) fn rust_files(folder: &Path) -> Result<Vec<PathBuf>, Trouble> {
     }
     found.sort();
     Ok(found)
+}
+
+#[test]
+fn the_readmes_tests_run_as_many_at_a_time_as_those_of_ci() -> Outcome {
+    const COMMAND: &str = "cargo test --workspace --no-fail-fast";
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).context(name);
+    let (readme, ci) = (read("README.md")?, read(".ci/run")?);
+    assert!(readme.contains(&format!("\n$ {COMMAND}\n")), "README.md names the command");
+    assert!(ci.contains(&format!("{COMMAND} --locked")), ".ci/run runs the same command");
+    let settings: toml::Table = read(".cargo/config.toml")?.parse()?;
+    let threads = settings["env"]["RUST_TEST_THREADS"].as_str().context("a number of threads")?;
+    let formula = Regex::new(r"RUST_TEST_THREADS:-\$\(\((\d+) \* \$\(nproc\)\)\)")?;
+    let per_core: u32 = formula.captures(&ci).context("threads for each core")?[1].parse()?;
+    // Most tests wait for processes: with a thread for each core, the command took three times as long.
+    assert_eq!(threads.parse::<u32>()?, per_core * 2, "as many as .ci/run on two cores");
+    Ok(())
 }
