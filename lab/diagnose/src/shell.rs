@@ -9,6 +9,11 @@ pub fn quote_word(word: &str) -> String {
     }
 }
 
+/// Quotes the value of an assignment for a shell.
+pub fn quote_assignment(name: &str, value: &str) -> String {
+    format!("{name}={}", quote_word(value))
+}
+
 /// Splits a command line into words; `None` if a quote is not closed.
 pub fn split_words(line: &str) -> Option<Vec<String>> {
     shlex::split(line)
@@ -24,6 +29,7 @@ mod tests {
             assert_eq!(split_words(&quote_word(word)), Some(vec![word.to_owned()]), "{word}");
         }
         assert_eq!(quote_word("a\0b"), "ab");
+        assert_eq!(quote_assignment("A", "b c"), "A='b c'");
         assert_eq!(split_words("a 'b"), None);
     }
 }

@@ -7,7 +7,8 @@ use std::path::Path;
 use procfs::ProcError;
 use procfs::process::Process;
 
-use crate::{SensorError, host};
+use crate::error::SensorError;
+use crate::host;
 
 /// Exact host memory of a process group, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use procfs::process::{Process, Status};
 use procfs::{ProcError, ProcResult};
 use warden_policies::sample::HostMemory;
 
-use crate::SensorError;
+use crate::error::SensorError;
 
 const KIB: u64 = 1024;
 pub(crate) const PROC: &str = "/proc";

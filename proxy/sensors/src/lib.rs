@@ -19,6 +19,7 @@ pub mod activity;
 pub mod backend_metrics;
 mod cgroup;
 pub mod confirm;
+mod error;
 mod files;
 pub mod gpu;
 pub mod host;
@@ -32,6 +33,7 @@ pub mod totals;
 pub use activity::{ProcessRunState, effort, is_ending, process_run_state};
 pub use backend_metrics::BackendMetrics;
 pub use confirm::{HostConfirmed, host_confirmed, host_confirmed_of};
+pub use error::SensorError;
 pub use gpu::GpuSensors;
 pub use host::{host_memory, host_memory_of};
 pub use listener::{PortListener, has_unix_listener, port_listener, port_owner};
@@ -43,18 +45,3 @@ pub use relatives::{
 };
 pub use report::CudaReport;
 pub use totals::{HostTotals, host_totals};
-
-/// Error of a reading.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "each message says what its fields are")]
-pub enum SensorError {
-    /// The process is gone or a zombie: it has no memory to read.
-    #[error("cannot read the memory of process {pid}: it has ended")]
-    Ended { pid: u32 },
-    /// `/proc` cannot be read or lacks the needed entry.
-    #[error("cannot read {what}: {source}; is /proc mounted, and with hidepid off for this user?")]
-    Proc { what: String, source: procfs::ProcError },
-    /// The kernel does not report this field.
-    #[error("{what} has no field {field}: this kernel is too old (Linux 4.5 has it)")]
-    NoField { what: String, field: &'static str },
-}

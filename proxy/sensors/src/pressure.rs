@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::SensorError;
+use crate::error::SensorError;
 use crate::files::{field, number_field};
 
 /// Memory of a backend's control group. A value is `None` if the group has no such file or access is denied.

@@ -4,7 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{SensorError, cgroup};
+use crate::cgroup;
+use crate::error::SensorError;
 
 /// Memory that we may use, in bytes: the host's, or the container's share of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

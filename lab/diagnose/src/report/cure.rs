@@ -8,7 +8,7 @@ use warden_experiment::sequential::{SwitchEffect, SwitchJudgement};
 use warden_policies::phrases::growth_phrase;
 use warden_supervisor::ServerCommand;
 
-use crate::shell::quote_word;
+use crate::shell::{quote_assignment, quote_word};
 
 /// Result of a bisection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ impl CommandChanges {
             words.push("env".to_owned());
             words.extend(self.env_remove.iter().flat_map(|name| ["-u".to_owned(), quote_word(name)]));
         }
-        words.extend(self.env.iter().map(|(name, value)| format!("{name}={}", quote_word(value))));
+        words.extend(self.env.iter().map(|(name, value)| quote_assignment(name, value)));
         words.extend(["llama-server".to_owned(), "…".to_owned()]);
         words.extend(self.args.iter().map(|word| quote_word(word)));
         words.join(" ")

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use warden_experiment::{LegFinding, LegReading};
 use warden_policies::recycle::MemoryBudget;
 use warden_policies::{MemoryKind, secrets};
-use warden_supervisor::{DeviceView, ServerCommand};
+use warden_supervisor::DeviceView;
 
 pub use self::between::{BetweenReport, RevisionLabel};
 pub use self::crash::SurvivalReport;
@@ -27,109 +27,10 @@ pub use self::cure::{CommandChanges, CureReport, TrialSwitch, UntriedSwitch};
 pub use self::folder::{ReportFolder, foreign_file_in};
 pub use self::headroom::{HeadroomReport, PromptPrediction};
 pub use self::proof::ProofReport;
+pub use self::setup::ExperimentSetup;
 pub use self::table::{leg_notes, refusal_note, table_rows};
 use crate::experiment::{ExperimentOutcome, SkippedWorkload};
 use crate::leg::RefusedRequests;
-use crate::shell::quote_word;
-
-/// Setup of the experiment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExperimentSetup {
-    /// Version of llama-warden.
-    pub warden: String,
-    /// Start time, RFC 3339.
-    pub began: String,
-    /// Name in the configuration, or on the command line.
-    pub model: String,
-    /// Path of llama-server.
-    pub binary: String,
-    /// llama-server's answer to `--version`, or the id of its build.
-    pub server: String,
-    /// llama-server's arguments.
-    pub args: Vec<String>,
-    /// Variables set for llama-server, in addition to our environment.
-    pub env: Vec<(String, String)>,
-    /// Variables inherited from our environment that concern llama.cpp, a GPU or the C library.
-    #[serde(default)]
-    pub inherited: Vec<(String, String)>,
-    /// Tool that ran the server, as typed; measured memory includes the tool's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub under: Option<String>,
-    /// Machine and software, a line each.
-    #[serde(default)]
-    pub system: Vec<(String, String)>,
-}
-
-const INHERITED_PREFIXES: [&str; 16] = [
-    "LLAMA_",
-    "GGML_",
-    "CUDA_",
-    "NVIDIA_TF32_",
-    "HIP_",
-    "ROCR_",
-    "HSA_",
-    "VK_",
-    "SYCL_",
-    "ONEAPI_",
-    "MTMD_",
-    "MALLOC_",
-    "OMP_",
-    "GLIBC_TUNABLES",
-    "LD_PRELOAD",
-    "LD_LIBRARY_PATH",
-];
-/// A plain llama-server ignores variables with this prefix.
-const OWN_PREFIX: &str = "LLAMA_WARDEN_";
-
-impl ExperimentSetup {
-    /// Adds a command, without its secrets.
-    #[must_use]
-    pub fn with_command(mut self, command: &ServerCommand) -> Self {
-        // A model without a name is named by its address.
-        self.model = secrets::redact_addresses(&self.model);
-        self.binary = command.binary.display().to_string();
-        if !command.wrapper.is_empty() {
-            self = self.with_tool(&command.wrapper);
-        }
-        self.args = secrets::redact_arguments(&command.args);
-        self.env = command.env.iter().map(|(name, value)| secrets::redact_variable(name, value)).collect();
-        self
-    }
-
-    /// Adds a tool that ran the server, without its secrets.
-    #[must_use]
-    pub fn with_tool(mut self, words: &[String]) -> Self {
-        let words = secrets::redact_tool(words);
-        let all = self.under.take().into_iter().chain(words.iter().map(|word| quote_word(word)));
-        self.under = Some(all.collect::<Vec<_>>().join(" "));
-        self
-    }
-
-    /// Adds those of our variables that the command inherits and that concern it, without secrets.
-    #[must_use]
-    pub fn with_inherited(mut self, variables: &[(String, String)], command: &ServerCommand) -> Self {
-        let counts = |name: &str| {
-            let other = command.env_remove.iter().chain(command.env.iter().map(|(name, _)| name));
-            INHERITED_PREFIXES.iter().any(|start| name.starts_with(start))
-                && !name.starts_with(OWN_PREFIX)
-                && !other.into_iter().any(|known| known == name)
-        };
-        let own = variables.iter().filter(|(name, _)| counts(name));
-        self.inherited = own.map(|(name, value)| secrets::redact_variable(name, value)).collect();
-        self.inherited.sort();
-        self
-    }
-
-    pub(crate) fn command_line(&self) -> String {
-        let env = self
-            .inherited
-            .iter()
-            .chain(&self.env)
-            .map(|(name, value)| format!("{name}={}", quote_word(value)));
-        let words = std::iter::once(&self.binary).chain(&self.args).map(|word| quote_word(word));
-        env.chain(self.under.clone()).chain(words).collect::<Vec<_>>().join(" ")
-    }
-}
 
 /// Findings and readings of a leg.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

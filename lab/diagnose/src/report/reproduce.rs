@@ -7,10 +7,10 @@ use serde_json::Value;
 use warden_experiment::crash::WorkloadCrash;
 use warden_experiment::{LegFinding, Workload};
 
+use super::BetweenReport;
 use super::folder::ReportFolder;
-use super::setup::{arguments, export_lines, file_variables, is_variable_name};
+use super::setup::{ExperimentSetup, arguments, export_lines, file_variables, is_variable_name};
 use super::table::leg_name;
-use super::{BetweenReport, ExperimentSetup};
 use crate::client::LabAnswer;
 use crate::proof::PublishedRequest;
 use crate::redact::Redactor;

@@ -7,6 +7,7 @@ use warden_experiment::{LegDecision, LegEnd, LegJudge, LegSpeed, Workload};
 use warden_policies::growth::{GrowthBlame, GrowthVerdict, WorkUnit};
 use warden_policies::sample::{BackendSample, HostMemory, SampleEdge, WorkDone};
 use warden_policies::{MemoryKind, defaults};
+use warden_supervisor::ServerCommand;
 
 use super::folder::ScriptSubject;
 use super::*;

@@ -15,7 +15,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::proof::{self, BuildMetric, BuildVisit, MetricRatio, ProofPolicy, ProofRuling};
+use super::super::proof::{BuildMetric, BuildVisit, MetricRatio, ProofPolicy, ProofRuling, ratio};
 use super::super::student;
 use super::conclusion::{
     JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
@@ -291,12 +291,12 @@ impl PaceJudge {
         let rounds = one.len();
         let single = ProofPolicy { rounds_least: rounds, rounds_most: rounds, ..policy.clone() };
         let compare = |metric: BuildMetric| {
-            let rounds = proof::pairs(metric, one, other);
-            let mut calm = proof::ratio(&policy, metric, &self.undisturbed_rounds(&rounds))?;
+            let rounds = ratio::pairs(metric, one, other);
+            let mut calm = ratio::compare_pairs(&policy, metric, &self.undisturbed_rounds(&rounds))?;
             // With few rounds, processes that are fast or slow by chance look disturbed, and the others
             // scatter too little. Therefore all rounds together must show the slowdown too, at the error rate
             // of a single look.
-            let all = proof::ratio(&single, metric, &rounds);
+            let all = ratio::compare_pairs(&single, metric, &rounds);
             if calm.ruling == ProofRuling::Worse && all.is_none_or(|all| all.ruling != ProofRuling::Worse) {
                 calm.ruling = ProofRuling::Unknown;
             }
@@ -317,7 +317,7 @@ impl PaceJudge {
     fn record_difference(&mut self, metric: BuildMetric, is_newer: bool) -> JudgeReply {
         let (good, bad) = if is_newer { (0, self.last) } else { (self.last, 0) };
         let (fast, slow) = if is_newer { (&self.older, &self.newer) } else { (&self.newer, &self.older) };
-        let rounds = self.undisturbed_rounds(&proof::pairs(metric, fast, slow));
+        let rounds = self.undisturbed_rounds(&ratio::pairs(metric, fast, slow));
         let spans = log_ratios(&rounds);
         // The difference of two processes has twice the variance of one.
         self.scatter = self.scatter.with_values(&spans, 2.0);

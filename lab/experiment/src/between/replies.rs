@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use warden_policies::defaults::Strictness;
 
-use super::super::proof::{self, BuildReply, ProofPolicy};
+use super::super::proof::{BuildReply, ProofPolicy, answers};
 use super::conclusion::{
     JudgedRevision, RevisionConclusion, RevisionOutcome, RevisionStanding, RevisionSymptom,
 };
@@ -211,7 +211,7 @@ impl RepliesJudge {
     /// Returns the difference between the ends' first answers, however small.
     fn small_difference(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
-        let differs = proof::answers_differ(Strictness::Equal, 0.0, older, newer);
+        let differs = answers::answers_differ(Strictness::Equal, 0.0, older, newer);
         differs.then(|| self.ends_difference(request)).flatten()
     }
 
@@ -228,7 +228,7 @@ impl RepliesJudge {
         let (older, newer) = (replies_to(&self.older, request), replies_to(&self.newer, request));
         let own = || pairs(&older).chain(pairs(&newer)).collect::<Vec<_>>();
         let distance =
-            |(one, other): (&BuildReply, &BuildReply)| proof::compare(one, other).difference.distance;
+            |(one, other): (&BuildReply, &BuildReply)| answers::compare(one, other).difference.distance;
         let noise = own().into_iter().filter_map(distance).fold(0.0, f64::max);
         let limit = self.proof.distance.max(2.0 * noise);
         let question = DistinguishingQuestion { request: request.to_owned(), limit };
@@ -240,7 +240,7 @@ impl RepliesJudge {
     }
 
     fn differ(&self, question: &DistinguishingQuestion, one: &BuildReply, other: &BuildReply) -> bool {
-        proof::answers_differ(self.proof.answers, question.limit, one, other)
+        answers::answers_differ(self.proof.answers, question.limit, one, other)
     }
 
     fn first_of_both(&self, request: &str) -> Option<(&BuildReply, &BuildReply)> {
@@ -250,7 +250,7 @@ impl RepliesJudge {
 
     fn ends_difference(&self, request: &str) -> Option<EndsDifference> {
         let (older, newer) = self.first_of_both(request)?;
-        let difference = proof::compare(older, newer).difference;
+        let difference = answers::compare(older, newer).difference;
         let said = |reply: &BuildReply| match &reply.refused {
             Some(why) => format!("refused: {why}"),
             None if reply.vector.is_empty() => reply.text.clone(),

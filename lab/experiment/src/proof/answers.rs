@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use warden_policies::defaults::Strictness;
 
-use super::{ProofPolicy, ProofRuling};
+use super::measured::{ProofPolicy, ProofRuling};
 
 /// Answer to one request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

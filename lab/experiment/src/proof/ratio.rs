@@ -22,7 +22,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::super::student;
-use super::{BuildMetric, BuildVisit, ProofPolicy, ProofRuling};
+use super::measured::{BuildMetric, BuildVisit, ProofPolicy, ProofRuling};
 use warden_policies::growth::{IntervalEstimate, stats};
 use warden_policies::sample::MemoryKind;
 use warden_policies::units::as_f64;

@@ -3,7 +3,7 @@
 use warden_policies::defaults::Strictness;
 
 use super::*;
-use warden_policies::sample::GpuIndex;
+use warden_policies::sample::{GpuIndex, MemoryKind};
 use warden_policies::world::SplitMix;
 
 fn policy() -> ProofPolicy {

@@ -16,7 +16,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::HttpExchange;
+use super::state::HttpExchange;
 use crate::body::{BodyIntake, FingerprintKey};
 use crate::protocol::CONVERSATION;
 use crate::refusal::RequestRefusal;

@@ -16,7 +16,8 @@ use warden_policies::quarantine::RequestStanding;
 use warden_supervisor::{LeaseAddress, LeaseDenied, ResolveError};
 
 use super::conversation::{self, ConversationHint};
-use super::{AnsweredRequest, ClientBody, ForwardRequest, HttpExchange, naming, prompt_size, tried};
+use super::state::{AnsweredRequest, ClientBody, ForwardRequest, HttpExchange};
+use super::{naming, prompt_size, tried};
 use crate::access::{ClientAccess, keys};
 use crate::answer::{AnswerFormat, LoadingNoticeForm, TurnRecorder, assemble};
 use crate::backend::{

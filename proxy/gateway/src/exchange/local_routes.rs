@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use warden_policies::ModelName;
 use warden_supervisor::{FleetView, ModelState, ModelView, ResolveError};
 
-use super::{HttpExchange, naming};
+use super::naming;
+use super::state::HttpExchange;
 use crate::access::ClientAccess;
 use crate::clock;
 use crate::refusal::RequestRefusal;

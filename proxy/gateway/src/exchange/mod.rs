@@ -25,10 +25,9 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::header::{HeaderMap, HeaderValue, ORIGIN};
+use http::header::ORIGIN;
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -36,10 +35,11 @@ use tokio::time::Instant;
 use self::forward::ForwardResult;
 use self::local_routes::LocalAnswer;
 use self::router::RouterCall;
+use self::state::{ClientBody, ForwardRequest, HttpExchange};
 use crate::access::{ApiKeys, ClientAccess, origin};
-use crate::answer::{AnswerBody, AnswerFormat, InFlightRequest, TurnRecorder};
-use crate::backend::{RelayedAnswer, RepeatableRequest, check_request_line};
-use crate::body::{BodyBudget, ClientPeer, ClientShare, SentBody};
+use crate::answer::{AnswerBody, InFlightRequest};
+use crate::backend::check_request_line;
+use crate::body::{ClientPeer, ClientShare};
 use crate::observe::RequestRecord;
 use crate::page::{self, OperatorPage, PageClient};
 use crate::protocol::{ConnState, HeadResult, headers, query, wire};
@@ -47,7 +47,6 @@ use crate::refusal::RequestRefusal;
 use crate::requests::{ProgressHandle, RequestStart};
 use crate::route::target::{self, ModelPath};
 use crate::route::{self, LocalRoute, RequestRoute};
-use crate::rules::ModelRules;
 use crate::shared::{GatewayShared, LiveConfig};
 use crate::trace::GatewayTrace;
 
@@ -58,27 +57,8 @@ mod naming;
 mod prompt_size;
 mod reply;
 mod router;
+mod state;
 mod tried;
-
-/// State that lasts from a request's head to the head of its answer.
-struct HttpExchange {
-    shared: Arc<GatewayShared>,
-    /// Configuration at the time when the request began.
-    live: Arc<LiveConfig>,
-    drop_in: bool,
-    conn: Arc<ConnState>,
-    route: RequestRoute,
-    request_id: HeaderValue,
-    origin: Option<HeaderValue>,
-    flight: Box<InFlightRequest>,
-    body: ClientBody,
-    /// Memory budget of the client, once the client is known.
-    budget: Option<BodyBudget>,
-    /// Rules of the requested name, if it has its own.
-    name_rules: Option<Arc<ModelRules>>,
-    /// Identifier of the conversation, if the client or a load balancer wants it.
-    conversation: Option<HeaderValue>,
-}
 
 /// A received request, of which only the target was examined.
 struct ReceivedRequest {
@@ -107,75 +87,6 @@ struct PageRequest {
     page: Arc<dyn OperatorPage>,
     request: Request<Incoming>,
     asker: PageClient,
-}
-
-/// A request for a backend, with an unread body.
-struct ForwardRequest {
-    parts: Box<Parts>,
-    body: Incoming,
-    named: Option<Result<ModelPath, RequestRefusal>>,
-    held: Arc<ClientShare>,
-    access: ClientAccess,
-}
-
-/// A request that its backend has begun to answer.
-struct AnsweredRequest {
-    relayed: RelayedAnswer,
-    /// Format of the stream from which the answer is assembled; `None` for a relayed answer.
-    assemble: Option<AnswerFormat>,
-    /// Route and body of a setting that the request changes in the backend if it succeeds.
-    sets: Option<(String, Bytes)>,
-    /// State for executing the request again, if its server dies before the client has any part of the body.
-    again: Option<Box<RepeatableRequest>>,
-    remember: Option<Box<TurnRecorder>>,
-}
-
-/// The client's body. Its state when the answer is sent decides whether the connection can be used again.
-enum ClientBody {
-    /// The gateway does not read the body. If the body is incomplete, the bytes that follow are no request:
-    /// they belong to the body, to an invalid head, or to a tunnel.
-    Unread {
-        is_complete: bool,
-    },
-    Read(Arc<SentBody>),
-}
-
-impl AnsweredRequest {
-    fn relayed_only(relayed: RelayedAnswer) -> Self {
-        Self { relayed, assemble: None, sets: None, again: None, remember: None }
-    }
-}
-
-impl ClientBody {
-    /// Returns whether the whole body arrived before the request was sent, or hyper handles the rest.
-    fn is_complete(&self) -> bool {
-        match self {
-            Self::Unread { is_complete } => *is_complete,
-            Self::Read(sent) => sent.has_arrived(),
-        }
-    }
-}
-
-impl HttpExchange {
-    /// A refusal must not bind the conversation to this instance, so only a success gets the identifier.
-    fn add_conversation_header(&self, status: StatusCode, headers: &mut HeaderMap) {
-        if status.is_success()
-            && let Some(word) = self.conversation.clone()
-        {
-            headers.insert(headers::CONVERSATION, word);
-        }
-    }
-
-    /// Ends the request for an operator, with the same effects as the client's leaving.
-    fn cancelled_refusal(&mut self) -> RequestRefusal {
-        // The rest of a body may have arrived while the request was sent.
-        if let ClientBody::Read(sent) = &self.body
-            && sent.fingerprint().is_some()
-        {
-            self.body = ClientBody::Unread { is_complete: true };
-        }
-        RequestRefusal::Cancelled { executed: self.flight.progress.is_sent() }
-    }
 }
 
 /// Answers one request and never fails. Inlined, so that its future is built in place.

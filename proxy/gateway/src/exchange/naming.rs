@@ -5,7 +5,7 @@ use std::sync::Arc;
 use warden_policies::{ModelName, is_pattern, pattern_matches};
 use warden_supervisor::ResolveError;
 
-use super::HttpExchange;
+use super::state::HttpExchange;
 use crate::access::ClientAccess;
 use crate::backend::LeaseProvider;
 use crate::refusal::RequestRefusal;

@@ -13,7 +13,7 @@ use warden_policies::dispatch::LeaseKind;
 
 use super::forward::WaitingStream;
 use super::local_routes::LocalAnswer;
-use super::{AnsweredRequest, HttpExchange};
+use super::state::{AnsweredRequest, HttpExchange};
 use crate::access::cors;
 use crate::answer::{
     AnswerBody, AnswerFormat, AnswerRelay, ContinuationTerms, EventTerms, InterimBody, LoadingNotifier,

@@ -20,8 +20,9 @@ use serde_json::json;
 use warden_policies::dispatch::LeaseKind;
 use warden_supervisor::{ModelState, ModelView, ResolveError};
 
+use super::forward;
 use super::local_routes::{LocalAnswer, json_answer};
-use super::{ForwardRequest, HttpExchange, forward};
+use super::state::{ForwardRequest, HttpExchange};
 use crate::access::ClientAccess;
 use crate::backend::{LeaseDemand, LeaseMode};
 use crate::body::BodyIntake;

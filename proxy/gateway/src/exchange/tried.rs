@@ -9,8 +9,9 @@ use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::RequestStanding;
 use warden_supervisor::CanaryRoute;
 
+use super::conversation;
 use super::forward::PreparedRequest;
-use super::{HttpExchange, conversation};
+use super::state::HttpExchange;
 use crate::backend::SharedLease;
 use crate::observe::CanaryPart;
 use crate::refusal::RequestRefusal;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use warden_builder::{BackendChoice, BuildRequest, StoredBuild};
-use warden_diagnose::shell::quote_word;
+use warden_diagnose::shell::{quote_assignment, quote_word};
 use warden_policies::{ByteSize, defaults};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Fleet, LedgerEntry};
@@ -78,7 +78,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
         None => "--sdist".to_owned(),
     };
     let quoted = args.options.iter().map(|option| match option.split_once('=') {
-        Some((name, value)) => format!(" -D {name}={}", quote_word(value)),
+        Some((name, value)) => format!(" -D {}", quote_assignment(name, value)),
         None => format!(" -D {}", quote_word(option)),
     });
     let options: String = quoted.collect();
