@@ -59,6 +59,7 @@ pub use error::{BuilderError, ErrorClass, Result};
 pub use event::{BuildEvent, BuildPhase, EventReporter};
 pub use machine::MachineNeeds;
 pub use plan::{AmxKernels, ArchChoice, BackendChoice, BuildPlan, ComputeBackend, CpuTarget};
+pub use process::RunPriority;
 pub use source::{BuildSource, ExaminedSource};
 pub use store::{
     BuildChoices, BuildDecision, BuildId, BuildMove, BuildStore, GcKeep, GcPlan, Provenance,

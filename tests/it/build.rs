@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use warden_builder::{
     AmxKernels, BuildEnvironment, BuildRequest, BuildSource, Builder, BuilderDirs, ComputeBackend, CpuTarget,
-    EventReporter, MachineNeeds, verify,
+    EventReporter, MachineNeeds, RunPriority, verify,
 };
 use warden_rig::process::{Kid, ProcessId};
 use warden_rig::real::{NO_PAGE, SERVER_VARIABLE, llama_server};
@@ -132,15 +132,94 @@ async fn ctrl_c_stops_the_compilers_and_leaves_nothing_half_made() -> Outcome {
     wait_until("no compiler is left", SOON, async || working_in(&PathBuf::from(&id)).is_empty()).await
 }
 
-/// A folder that resembles llama.cpp, but that no patch set knows.
-fn strange_source(home: &Home) -> Result<PathBuf, Trouble> {
-    let folder = home.path().join("strange");
+/// Writes a folder that resembles llama.cpp, but that no patch set knows.
+fn write_source(folder: &Path) -> Outcome {
     for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
         let path = folder.join(name);
         std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
         std::fs::write(path, "")?;
     }
+    Ok(())
+}
+
+fn strange_source(home: &Home) -> Result<PathBuf, Trouble> {
+    let folder = home.path().join("strange");
+    write_source(&folder)?;
     Ok(folder)
+}
+
+/// Writes scripts that replace cmake, ninja and compilers. `compiler` extends the script of the C++ compiler;
+/// `server` prints the script that ninja makes in place of llama-server.
+fn write_toolchain(bin: &Path, compiler: &str, server: &str) -> Outcome {
+    let scripts = [
+        ("cc", "echo cc 12".to_owned()),
+        (
+            "c++",
+            format!(
+                "case \"$*\" in {compiler} *-dumpmachine*) echo x86_64-linux-gnu;; *) echo c++ 12;; esac"
+            ),
+        ),
+        (
+            "cmake",
+            "[ \"$1\" = --version ] && echo cmake version 3.25.1 && exit\necho \"$@\" > flags".to_owned(),
+        ),
+        (
+            "ninja",
+            format!(
+                "[ \"$1\" = --version ] && echo 1.11 && exit\nmkdir -p bin\n{{ {server}; }} > bin/llama-server\n\
+                 chmod +x bin/llama-server"
+            ),
+        ),
+    ];
+    std::fs::create_dir_all(bin)?;
+    for (name, script) in scripts {
+        std::fs::write(bin.join(name), format!("#!/bin/sh\n{script}\n"))?;
+        std::fs::set_permissions(bin.join(name), std::fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_fork_or_a_build_after_a_choice_is_run_only_if_it_is_chosen() -> Outcome {
+    let mut home = Home::new()?;
+    let (tools, fake) = (home.path().join("tools"), binaries::fake_llama()?);
+    write_toolchain(&tools, "", &format!("echo '#!/bin/sh'; echo 'exec {} \"$@\"'", fake.display()))?;
+    home.env.insert("PATH".into(), format!("{}:/usr/bin:/bin", tools.display()).into());
+    let build = async |source: &str, more: &[&str]| {
+        write_source(&home.path().join(source))?;
+        let args = ["build", "--source", source, "--backend", "cpu", "--plain"];
+        home.warden(args.iter().chain(more), LONG).await
+    };
+    // Returns the id of the build and the last line, which names the build that models run.
+    let built = async |source: &str, more: &[&str]| {
+        let ran = build(source, more).await?;
+        let last = ran.stdout.lines().last().context(ran.all())?.to_owned();
+        Ok::<_, Trouble>((id_in(&ran.stdout).context(ran.all())?, last))
+    };
+    let in_use = |id: &str| format!("in use: models that name no build run {id} from their next start on");
+    let (upstream, last) = built("llama.cpp", &[]).await?;
+    assert_eq!(last, in_use(&upstream), "the newest build is run until one is chosen");
+    let (fork, last) = built("fork-1.0", &[]).await?;
+    let why = "it is made of fork, and the one in use of llama.cpp";
+    let chooses = |id: &str| format!("`llama-warden builds use {id}` takes this one");
+    let other = |id: &str, in_use: &str, why: &str| {
+        format!("not in use: models that name no build run {in_use}; {why}. {}", chooses(id))
+    };
+    assert_eq!(last, other(&fork, &upstream, why));
+    // The build is in the store; `--use` chooses it without another compilation.
+    let ran = build("fork-1.0", &["--use"]).await?;
+    assert!(ran.stdout.starts_with(&format!("build {fork} (already in the store)\n")), "{ran:?}");
+    assert_eq!(ran.stdout.lines().last(), Some(&*in_use(&fork)), "{ran:?}");
+    let (newer, last) = built("fork-2.0", &[]).await?;
+    assert_eq!(last, other(&newer, &fork, "that one was chosen"), "a newer build waits for a choice");
+    let ran = home.warden(["builds", "list"], SOON).await?;
+    let state = |id: &str| ran.stdout.lines().find(|line| line.contains(id)).unwrap_or_default().to_owned();
+    assert!(state(&fork).contains("in use") && !state(&fork).contains("was in use"), "{ran:?}");
+    assert!(state(&upstream).contains("was in use"), "a rollback returns to it: {ran:?}");
+    assert!(!state(&newer).contains("in use"), "{ran:?}");
+    let ran = build("fork-2.0", &["--use", "--plan"]).await?;
+    assert_eq!(ran.code, 2, "a plan makes nothing that could be used: {ran:?}");
+    Ok(())
 }
 
 #[tokio::test]
@@ -264,41 +343,19 @@ async fn a_server_that_computes_something_else_is_refused_with_its_distance() ->
     Ok(())
 }
 
-/// Scripts that replace cmake, ninja and compilers on a processor with AMX. Their build is the real
-/// llama-server, which dies of repacked weights unless cmake was told to leave AMX out.
+/// A builder whose compiler reports AMX. Its build is the real llama-server, which dies of repacked weights
+/// unless cmake was told to leave AMX out.
 async fn machine_with_amx(folder: &Path) -> Result<Builder, Trouble> {
     let real = llama_server().await?;
     let dies = "case \"$*\" in *form.gguf*--no-repack*) ;; *form.gguf*) kill -SEGV $$;; esac";
-    let scripts = [
-        ("cc", "echo cc 12".to_owned()),
-        (
-            "c++",
-            "case \"$*\" in *-march=native*-dM*) echo '#define __AMX_INT8__ 1';; *-dumpmachine*) echo x86_64-linux-gnu;;\n\
-             *probe.cpp*) exit 1;; *) echo c++ 12;; esac"
-                .to_owned(),
-        ),
-        ("cmake", "[ \"$1\" = --version ] && echo cmake version 3.25.1 && exit\necho \"$@\" > flags".to_owned()),
-        (
-            "ninja",
-            format!(
-                "[ \"$1\" = --version ] && echo 1.11 && exit\nmkdir -p bin\n\
-                 {{ echo '#!/bin/sh'; grep -q U__AMX_INT8__ ../flags || echo '{dies}'; echo \"exec '{}' \\\"\\$@\\\"\"; }} > bin/llama-server\n\
-                 chmod +x bin/llama-server",
-                real.display()
-            ),
-        ),
-    ];
     let bin = folder.join("bin");
-    std::fs::create_dir(&bin)?;
-    for (name, script) in scripts {
-        std::fs::write(bin.join(name), format!("#!/bin/sh\n{script}\n"))?;
-        std::fs::set_permissions(bin.join(name), std::fs::Permissions::from_mode(0o755))?;
-    }
-    for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
-        let path = folder.join("source").join(name);
-        std::fs::create_dir_all(path.parent().context("a file has a folder")?)?;
-        std::fs::write(path, "")?;
-    }
+    let amx = "*-march=native*-dM*) echo '#define __AMX_INT8__ 1';; *probe.cpp*) exit 1;;";
+    let server = format!(
+        "echo '#!/bin/sh'; grep -q U__AMX_INT8__ ../flags || echo '{dies}'; echo \"exec '{}' \\\"\\$@\\\"\"",
+        real.display()
+    );
+    write_toolchain(&bin, amx, &server)?;
+    write_source(&folder.join("source"))?;
     Ok(Builder {
         dirs: BuilderDirs { cache: folder.join("cache"), data: folder.join("data") },
         env: BuildEnvironment {
@@ -326,7 +383,7 @@ async fn a_build_that_dies_of_repacked_weights_is_made_again_without_amx_and_is_
         needs: MachineNeeds { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
         page_timeout: SOON,
         verify_timeout: LONG,
-        is_background: false,
+        priority: RunPriority::Inherited,
     };
     assert_eq!(builder.plan(&request).await?.amx, Some(AmxKernels::Compiled));
     let built = builder.build(&request).await?;

@@ -10,6 +10,7 @@ use warden_builder::sample_model::{self, SampleModelOptions, SamplePreset};
 use warden_builder::sdist::SdistPin;
 use warden_builder::{
     BuildEvent, BuildRequest, BuildSource, ComputeBackend, CpuTarget, EventReporter, MachineNeeds,
+    RunPriority,
 };
 use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 
@@ -100,7 +101,7 @@ async fn build(sets: SelectedSets) -> Result<PathBuf, Trouble> {
         },
         page_timeout: defaults.page_timeout,
         verify_timeout: defaults.verify_timeout,
-        is_background: false,
+        priority: RunPriority::Inherited,
     };
     let built = builder.build(&request).await?;
     drop(builder);

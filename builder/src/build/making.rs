@@ -14,7 +14,7 @@ use super::{BuildRequest, Builder, StoredBuild, failure, planning, trial};
 use crate::error::{BuilderError, Result, io_error, program_error};
 use crate::event::{BuildEvent, BuildPhase};
 use crate::plan::{BuildPlan, ComputeBackend};
-use crate::process::{ChildExit, RunPriority, run_at_priority};
+use crate::process::{ChildExit, run_at_priority};
 use crate::source::file_sha256;
 use crate::store::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Provenance};
 use crate::toolchain::BuildDrivers;
@@ -214,9 +214,7 @@ impl RunningBuild<'_> {
         let shown = format!("{:?}", command.as_std());
         self.log.begin_phase(&shown);
         let (log, reporter) = (&mut self.log, &self.builder.reporter);
-        let priority =
-            if self.request.is_background { RunPriority::Background } else { RunPriority::Inherited };
-        let ended = Box::pin(run_at_priority(command, priority, &self.builder.cancel, |line| {
+        let ended = Box::pin(run_at_priority(command, self.request.priority, &self.builder.cancel, |line| {
             log.push_line(line);
             if let Some(event) = event(line) {
                 reporter.report(event);

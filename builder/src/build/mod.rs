@@ -26,7 +26,7 @@ use crate::event::{BuildEvent, EventReporter};
 use crate::lock::FileLock;
 use crate::machine::{self, MachineNeeds};
 use crate::plan::{AmxKernels, ArchChoice, BackendChoice, BuildPlan};
-use crate::process::run_blocking;
+use crate::process::{RunPriority, run_blocking};
 use crate::source::BuildSource;
 use crate::store::{BuildId, BuildStore, Provenance};
 use crate::{git, toolchain};
@@ -65,8 +65,8 @@ pub struct BuildRequest {
     pub page_timeout: Duration,
     /// Time limit for each start and each answer of the new server.
     pub verify_timeout: Duration,
-    /// True if servers on this machine go first: the compilers run at a low priority.
-    pub is_background: bool,
+    /// Priority of the compilers.
+    pub priority: RunPriority,
 }
 
 /// A build that is in the store.

@@ -85,7 +85,7 @@ impl Rig {
             needs: MachineNeeds { disk: 0, memory: 0, memory_per_job: 1, memory_per_gpu_job: 1 },
             page_timeout: Duration::from_secs(600),
             verify_timeout: Duration::from_secs(60),
-            is_background: false,
+            priority: RunPriority::Inherited,
         };
         Self { folder, builder, request }
     }

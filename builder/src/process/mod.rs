@@ -49,7 +49,8 @@ pub(crate) fn run(
 
 /// Priority of a program and of the programs that it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RunPriority {
+pub enum RunPriority {
+    /// That of this process.
     Inherited,
     /// A server that needs the processor gets nine tenths of it.
     Background,

@@ -4,21 +4,17 @@
 //! The size is bounded: a full file becomes `events.jsonl.1` and replaces the previous one. Secrets are not
 //! written. A failed write is logged once, and its events are missing; nothing else depends on the file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use warden_policies::secrets;
-use warden_supervisor::{EventKind, FleetEvent, LineFile, StateKind, StateWriter, line_files};
+use warden_supervisor::{EventKind, FleetEvent, LineFile, StateKind, StateWriter};
 
-const FILE_NAME: &str = "events.jsonl";
+pub(crate) const FILE_NAME: &str = "events.jsonl";
 /// In bytes: some 50,000 events, years of a healthy fleet, or days of one that crashes all the time.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 /// File mode: not world-readable, because the file has names of models and output of llama-server.
 const FILE_MODE: u32 = 0o640;
-
-pub(crate) fn event_files(state: &Path) -> [PathBuf; 2] {
-    line_files(&state.join(FILE_NAME))
-}
 
 #[derive(Debug)]
 pub(crate) struct EventsFile {
@@ -77,8 +73,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let file = EventsFile::new(state.path(), 7);
         (0..4).for_each(|id| file.file.append(&file.line(&event(id)).unwrap()).unwrap());
-        let [_, now] = event_files(state.path());
-        let all = std::fs::read_to_string(now).unwrap();
+        let all = std::fs::read_to_string(state.path().join(FILE_NAME)).unwrap();
         let ids: Vec<u64> =
             all.lines().map(|line| serde_json::from_str::<FleetEvent>(line).unwrap().id).collect();
         assert_eq!(ids, [0, 1, 2, 3]);

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{CommitRequest, GitSource};
 use warden_builder::{
     ArchChoice, BackendChoice, BuildEnvironment, BuildId, BuildRequest, BuildSource, BuildStore, Builder,
-    BuilderDirs, BuilderError, EventReporter, MachineNeeds, StoredBuild, SuccessorObstacle, sdist,
+    BuilderDirs, BuilderError, EventReporter, MachineNeeds, RunPriority, StoredBuild, SuccessorObstacle,
+    sdist,
 };
 use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 use warden_policies::defaults::Build;
@@ -22,6 +22,7 @@ use crate::config::resolve::proofs;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
+use crate::serve::SignalHandlers;
 
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
@@ -95,7 +96,16 @@ pub(crate) struct CatalogueArgs {
 }
 
 impl CatalogueArgs {
-    pub(crate) fn extend(&self, mut catalogue: SetCatalogue) -> Result<SetCatalogue, CommandError> {
+    /// Returns the curated and configured sets, and those of these arguments.
+    pub(crate) fn load(
+        &self,
+        loaded: &LoadedConfig,
+        machine: &HostMachine,
+    ) -> Result<SetCatalogue, CommandError> {
+        self.extend(loaded.patch_sets(machine)?)
+    }
+
+    fn extend(&self, mut catalogue: SetCatalogue) -> Result<SetCatalogue, CommandError> {
         for folder in &self.patches {
             catalogue = catalogue.with_folder(folder)?;
         }
@@ -188,7 +198,7 @@ pub(crate) fn build_request(source: BuildSource, patches: SetSelection, build: &
         },
         page_timeout: build.page_timeout,
         verify_timeout: build.verify_timeout,
-        is_background: false,
+        priority: RunPriority::Inherited,
     }
 }
 
@@ -306,22 +316,13 @@ fn describe_default_build(
 }
 
 fn cancel_on_signal() -> Result<CancellationToken, CommandError> {
+    let mut signals = SignalHandlers::new()?;
     let cancel = CancellationToken::new();
-    let listen = |kind| {
-        signal(kind).map_err(|error| CommandError::failed(format!("cannot listen for signals: {error}")))
-    };
-    let mut int = listen(SignalKind::interrupt())?;
-    let mut term = listen(SignalKind::terminate())?;
-    let mut hup = listen(SignalKind::hangup())?;
     let token = cancel.clone();
     // The runtime or the signal ends this task, so no other task awaits it.
     tokio_util::task::TaskTracker::new().spawn(async move {
-        tokio::select! {
-            _ = int.recv() => {}
-            _ = term.recv() => {}
-            // Without this, closing the terminal would leave compilers and the work folder behind.
-            _ = hup.recv() => {}
-        }
+        // A closed terminal counts, too: it would leave compilers and the work folder behind.
+        signals.wait_leave().await;
         token.cancel();
     });
     Ok(cancel)

@@ -100,7 +100,7 @@ impl HistoryLog {
                 Some(event)
             });
         }
-        for path in events_file::event_files(state) {
+        for path in line_files(&state.join(events_file::FILE_NAME)) {
             for line in read_lines(&path)? {
                 all.add(&line, |json| Deserialize::deserialize(&*json).ok());
             }

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Method;
 
+use crate::body::budget::PIECE_OVERHEAD;
+
 /// Receives copies of one model's requests.
 pub trait BodyRecorder: Debug + Send + Sync {
     /// Maximum size of a recorded body, in bytes.
@@ -15,9 +17,6 @@ pub trait BodyRecorder: Debug + Send + Sync {
     /// because a thread that serves clients calls it.
     fn take(&self, id: &str, method: &Method, path: &str, body: Vec<Bytes>);
 }
-
-/// Bytes that a held piece needs apart from its content.
-const PIECE_OVERHEAD: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct RequestCopy {

@@ -19,7 +19,7 @@ use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 use tempfile::TempDir;
 use tokio::time::Instant;
+use warden_builder::BuildEnvironment;
 use warden_diagnose::ExperimentOutcome;
 use warden_diagnose::shell::{quote_word, split_words};
 use warden_policies::defaults;
@@ -56,7 +57,7 @@ impl ToolWrapper {
         if words.is_empty() {
             return Err(usage("it names no program"));
         }
-        let program = find_program(&words[0]).ok_or_else(|| {
+        let program = BuildEnvironment::from_process().find(&words[0]).ok_or_else(|| {
             CommandError::hinted(
                 format!("--wrap: {} is not installed here", words[0]),
                 install_hint(&words[0]),
@@ -128,16 +129,6 @@ impl ToolWrapper {
         numbers.question_limit = numbers.question_limit.max(report);
         numbers.leg_limit = numbers.leg_limit.max(2 * start);
     }
-}
-
-fn find_program(name: &str) -> Option<PathBuf> {
-    let runs = |path: &Path| {
-        path.is_file() && path.metadata().is_ok_and(|facts| facts.permissions().mode() & 0o111 != 0)
-    };
-    if name.contains('/') {
-        return std::path::absolute(name).ok().filter(|path| runs(path));
-    }
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| runs(path))
 }
 
 fn install_hint(name: &str) -> &'static str {
@@ -274,8 +265,6 @@ mod tests {
         for wrong in ["'open", "  "] {
             assert_eq!(ToolWrapper::prepare(wrong).unwrap_err().code(), 2, "{wrong}");
         }
-        assert_eq!(find_program("/no/such"), None);
-        assert!(find_program("sh").is_some());
     }
 
     #[test]

@@ -198,8 +198,9 @@ async fn export_series(args: &PatchExportArgs) -> Result<(), CommandError> {
     let mut sets = args.sets.load(&loaded, &machine)?;
     let mut only = None;
     if let Some(patch) = &args.patch {
-        let (set, fix) = find_patch(sets, patch)?;
-        (sets, only) = (vec![set], fix);
+        let (set, fix) = find_patch(&sets, patch)?;
+        only = fix.map(|fix| fix.id.clone());
+        sets = vec![set.clone()];
     }
     let numbers = &loaded.settings.build;
     let proofs = proofs::load_proofs(&loaded, &machine)?;

@@ -170,12 +170,12 @@ pub(super) fn bisect(args: &PatchBisectArgs) -> Result<(), CommandError> {
     let mut grain = RowGrain::Fixes;
     let mut only = None;
     if let Some(patch) = &args.patch {
-        let (set, fix) = find_patch(sets, patch)?;
+        let (set, fix) = find_patch(&sets, patch)?;
         if fix.is_none() {
             grain = RowGrain::Sets;
         }
-        only = Some(fix.map_or_else(|| set.id.clone(), |fix| format!("{}/{fix}", set.id)));
-        sets = vec![set];
+        only = Some(fix.map_or_else(|| set.id.clone(), |fix| format!("{}/{}", set.id, fix.id)));
+        sets = vec![set.clone()];
     }
     let all = block_on(judge_rows(&args.source, &args.range, sets, grain, &loaded, &machine))??;
     let rows: Vec<HistoryRow> =
@@ -249,7 +249,7 @@ struct RevisionSeams {
 
 pub(super) fn record_fingerprints(args: &FingerprintArgs) -> Result<(), CommandError> {
     let (machine, loaded) = args.config.read()?;
-    let set = args.catalogue.extend(loaded.patch_sets(&machine)?)?.require(&args.patch)?.clone();
+    let set = args.catalogue.load(&loaded, &machine)?.require(&args.patch)?.clone();
     let mut known = match &args.write {
         Some(file) => read_existing(file)?.unwrap_or_else(|| set.fingerprints.clone()),
         None => set.fingerprints.clone(),

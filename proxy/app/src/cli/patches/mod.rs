@@ -18,7 +18,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use warden_builder::git::{GitLocation, GitRepository, RevisionInfo};
 use warden_builder::{BuildSource, Builder, ComputeBackend};
-use warden_patches::{PatchSeries, PatchSet, PatchStatus, SetCatalogue, SetJudgement, SourceTree};
+use warden_patches::{PatchSeries, PatchSet, PatchStatus, SetCatalogue, SetFix, SetJudgement, SourceTree};
 use warden_policies::defaults::Build;
 
 use crate::cli::build::{CatalogueArgs, GitArgs};
@@ -75,7 +75,7 @@ pub(crate) struct SetArgs {
 
 impl SetArgs {
     fn load(&self, loaded: &LoadedConfig, machine: &HostMachine) -> Result<Vec<PatchSet>, CommandError> {
-        let catalogue = self.catalogue.extend(loaded.patch_sets(machine)?)?;
+        let catalogue = self.catalogue.load(loaded, machine)?;
         for id in &self.patch_set {
             catalogue.require(id)?;
         }
@@ -133,21 +133,28 @@ fn check_admitted(series: &PatchSeries, allow_unverified: bool, what: &str) -> R
 }
 
 /// Accepts `SET`, `FIX` or `SET/FIX`; also returns the fix if `patch` names one.
-fn find_patch(sets: Vec<PatchSet>, patch: &str) -> Result<(PatchSet, Option<String>), CommandError> {
-    let (id, fix) = match patch.split_once('/') {
-        Some((set, fix)) => (Some(set), Some(fix)),
-        None if sets.iter().any(|set| set.id == patch) => (Some(patch), None),
-        None => (None, Some(patch)),
+fn find_patch<'a>(
+    sets: &'a [PatchSet],
+    patch: &str,
+) -> Result<(&'a PatchSet, Option<&'a SetFix>), CommandError> {
+    let set_of = |id: &str| sets.iter().find(|set| set.id == id);
+    let with_fix = |set: &'a PatchSet, fix: &str| Some((set, Some(set.fix(fix)?)));
+    let found = match patch.split_once('/') {
+        Some((set, fix)) => set_of(set).and_then(|set| with_fix(set, fix)),
+        None => {
+            set_of(patch).map(|set| (set, None)).or_else(|| sets.iter().find_map(|set| with_fix(set, patch)))
+        }
     };
-    let fits =
-        |set: &PatchSet| id.is_none_or(|id| set.id == id) && fix.is_none_or(|fix| set.fix(fix).is_some());
-    let found = sets.into_iter().find(fits).ok_or_else(|| {
+    found.ok_or_else(|| {
+        let ids = |set: &'a PatchSet| {
+            std::iter::once(set.id.as_str()).chain(set.fixes.iter().map(|fix| fix.id.as_str()))
+        };
+        let known: Vec<&str> = sets.iter().flat_map(ids).collect();
         CommandError::usage(
             format!("there is no patch set and no fix `{patch}`"),
-            "`llama-warden patches list` shows what there is; sets of your own come with --patches DIR",
+            format!("there are: {}; sets of your own come with --patches DIR", known.join(", ")),
         )
-    })?;
-    Ok((found, fix.map(str::to_owned)))
+    })
 }
 
 #[derive(Clone, Debug, Default, Args)]

@@ -70,7 +70,7 @@ struct EndedProof {
 
 async fn prove_sets(args: &ProveArgs) -> Result<(), CommandError> {
     let (machine, loaded) = args.config.read()?;
-    let catalogue = args.catalogue.extend(loaded.patch_sets(&machine)?)?;
+    let catalogue = args.catalogue.load(&loaded, &machine)?;
     for id in &args.sets {
         catalogue.require(id)?;
     }

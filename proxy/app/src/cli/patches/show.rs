@@ -8,6 +8,7 @@ use warden_patches::marker::marker;
 use warden_patches::set::{AffectedBuilds, FixVariable, HookPosition, UpstreamStatus};
 use warden_patches::{PatchSet, SetCatalogue, SetFix, SetHook};
 
+use super::find_patch;
 use crate::cli::ConfigArgs;
 use crate::cli::build::CatalogueArgs;
 use crate::exit::CommandError;
@@ -26,7 +27,7 @@ pub(crate) struct PatchListArgs {
 
 pub(super) fn list(args: &PatchListArgs) -> Result<(), CommandError> {
     let (machine, loaded) = args.config.read()?;
-    let catalogue = args.catalogue.extend(loaded.patch_sets(&machine)?)?;
+    let catalogue = args.catalogue.load(&loaded, &machine)?;
     if args.json {
         return out::print_json(&catalogue.sets().iter().map(listed_json).collect::<Vec<_>>());
     }
@@ -106,24 +107,8 @@ pub(crate) struct PatchShowArgs {
 
 pub(super) fn show(args: &PatchShowArgs) -> Result<(), CommandError> {
     let (machine, loaded) = args.config.read()?;
-    let catalogue = args.catalogue.extend(loaded.patch_sets(&machine)?)?;
-    let found = match args.id.split_once('/') {
-        Some((set, fix)) => catalogue.set(set).and_then(|set| Some((set, Some(set.fix(fix)?)))),
-        None => catalogue
-            .set(&args.id)
-            .map(|set| (set, None))
-            .or_else(|| catalogue.fix(&args.id).map(|(set, fix)| (set, Some(fix)))),
-    };
-    let Some((set, fix)) = found else {
-        let known = catalogue.sets().iter().flat_map(|set| {
-            std::iter::once(set.id.as_str()).chain(set.fixes.iter().map(|fix| fix.id.as_str()))
-        });
-        let known: Vec<&str> = known.collect();
-        return Err(CommandError::usage(
-            format!("there is no patch set and no fix `{}`", args.id),
-            format!("there are: {}; sets of your own come with --patches DIR", known.join(", ")),
-        ));
-    };
+    let catalogue = args.catalogue.load(&loaded, &machine)?;
+    let (set, fix) = find_patch(catalogue.sets(), &args.id)?;
     match (fix, args.json) {
         (Some(fix), true) => {
             let value = serde_json::to_value(fix).map_err(|error| CommandError::failed(error.to_string()))?;

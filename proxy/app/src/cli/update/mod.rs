@@ -23,7 +23,9 @@ use std::time::Duration;
 use clap::Args;
 use rustix::fs::FlockOperation;
 use rustix::process::{Signal, getpid, kill_process};
-use warden_builder::{BackendChoice, BuildId, BuildPlan, BuildRequest, BuildStore, Builder, Provenance};
+use warden_builder::{
+    BackendChoice, BuildId, BuildPlan, BuildRequest, BuildStore, Builder, Provenance, RunPriority,
+};
 use warden_experiment::Workload;
 use warden_experiment::proof::ProofRuling;
 use warden_patches::SelectedSets;
@@ -314,7 +316,7 @@ impl UpdateRun<'_> {
             backend: self.args.backend.unwrap_or(BackendChoice::Explicit(recipe.backend)),
             arch,
             options: old.plan.options.iter().chain(&self.args.options).cloned().collect(),
-            is_background: true,
+            priority: RunPriority::Background,
             ..build::build_request(source, patches, &self.loaded.settings.build)
         })
     }
