@@ -130,14 +130,13 @@ def swaps(log):
         at = datetime.datetime.fromisoformat(event[1].replace("Z", "+00:00")).timestamp()
         if event[3].startswith("looked for room"):
             looks = looks[-1:] + [at]
-        if not event[2].endswith("view::event"):
+        if event[2] != "event":
             continue
-        event = (event[0], event[1], event[3])
-        room = re.search(r'model="(.*?)" wanted=(\S+)', event[2])
-        stopped = re.match(r'stopped model="(.*?)"', event[2])
-        start = re.match(r'starting model="(.*?)"', event[2])
+        room = re.match(r"unloaded to free memory for `(.*?)`.* model=(\S+)", event[3])
+        stopped = re.match(r"stopped: .* model=(\S+)", event[3])
+        start = re.match(r"starting: .* model=(\S+)", event[3])
         if room:
-            makes_room[room[1]] = room[2]
+            makes_room[room[2]] = room[1]
         elif stopped and stopped[1] in makes_room:
             ended[makes_room.pop(stopped[1])] = at
         elif start:
@@ -183,7 +182,7 @@ def main():
         (gaps, ours), text = swaps(log), open(log).read()
         if args.log:
             shutil.copy(log, args.log)
-        left = re.findall(r'view::event: unloaded to free memory for another model model="(m\d+)"', text)
+        left = re.findall(r" event: unloaded to free memory for .* model=(m\d+)", text)
         print(json.dumps({
             "requests": len(took),
             "failed": len(failed),
@@ -191,10 +190,10 @@ def main():
             "p50": round(took[len(took) // 2], 2),
             "p99": round(took[len(took) * 99 // 100], 2),
             "longest": round(took[-1], 2),
-            "loads": len(re.findall(r"event: ready model=", text)),
+            "loads": len(re.findall(r" event: ready after ", text)),
             "made_room": len(left),
             "made_room_of_leaking": sum(1 for model in left if model in seeing),
-            "said_to_leak": sorted(set(re.findall(r'view::event: .*leak.* model="(m\d+)"', text))),
+            "said_to_leak": sorted(set(re.findall(r" event: .*leak.* model=(m\d+)", text))),
             "out_of_memory": len(re.findall(r"out of memory", text)),
             "gap_ms_p50": gaps[len(gaps) // 2] if gaps else None,
             "gap_ms_p90": gaps[len(gaps) * 9 // 10] if gaps else None,

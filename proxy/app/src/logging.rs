@@ -40,11 +40,7 @@ pub(crate) fn lost_lines() -> u64 {
 pub(crate) fn start_logging(log: &Log, bare: bool) -> Result<(), CommandError> {
     let mut filter =
         log_filter(&log.level).map_err(|problem| CommandError::usage(format!("log.level: {problem}"), ""))?;
-    // Switch off the supervisor's raw events, because this program logs each event as a sentence.
-    let silent = ["warden_supervisor::view::event=off"]
-        .into_iter()
-        .chain((!log.children).then_some("llama_server=off"));
-    for directive in silent.filter_map(|text| text.parse().ok()) {
+    if !log.children && let Ok(directive) = "llama_server=off".parse() {
         filter = filter.add_directive(directive);
     }
     let stream = std::env::var_os("JOURNAL_STREAM");

@@ -13,7 +13,6 @@ mod captures;
 mod child_lines;
 mod cli;
 mod clock;
-mod event_text;
 mod events_file;
 mod exit;
 mod growth_text;

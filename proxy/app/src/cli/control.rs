@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use warden_policies::reclaim::ReclaimOutcome;
 use warden_policies::secrets;
-use warden_supervisor::{EventKind, FleetEvent, LedgerEntry, LogLine, ModelView, ReclaimEntry};
+use warden_supervisor::{FleetEvent, LedgerEntry, LogLine, ModelView, ReclaimEntry};
 
 use super::status::status_table;
 use super::{ConfigArgs, block_on};
@@ -19,7 +19,6 @@ use crate::admin::answer::{AdminStatus, DrainReport};
 use crate::admin::client::{AdminClient, find_instance};
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
-use crate::event_text::describe_event;
 use crate::exit::CommandError;
 use crate::out;
 
@@ -148,8 +147,7 @@ pub(crate) fn restart(args: &ModelArgs) -> Result<(), CommandError> {
     let answer: ProcessEntries<LedgerEntry> =
         args.instance.ask(Method::POST, &["models", &args.model, "restart"], &[])?;
     for entry in answer.entries {
-        let text = describe_event(&EventKind::RecycleDone { entry: Box::new(entry) });
-        out::print_line(&format!("{}: {text}", args.model))?;
+        out::print_line(&format!("{}: {}", args.model, entry.sentence()))?;
     }
     out::print_line(&format!("{}: restarted", args.model))
 }
@@ -239,7 +237,7 @@ pub(super) fn event_line(event: &FleetEvent) -> String {
     let FleetEvent { at, model, generation, kind, .. } = event;
     let model = model.as_ref().map(|model| format!("{model} ")).unwrap_or_default();
     let generation = generation.map(|generation| format!("{generation} ")).unwrap_or_default();
-    format!("{at} {model}{generation}{}", secrets::redact_text(&describe_event(kind)))
+    format!("{at} {model}{generation}{}", secrets::redact_text(&kind.sentence()))
 }
 
 #[derive(Debug, Subcommand)]

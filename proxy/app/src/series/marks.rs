@@ -8,7 +8,6 @@ use warden_policies::rollup::SeriesPolicy;
 use warden_policies::{ByteSize, GenerationId, MemoryKind, ModelName, secrets};
 use warden_supervisor::{EventKind, FleetEvent, LedgerEntry};
 
-use crate::event_text::{describe_event, memory_change};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", from = "String")]
@@ -109,7 +108,7 @@ pub(super) fn marks_from_event(event: &FleetEvent, at: u64, most: usize) -> Vec<
             .collect();
     }
     let Some(model) = &event.model else { return Vec::new() };
-    let told = || describe_event(&event.kind);
+    let told = || event.kind.sentence();
     let one = match &event.kind {
         // The process was not replaced. The event that ended the process has its own mark.
         EventKind::RecycleDone { entry } if entry.given_up => return Vec::new(),
@@ -160,7 +159,7 @@ fn replacement_text(entry: &LedgerEntry) -> String {
         let _infallible = write!(text, "; {failed}");
         return text;
     }
-    let (before, after) = memory_change(entry);
+    let (before, after) = entry.memory_change();
     if let Some((before, after)) = before.zip(after) {
         let _infallible = write!(text, "; {} before, {} after", ByteSize(before), ByteSize(after));
     }

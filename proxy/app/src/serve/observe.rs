@@ -16,7 +16,6 @@ use crate::access_log::AccessLog;
 use crate::admin::answer::AdminConfig;
 use crate::admin::metrics::MetricsRegistry;
 use crate::advice::{self, AdvisedServers};
-use crate::event_text::describe_event;
 use crate::events_file::EventsFile;
 use crate::logging;
 use crate::otel::RequestTracer;
@@ -131,7 +130,7 @@ fn advice_for(event: &FleetEvent, fleet: &Fleet, servers: &AdvisedServers) -> Ve
 fn log_event(event: &FleetEvent, advice: &[LeakAdvice]) {
     let model = event.model.as_ref().map(tracing::field::display);
     let generation = event.generation.map(|generation| generation.0);
-    let text = secrets::redact_text(&describe_event(&event.kind));
+    let text = secrets::redact_text(&event.kind.sentence());
     let loud = matches!(
         event.kind,
         EventKind::Suspect { refused: false, .. }

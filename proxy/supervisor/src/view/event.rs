@@ -369,14 +369,13 @@ impl EventJournal {
         Self { keep, kept: Mutex::default(), sender: broadcast::Sender::new(keep.min(MAX_LISTENER_LAG)) }
     }
 
-    /// Keeps and sends an event, and logs it if it concerns an operator.
+    /// Keeps and sends an event.
     pub(crate) fn record(
         &self,
         model: Option<&ModelName>,
         generation: Option<GenerationId>,
         kind: EventKind,
     ) {
-        log_event(model, generation, &kind);
         let mut kept = lock(&self.kept);
         kept.last += 1;
         let event =
@@ -396,181 +395,6 @@ impl EventJournal {
     pub(crate) fn tail(&self) -> EventTail {
         let kept = lock(&self.kept);
         EventTail { events: kept.events.iter().cloned().collect(), receiver: self.sender.subscribe() }
-    }
-}
-
-fn log_event(model: Option<&ModelName>, generation: Option<GenerationId>, kind: &EventKind) {
-    let model = model.map_or("-", ModelName::as_str);
-    let generation = generation.map_or_else(|| "-".to_owned(), |generation| generation.to_string());
-    match kind {
-        EventKind::Starting { pid, .. } => tracing::info!(model, generation, pid, "starting"),
-        EventKind::TakenOver { pid, .. } => tracing::info!(model, generation, pid, "taken over"),
-        EventKind::Ready { start_ms, .. } => tracing::info!(model, generation, start_ms, "ready"),
-        EventKind::Suspect { refused, crash } => log_suspect(model, &generation, *refused, crash.as_deref()),
-        EventKind::Recovered => tracing::info!(model, generation, "answers probes again"),
-        EventKind::Draining { in_flight } => tracing::info!(model, generation, in_flight, "draining"),
-        EventKind::Unloaded { .. }
-        | EventKind::MakesRoom { .. }
-        | EventKind::WaitsForRoom { .. }
-        | EventKind::LoadsAnew { .. }
-        | EventKind::FallsBack { .. }
-        | EventKind::StartSearchBegan { .. }
-        | EventKind::StartSearched { .. }
-        | EventKind::CameBack { .. }
-        | EventKind::Warmed { .. } => log_loading_event(model, &generation, kind),
-        EventKind::Stopped { exit } => tracing::info!(model, generation, exit, "stopped"),
-        EventKind::Crashed { failure, .. } => {
-            tracing::error!(model, generation, kind = ?failure.kind, "crashed: {}", failure.message);
-        }
-        EventKind::Backoff { delay_ms, failures } => {
-            tracing::warn!(model, delay_ms, failures, "the next start is delayed");
-        }
-        EventKind::Failed { failure } => {
-            tracing::error!(
-                model,
-                "cannot start; will retry when its files or settings change: {}",
-                failure.message
-            );
-        }
-        EventKind::CrashLoop { ends, within_s, failure } => {
-            tracing::error!(model, ends, within_s, "crash loop; still restarting: {}", failure.message);
-        }
-        EventKind::RecycleWanted { .. }
-        | EventKind::RecycleHeld { .. }
-        | EventKind::RecycleBegan { .. }
-        | EventKind::RecycleDone { .. }
-        | EventKind::Reclaimed { .. } => log_replacing_event(model, &generation, kind),
-        EventKind::Verdict { growth, message, .. } if growth.verdict.grows() => {
-            tracing::warn!(model, generation, "{message}");
-        }
-        EventKind::Verdict { message, .. } => tracing::info!(model, generation, "{message}"),
-        EventKind::PromptTooLarge { action, short } => tracing::warn!(model, generation, action, "{short}"),
-        EventKind::SettingLost { message } | EventKind::VramUnknown { message } => {
-            tracing::warn!(model, generation, "{message}");
-        }
-        EventKind::EndpointAnswers { url } => {
-            tracing::info!(model, generation, "the endpoint `{url}` answers");
-        }
-        EventKind::EndpointSilent { failure } => tracing::warn!(model, generation, "{}", failure.message),
-        EventKind::Unwell { reason, message } => tracing::warn!(model, generation, %reason, "{message}"),
-        EventKind::DriverLeak { message, .. } => tracing::error!(model, generation, "{message}"),
-        EventKind::PolicyOff { message } => tracing::error!(model, "{message}"),
-        EventKind::CanaryBegan { binary, share } => {
-            tracing::info!(model, binary = %binary.display(), share, "canary started");
-        }
-        EventKind::CanaryEnded { entry } => {
-            tracing::info!(model, verdict = entry.canary.verdict.as_str(), "canary ended");
-        }
-        EventKind::Asked { action, by } => tracing::info!(model, action, by, "action of an operator"),
-        EventKind::Pinned { entry } => {
-            tracing::info!(model, pinned = entry.pinned, by = entry.by, "pin set by an operator");
-        }
-        EventKind::ConfigApplied { report } => tracing::info!(?report, "configuration applied"),
-        EventKind::RequestsSuspected { .. }
-        | EventKind::RequestQuarantined { .. }
-        | EventKind::RequestsReleased { .. }
-        | EventKind::RequestCancelled { .. } => log_request_event(model, &generation, kind),
-        EventKind::QueueFull { waiting } => tracing::warn!(model, waiting, "the queue is full"),
-    }
-}
-
-/// Logs an event of a replacement, or of memory that a process gave back instead.
-fn log_replacing_event(model: &str, generation: &str, kind: &EventKind) {
-    match kind {
-        EventKind::RecycleWanted { decision, series_bytes, .. } => {
-            let series = decision.series.map(tracing::field::display);
-            let reason = decision.reason.map(tracing::field::display);
-            tracing::info!(model, generation, reason, series, series_bytes, "to be replaced when quiet");
-        }
-        EventKind::RecycleHeld { message, .. } => {
-            tracing::warn!(model, generation, "not replaced: {message}");
-        }
-        EventKind::RecycleBegan { reason, mode, note } => {
-            tracing::info!(model, generation, %reason, mode = mode.as_str(), note, "replacement began");
-        }
-        EventKind::RecycleDone { entry } => log_replacement(model, entry),
-        EventKind::Reclaimed { entry } => {
-            tracing::info!(
-                model, generation, reason = %entry.reason, helped = entry.helped,
-                "asked to give memory back: {}", entry.sentence()
-            );
-        }
-        _ => {}
-    }
-}
-
-/// Logs an event of loading, unloading or carrying conversations over.
-fn log_loading_event(model: &str, generation: &str, kind: &EventKind) {
-    match kind {
-        EventKind::Unloaded { idle_ms } => {
-            tracing::info!(model, idle_ms, "unloaded: no request for its `ttl`");
-        }
-        EventKind::MakesRoom { wanted } => {
-            tracing::info!(model, %wanted, "unloaded to free memory for another model");
-        }
-        EventKind::WaitsForRoom { message } => tracing::info!(model, "waits for free memory: {message}"),
-        EventKind::LoadsAnew { message } => {
-            tracing::info!(model, "unloaded, to be loaded with its new settings: {message}");
-        }
-        EventKind::FallsBack { message } => tracing::warn!(model, "falls back: {message}"),
-        EventKind::StartSearchBegan { deaths, switches } => {
-            tracing::warn!(model, deaths, switches, "died while loading; trying switches one by one");
-        }
-        EventKind::StartSearched { finding } => {
-            tracing::warn!(model, "tried switches one by one: {}", finding.advice());
-        }
-        EventKind::CameBack { warmth } => tracing::info!(model, generation, "loaded again: {warmth}"),
-        EventKind::Warmed { warmth } => tracing::info!(model, generation, "behind the gate: {warmth}"),
-        _ => {}
-    }
-}
-
-fn log_suspect(model: &str, generation: &str, refused: bool, crash: Option<&str>) {
-    if let Some(line) = crash {
-        let line = warden_policies::secrets::redact_text(line);
-        tracing::warn!(model, generation, "suspect: it logged what looks like a crash: {line}");
-    } else if refused {
-        tracing::info!(model, generation, "suspect: it refused or broke a connection; probing it");
-    } else {
-        tracing::warn!(model, generation, "suspect: it does not answer probes");
-    }
-}
-
-fn log_replacement(model: &str, entry: &LedgerEntry) {
-    match &entry.failed {
-        None => {
-            let warm = entry.warm.as_ref().map(ToString::to_string);
-            tracing::info!(
-                model, reason = %entry.reason, gap_ms = entry.gap_ms, carried_over = entry.carried_over,
-                cut = entry.cut, warm, "replaced"
-            );
-        }
-        Some(why) if entry.given_up => {
-            tracing::info!(model, reason = %entry.reason, "replacement given up: {why}");
-        }
-        Some(failed) => tracing::error!(model, reason = %entry.reason, "not replaced: {failed}"),
-    }
-}
-
-fn log_request_event(model: &str, generation: &str, kind: &EventKind) {
-    match kind {
-        EventKind::RequestsSuspected { fingerprints } => {
-            let count = fingerprints.len();
-            tracing::warn!(
-                model,
-                generation,
-                count,
-                "requests in flight at its exit run alone if clients retry them"
-            );
-        }
-        EventKind::RequestQuarantined { fingerprint, seconds } => tracing::error!(
-            model, generation, %fingerprint, seconds, "a request that ran alone ended its server: it is refused"
-        ),
-        EventKind::RequestsReleased { count } => tracing::info!(model, count, "requests released"),
-        EventKind::RequestCancelled { request, state, by } => {
-            tracing::info!(model, generation, request, state, by, "request cancelled");
-        }
-        _ => {}
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod entry;
 pub mod event;
+mod event_text;
 pub mod ledger;
 pub mod log;
 pub(crate) mod publish;
@@ -26,6 +27,7 @@ use warden_sensors::{CgroupMemory, CudaReport, HostTotals};
 
 use crate::error::BackendFailure;
 use crate::view::entry::{CanaryView, PinView, ReclaimEntry};
+pub use crate::view::event_text::canary_traffic;
 use crate::view::ready_since::ReadySince;
 
 /// State of the fleet at one moment.

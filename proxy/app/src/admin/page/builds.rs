@@ -7,12 +7,11 @@ use maud::{Markup, html};
 use warden_builder::{BuildChoices, BuildId, BuildStore, Provenance};
 use warden_pages::{BadgeTone, badge, table_head, term_list, text_list};
 use warden_policies::ByteSize;
-use warden_supervisor::{CanaryState, CanaryView, ModelView};
+use warden_supervisor::{CanaryState, CanaryView, ModelView, canary_traffic};
 
 use super::hub::PageSnapshot;
 use super::part::{model_link, moment_element};
 use crate::build_text::{build_cells, default_state};
-use crate::event_text::canary_traffic;
 
 #[derive(Debug, Default)]
 pub(crate) struct StoredBuilds {

@@ -11,7 +11,6 @@ use warden_supervisor::{EventKind, FleetEvent, LogLine};
 
 use super::part::{has_words, model_link, moment_element, search_field, sentence};
 use crate::admin::query::QueryPairs;
-use crate::event_text::describe_event;
 
 const MAX_EVENTS: usize = 300;
 const MAX_LINES: usize = 500;
@@ -63,7 +62,7 @@ impl EventFilter {
 pub(crate) fn events_view(all: &[FleetEvent], wish: &EventFilter) -> Markup {
     let mut found: Vec<(&FleetEvent, String)> = Vec::new();
     for event in all.iter().rev().filter(|event| wish.has_model(event)) {
-        let text = secrets::redact_text(&describe_event(&event.kind));
+        let text = secrets::redact_text(&event.kind.sentence());
         let model = event.model.as_ref().map_or("", |model| model.as_str());
         if has_words(&wish.words, &format!("{model} {text}")) {
             found.push((event, text));

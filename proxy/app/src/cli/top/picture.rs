@@ -16,7 +16,6 @@ use warden_supervisor::{BackendView, DeviceView, EventKind, FleetEvent, ModelSta
 use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN, sanitize};
 use crate::admin::answer::AdminStatus;
 use crate::cli::status;
-use crate::event_text::describe_event;
 use crate::growth_text;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -273,7 +272,7 @@ impl EventLine {
             time: at.to_zoned(zone.clone()).strftime("%H:%M:%S").to_string(),
             at: at.duration_since(Timestamp::UNIX_EPOCH).as_secs_f64(),
             model: event.model.as_ref().map(|model| model.as_str().to_owned()),
-            text: sanitize(&format!("{generation}{}", describe_event(&event.kind))),
+            text: sanitize(&format!("{generation}{}", event.kind.sentence())),
             tone,
             leaks,
         }

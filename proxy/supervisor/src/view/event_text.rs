@@ -1,88 +1,95 @@
-//! Describes events of the fleet in one line each, for the log and for `llama-warden events`.
+//! Describes each event in one line, for the log, the command line and the pages.
 
 use std::time::Duration;
 
 use warden_policies::sample::{HostMemory, MemoryKind, VramReading};
 use warden_policies::units::format_span;
 use warden_policies::{ByteSize, ModelName, Reason, RecycleDecision, RequestFingerprint};
-use warden_supervisor::{ApplyReport, CanaryView, EventKind, LedgerEntry, ReclaimEntry, ReplacementMode};
 
-/// Describes an event, without model and generation, which the caller has.
-pub(crate) fn describe_event(kind: &EventKind) -> String {
-    match kind {
-        EventKind::TakenOver { pid, replica } => {
-            format!("taken over from the previous program: process {pid}, replica {replica}")
-        }
-        EventKind::Starting { pid, replica } => format!("starting: process {pid}, replica {replica}"),
-        EventKind::Ready { start_ms, slots } => {
-            let slots = slots.map_or_else(String::new, |slots| format!(" with {slots} slots"));
-            format!("ready after {start_ms} ms{slots}")
-        }
-        EventKind::Suspect { crash, refused } => describe_suspicion(crash.as_deref(), *refused),
-        EventKind::Recovered => "recovered: probes are answered again".to_owned(),
-        EventKind::Draining { in_flight } => format!("draining: {in_flight} requests running"),
-        EventKind::Unloaded { idle_ms } => format!(
-            "unloaded: no request for {}; the next request loads it again",
-            format_span(Duration::from_millis(*idle_ms))
-        ),
-        EventKind::MakesRoom { wanted } => {
-            format!("unloaded to free memory for `{wanted}`; its next request loads it again")
-        }
-        EventKind::WaitsForRoom { message } => format!("waits for room: {message}"),
-        EventKind::LoadsAnew { message } => {
-            format!("unloaded, and loaded with its new settings when there is room: {message}")
-        }
-        EventKind::FallsBack { message } => format!("falls back: {message}"),
-        EventKind::StartSearchBegan { deaths, switches } => format!(
-            "died {deaths} times while it loaded: searching for a switch that starts it, one of {switches}"
-        ),
-        EventKind::StartSearched { finding } => {
-            format!("searched for a switch that starts it: {}", finding.lines().join("; "))
-        }
-        EventKind::Stopped { exit } => format!("stopped: {exit}"),
-        EventKind::Crashed { failure, .. } => format!("crashed: {}", failure.message),
-        EventKind::Backoff { delay_ms, failures } => {
-            format!("the next start waits {delay_ms} ms after {failures} failure(s) in a row")
-        }
-        EventKind::Failed { failure } => format!(
-            "cannot start before something changes: {}; a change of its files or settings starts it, and so does \
-             `llama-warden restart`",
-            failure.message
-        ),
-        EventKind::CrashLoop { ends, within_s, failure } => {
-            describe_crash_loop(*ends, *within_s, &failure.message)
-        }
-        EventKind::EndpointAnswers { url } => format!("the endpoint `{url}` answers"),
-        EventKind::EndpointSilent { failure } => failure.message.clone(),
-        EventKind::Pinned { entry } => entry.sentence(),
-        EventKind::Asked { action, by } => format!("{by} asks for: {action}"),
-        EventKind::ConfigApplied { report } => describe_changes(report),
-        EventKind::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
-        EventKind::Verdict { message, .. }
-        | EventKind::Unwell { message, .. }
-        | EventKind::SettingLost { message }
-        | EventKind::VramUnknown { message }
-        | EventKind::DriverLeak { message, .. } => message.clone(),
-        EventKind::RecycleWanted { decision, host_bytes, series_bytes } => {
-            describe_wanted(decision, series_bytes.or(*host_bytes))
-        }
-        EventKind::RecycleHeld { message, .. } => format!("recycle held back: {message}"),
-        EventKind::RecycleBegan { reason, mode, note } => describe_beginning(*reason, *mode, note.as_deref()),
-        EventKind::RecycleDone { entry } => describe_replacement(entry),
-        EventKind::Reclaimed { entry } => describe_reclaim(entry),
-        EventKind::CameBack { warmth } => format!("loaded again: {warmth}"),
-        EventKind::Warmed { warmth } => format!("behind the gate: {warmth}"),
-        EventKind::PolicyOff { message } => format!("replacing by policy is off: {message}"),
-        EventKind::CanaryBegan { binary, share } => {
-            format!("canary: {} gets {}", binary.display(), canary_traffic(*share))
-        }
-        EventKind::CanaryEnded { entry } => describe_canary_end(&entry.canary),
-        EventKind::PromptTooLarge { action, short } => format!("{}: {short}", admission_words(action)),
-        EventKind::RequestsSuspected { fingerprints } => describe_suspects(fingerprints),
-        EventKind::RequestQuarantined { fingerprint, seconds } => describe_quarantine(fingerprint, *seconds),
-        EventKind::RequestsReleased { count } => format!("{count} request(s) released from quarantine"),
-        EventKind::RequestCancelled { request, state, by } => {
-            format!("request {request} ({state}) was cancelled by {by}")
+use crate::view::entry::{CanaryView, ReclaimEntry};
+use crate::view::event::{ApplyReport, EventKind};
+use crate::view::ledger::{LedgerEntry, ReplacementMode};
+
+impl EventKind {
+    /// Describes the event in one line, without model and generation.
+    ///
+    /// The line may quote the output of a process, so callers redact it.
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::TakenOver { pid, replica } => {
+                format!("taken over from the previous program: process {pid}, replica {replica}")
+            }
+            Self::Starting { pid, replica } => format!("starting: process {pid}, replica {replica}"),
+            Self::Ready { start_ms, slots } => {
+                let slots = slots.map_or_else(String::new, |slots| format!(" with {slots} slots"));
+                format!("ready after {start_ms} ms{slots}")
+            }
+            Self::Suspect { crash, refused } => describe_suspicion(crash.as_deref(), *refused),
+            Self::Recovered => "recovered: probes are answered again".to_owned(),
+            Self::Draining { in_flight } => format!("draining: {in_flight} requests running"),
+            Self::Unloaded { idle_ms } => format!(
+                "unloaded: no request for {}; the next request loads it again",
+                format_span(Duration::from_millis(*idle_ms))
+            ),
+            Self::MakesRoom { wanted } => {
+                format!("unloaded to free memory for `{wanted}`; its next request loads it again")
+            }
+            Self::WaitsForRoom { message } => format!("waits for room: {message}"),
+            Self::LoadsAnew { message } => {
+                format!("unloaded, and loaded with its new settings when there is room: {message}")
+            }
+            Self::FallsBack { message } => format!("falls back: {message}"),
+            Self::StartSearchBegan { deaths, switches } => format!(
+                "died {deaths} times while it loaded: searching for a switch that starts it, one of {switches}"
+            ),
+            Self::StartSearched { finding } => {
+                format!("searched for a switch that starts it: {}", finding.lines().join("; "))
+            }
+            Self::Stopped { exit } => format!("stopped: {exit}"),
+            Self::Crashed { failure, .. } => format!("crashed: {}", failure.message),
+            Self::Backoff { delay_ms, failures } => {
+                format!("the next start waits {delay_ms} ms after {failures} failure(s) in a row")
+            }
+            Self::Failed { failure } => format!(
+                "cannot start before something changes: {}; a change of its files or settings starts it, and so does \
+                 `llama-warden restart`",
+                failure.message
+            ),
+            Self::CrashLoop { ends, within_s, failure } => {
+                describe_crash_loop(*ends, *within_s, &failure.message)
+            }
+            Self::EndpointAnswers { url } => format!("the endpoint `{url}` answers"),
+            Self::EndpointSilent { failure } => failure.message.clone(),
+            Self::Pinned { entry } => entry.sentence(),
+            Self::Asked { action, by } => format!("{by} asks for: {action}"),
+            Self::ConfigApplied { report } => describe_changes(report),
+            Self::QueueFull { waiting } => format!("the queue is full: {waiting} requests wait"),
+            Self::Verdict { message, .. }
+            | Self::Unwell { message, .. }
+            | Self::SettingLost { message }
+            | Self::VramUnknown { message }
+            | Self::DriverLeak { message, .. } => message.clone(),
+            Self::RecycleWanted { decision, host_bytes, series_bytes } => {
+                describe_wanted(decision, series_bytes.or(*host_bytes))
+            }
+            Self::RecycleHeld { message, .. } => format!("recycle held back: {message}"),
+            Self::RecycleBegan { reason, mode, note } => describe_beginning(*reason, *mode, note.as_deref()),
+            Self::RecycleDone { entry } => entry.sentence(),
+            Self::Reclaimed { entry } => describe_reclaim(entry),
+            Self::CameBack { warmth } => format!("loaded again: {warmth}"),
+            Self::Warmed { warmth } => format!("behind the gate: {warmth}"),
+            Self::PolicyOff { message } => format!("replacing by policy is off: {message}"),
+            Self::CanaryBegan { binary, share } => {
+                format!("canary: {} gets {}", binary.display(), canary_traffic(*share))
+            }
+            Self::CanaryEnded { entry } => describe_canary_end(&entry.canary),
+            Self::PromptTooLarge { action, short } => format!("{}: {short}", admission_words(action)),
+            Self::RequestsSuspected { fingerprints } => describe_suspects(fingerprints),
+            Self::RequestQuarantined { fingerprint, seconds } => describe_quarantine(fingerprint, *seconds),
+            Self::RequestsReleased { count } => format!("{count} request(s) released from quarantine"),
+            Self::RequestCancelled { request, state, by } => {
+                format!("request {request} ({state}) was cancelled by {by}")
+            }
         }
     }
 }
@@ -136,7 +143,8 @@ fn describe_reclaim(entry: &ReclaimEntry) -> String {
     format!("asked to give memory back ({}): {}{enough}", entry.reason, entry.sentence())
 }
 
-pub(crate) fn canary_traffic(share: Option<f64>) -> String {
+/// Names the requests that a canary gets. `share`: its share of the model's conversations.
+pub fn canary_traffic(share: Option<f64>) -> String {
     match share {
         Some(share) => format!("{:.0} % of conversations", share * 100.0),
         None => "copies of requests; its answers are discarded".to_owned(),
@@ -198,41 +206,46 @@ fn describe_suspects(fingerprints: &[RequestFingerprint]) -> String {
     )
 }
 
-/// Returns VRAM before and after a replacement if a GPU's memory was the reason, else host memory.
-pub(crate) fn memory_change(entry: &LedgerEntry) -> (Option<u64>, Option<u64>) {
-    match entry.evidence.series {
-        Some(MemoryKind::Vram(gpu)) => {
-            let held = |all: &[VramReading]| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
-            (held(&entry.vram_before), held(&entry.vram_after))
+impl LedgerEntry {
+    /// Returns VRAM before and after a replacement if a GPU's memory was the reason, else host memory.
+    pub fn memory_change(&self) -> (Option<u64>, Option<u64>) {
+        match self.evidence.series {
+            Some(MemoryKind::Vram(gpu)) => {
+                let held =
+                    |all: &[VramReading]| all.iter().find(|vram| vram.gpu == gpu).map(|vram| vram.bytes);
+                (held(&self.vram_before), held(&self.vram_after))
+            }
+            _ => (self.host_before.map(HostMemory::charged), self.host_after.map(HostMemory::charged)),
         }
-        _ => (entry.host_before.map(HostMemory::charged), entry.host_after.map(HostMemory::charged)),
     }
-}
 
-fn describe_replacement(entry: &LedgerEntry) -> String {
-    if let Some(failed) = &entry.failed {
-        let outcome = if entry.given_up { "given up" } else { "failed" };
-        return format!("recycle {outcome} ({}): {failed}", entry.reason);
+    /// Describes the replacement in one line, without its model.
+    pub fn sentence(&self) -> String {
+        if let Some(failed) = &self.failed {
+            let outcome = if self.given_up { "given up" } else { "failed" };
+            return format!("recycle {outcome} ({}): {failed}", self.reason);
+        }
+        let what = match self.evidence.series {
+            Some(series @ MemoryKind::Vram(_)) => series.to_string(),
+            _ => "memory".to_owned(),
+        };
+        let (before, after) = self.memory_change();
+        let size =
+            |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
+        let warm = self.warm.as_ref().map(|warm| format!("; {warm}")).unwrap_or_default();
+        format!(
+            "recycle done: {}, {}, unavailable {} ms; {} requests waited, {} finished on the old process, {} failed; \
+             {what} {} -> {}{warm}",
+            self.reason,
+            self.mode.as_str(),
+            self.gap_ms,
+            self.carried_over,
+            self.drained,
+            self.cut,
+            size(before),
+            size(after),
+        )
     }
-    let what = match entry.evidence.series {
-        Some(series @ MemoryKind::Vram(_)) => series.to_string(),
-        _ => "memory".to_owned(),
-    };
-    let (before, after) = memory_change(entry);
-    let size = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| ByteSize(bytes).to_string());
-    let warm = entry.warm.as_ref().map(|warm| format!("; {warm}")).unwrap_or_default();
-    format!(
-        "recycle done: {}, {}, unavailable {} ms; {} requests waited, {} finished on the old process, {} failed; \
-         {what} {} -> {}{warm}",
-        entry.reason,
-        entry.mode.as_str(),
-        entry.gap_ms,
-        entry.carried_over,
-        entry.drained,
-        entry.cut,
-        size(before),
-        size(after),
-    )
 }
 
 #[cfg(test)]
@@ -289,6 +302,14 @@ mod tests {
             json!({"kind": "suspect"}),
             json!({"kind": "recovered"}),
             json!({"kind": "draining", "in_flight": 2}),
+            json!({"kind": "taken_over", "pid": 4711, "replica": 1}),
+            json!({"kind": "unloaded", "idle_ms": 300_000}),
+            json!({"kind": "makes_room", "wanted": "other"}),
+            json!({"kind": "waits_for_room", "message": message}),
+            json!({"kind": "loads_anew", "message": message}),
+            json!({"kind": "falls_back", "message": message}),
+            json!({"kind": "start_search_began", "deaths": 3, "switches": 4}),
+            json!({"kind": "endpoint_answers", "url": "http://host:1"}),
             json!({"kind": "stopped", "exit": "exit code 0"}),
             json!({"kind": "crashed", "failure": failure}),
             json!({"kind": "backoff", "delay_ms": 1500, "failures": 2}),
@@ -329,7 +350,7 @@ mod tests {
         let told = events.into_iter().map(|event| {
             let read: EventKind =
                 serde_json::from_value(event.clone()).unwrap_or_else(|why| panic!("{event}: {why}"));
-            describe_event(&read) + "\n"
+            read.sentence() + "\n"
         });
         insta::assert_snapshot!(told.collect::<String>());
     }
