@@ -52,7 +52,7 @@ impl RemainingTask {
                     Some(message) => self.take_message(message),
                 },
                 () = leases.wake.notified() => {
-                    for generation in leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)) {
+                    for generation in leases.with_state(|queue| queue.table.take_doubted()) {
                         self.probe_doubted(generation);
                     }
                 }

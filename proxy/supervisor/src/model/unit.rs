@@ -126,7 +126,7 @@ impl UnitList {
     pub(super) fn take_doubted(&mut self, leases: &LeaseQueue) -> Vec<UnitId> {
         let now = Instant::now();
         let mut doubted = Vec::new();
-        for generation in leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)) {
+        for generation in leases.with_state(|queue| queue.table.take_doubted()) {
             let Some(id) = self.with_generation(generation).map(|unit| unit.id) else { continue };
             if let Some((BackendPhase::Ready | BackendPhase::Suspect, live)) = self.phase_and_live(id) {
                 live.probing.doubted_at = Some(now);

@@ -238,8 +238,7 @@ impl RemoteTask {
 
     /// Requests a probe after a failed connection, unless the endpoint is known not to answer.
     fn check_doubts(&mut self) {
-        let doubted =
-            self.leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)).contains(&self.cell.id);
+        let doubted = self.leases.with_state(|queue| queue.table.take_doubted()).contains(&self.cell.id);
         if doubted && !matches!(self.standing, EndpointState::Silent(_)) {
             self.probe.doubt();
         }

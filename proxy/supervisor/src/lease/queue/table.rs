@@ -12,7 +12,7 @@ use crate::lease::cell::GenerationCell;
 pub(crate) struct GenerationTable {
     pub(super) entries: QuickMap<GenerationId, GenerationEntry>,
     /// Closed generations that the task has to probe, because they refused a connection.
-    pub(crate) doubted: Vec<GenerationId>,
+    pub(super) doubted: Vec<GenerationId>,
     /// End of the last lease on a generation that was removed later; at first, the creation of the queue.
     last_idle: Instant,
     /// Begin of the time without an open generation; `None` while one is open, or if none ever was.
@@ -96,6 +96,10 @@ impl GenerationTable {
         let Some(entry) = self.entries.get_mut(&generation) else { return seen.is_none() };
         entry.task_will_look = returns;
         entry.idle_since == seen
+    }
+
+    pub(crate) fn take_doubted(&mut self) -> Vec<GenerationId> {
+        std::mem::take(&mut self.doubted)
     }
 
     pub(super) fn idle_since(&self, generation: GenerationId) -> Option<Instant> {

@@ -194,7 +194,7 @@ async fn a_trial_whose_connection_broke_is_over_when_the_server_answers() {
     let lease = ward.tried(A).await;
     lease.report_broken(A);
     drop(lease);
-    assert!(ward.leases.with_state(|queue| std::mem::take(&mut queue.table.doubted)).contains(&cell.id));
+    assert!(ward.leases.with_state(|queue| queue.table.take_doubted()).contains(&cell.id));
     ward.leases.note_alive(cell.id);
     // The process dies much later, without requests.
     ward.die(&cell);
