@@ -11,9 +11,11 @@ use warden_policies::{GenerationId, GpuIndex, Reason};
 
 use super::context::FleetContext;
 use super::environment::TaskEnvironment;
-use super::health::HealthTracker;
+use super::experience::ModelExperience;
 use super::message::{TaskMail, TaskOutbox};
-use super::unit::{LiveGeneration, UnitId, process_recipe};
+use super::replacement::ReplacementTracker;
+use super::room::ModelRoom;
+use super::unit::{LiveGeneration, ProcessUnit, UnitId, process_recipe};
 use super::{HelperReport, ModelTask, TaskMessage};
 use crate::clock;
 use crate::error::SpawnError;
@@ -27,7 +29,6 @@ use crate::process::group::ProcessExit;
 use crate::process::slot_files::SlotFiles;
 use crate::process::{BackendProcess, LineSink, reclaim_file, report_file};
 use crate::spec::{ServerCommand, SpawnRequest, WatchConfig};
-use crate::sync::lock;
 use crate::view::event::EventKind;
 use crate::worker_threads::{WorkKind, run_job};
 
@@ -79,9 +80,20 @@ impl ModelTask {
         }
     }
 
+    pub(super) fn step_all(&mut self, events: Vec<(UnitId, LifecycleEvent)>) {
+        for (id, event) in events {
+            self.step_machine(id, event);
+        }
+    }
+
     pub(super) fn carry_out_effect(&mut self, id: UnitId, effect: LifecycleEffect) {
         match effect {
-            LifecycleEffect::Spawn => self.spawn_process(id),
+            LifecycleEffect::Spawn => {
+                self.experience.dead_starts.stop_search();
+                if let Some(unit) = self.units.get_mut(id) {
+                    unit.spawn(&self.env, &mut self.mail, &self.room, &self.experience);
+                }
+            }
             LifecycleEffect::OpenGate => {
                 if let Some(unit) = self.units.get(id) {
                     self.replacements.open_gate(&self.env, unit);
@@ -94,8 +106,11 @@ impl ModelTask {
                     self.replacements.note_closed(generation, running);
                 }
             }
-            LifecycleEffect::Term => self.signal_process(id, LiveGeneration::terminate),
-            LifecycleEffect::Kill => self.signal_process(id, LiveGeneration::kill),
+            LifecycleEffect::Term | LifecycleEffect::Kill => {
+                let Some(live) = self.units.live_mut(id) else { return };
+                self.replacements.note_signal(&self.env, live);
+                if effect == LifecycleEffect::Term { live.terminate() } else { live.kill() }
+            }
             LifecycleEffect::Arm(timer) => {
                 let Some(unit) = self.units.get_mut(id) else { return };
                 let delay = unit.arm_timer(timer, &self.env.spec.lifecycle, &self.env.logs);
@@ -122,52 +137,54 @@ impl ModelTask {
             }
         }
     }
+}
 
-    fn signal_process(&mut self, id: UnitId, signal: impl FnOnce(&mut LiveGeneration)) {
-        let Some(live) = self.units.live_mut(id) else { return };
-        // Count the requests before the signal: the signal revokes their leases, and other threads return
-        // those at once.
-        let running = self.env.leases.in_flight(live.id);
-        self.replacements.note_stopped(live.id, running);
+impl ReplacementTracker {
+    /// Records the requests that a signal interrupts. Call it before the signal, which revokes their leases:
+    /// other threads return those at once.
+    fn note_signal(&mut self, env: &TaskEnvironment, live: &LiveGeneration) {
+        let running = env.leases.in_flight(live.id);
+        self.note_stopped(live.id, running);
         // Without requests the process shows no symptom: use the recorded reason of its replacement.
-        let recorded = || self.replacements.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0);
+        let recorded = || self.replaced_since(live.id, Reason::Wedged).filter(|_| running == 0);
         if let Some(hung) = live.hung_for().or_else(recorded) {
             live.cell.note_hung(hung);
         }
-        signal(live);
     }
+}
 
-    fn spawn_process(&mut self, id: UnitId) {
-        self.experience.dead_starts.stop_search();
-        let generation = self.env.context.next_generation();
-        let socket = self.env.context.socket_path(&self.env.spec.name, generation);
-        let (endpoint, failed) = match choose_endpoint(self.env.spec.run.socket, self.env.spec.facts, &socket)
-        {
+impl ProcessUnit {
+    /// Starts a helper that creates a process.
+    fn spawn(
+        &mut self,
+        env: &TaskEnvironment,
+        mail: &mut TaskMail,
+        room: &ModelRoom,
+        experience: &ModelExperience,
+    ) {
+        let generation = env.context.next_generation();
+        let socket = env.context.socket_path(&env.spec.name, generation);
+        let (endpoint, failed) = match choose_endpoint(env.spec.run.socket, env.spec.facts, &socket) {
             Ok(endpoint) => (endpoint, None),
             Err(error) => (ListenAddress::Unix(socket.clone()), Some(error)),
         };
-        let cell = Arc::new(GenerationCell::new(generation, endpoint.clone(), self.env.spec.facts));
-        let recipe = process_recipe(&self.env.spec);
-        let memory = self.experience.new_tracker(&self.env, generation, recipe.command());
-        let health = HealthTracker::new(&lock(&self.env.context.common), recipe.command());
+        let cell = Arc::new(GenerationCell::new(generation, endpoint.clone(), env.spec.facts));
+        let recipe = process_recipe(&env.spec);
         let mut request = recipe.request.clone();
         request.command.args.extend(listen_flags(&endpoint));
         report_file::announce_report(&mut request.command, &socket, recipe.memory_report);
         reclaim_file::announce_reclaim(&mut request.command, &socket, recipe.reclaim);
-        let mut live =
-            LiveGeneration::new(generation, socket.clone(), Arc::clone(&cell), recipe, memory, health);
-        let slot_files = self.experience.slot_files(&self.env.spec, &socket);
-        live.warm.files.clone_from(&slot_files);
+        let mut live = experience.new_generation(env, Arc::clone(&cell), recipe, socket.clone());
         live.child.started_with = Some(request.command.clone());
-        let Some(unit) = self.units.get_mut(id) else { return };
-        unit.live = Some(Box::new(live));
-        let gpus = self.room.replica_gpus(unit.replica, &self.env.spec);
+        let slot_files = live.warm.files.clone();
+        self.live = Some(Box::new(live));
+        let gpus = room.replica_gpus(self.replica, &env.spec);
         let spawn = ProcessSpawn {
-            context: Arc::clone(&self.env.context),
-            outbox: self.mail.outbox.clone(),
-            sink: self.mail.line_sink(generation, &request.command, &self.env.logs),
-            watch: self.env.watch,
-            needed: self.env.spec.command.clone(),
+            context: Arc::clone(&env.context),
+            outbox: mail.outbox.clone(),
+            sink: mail.line_sink(generation, &request.command, &env.logs),
+            watch: env.watch,
+            needed: env.spec.command.clone(),
             cell,
             request,
             socket,
@@ -176,7 +193,7 @@ impl ModelTask {
             gpus,
             slot_files,
         };
-        self.mail.spawn_helper(generation, async move { HelperReport::Spawned(spawn.run().await) });
+        mail.spawn_helper(generation, async move { HelperReport::Spawned(spawn.run().await) });
     }
 }
 

@@ -8,7 +8,7 @@ use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::modes::WarmMode;
 
 use super::operators::{DrainRequest, RestartRequest};
-use super::unit::{ProcessUnit, UnitRole, process_recipe};
+use super::unit::{LiveGeneration, ProcessUnit, UnitRole, process_recipe};
 use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
 use crate::error::ControlError;
 use crate::spec::{SharedSpec, WatchConfig};
@@ -21,13 +21,16 @@ impl ModelTask {
                 self.operators.answer(reply, Err(ControlError::ShuttingDown));
             }
             ControlMessage::Restart(by, reply) => {
-                self.replacements.cooldown.reset();
+                self.replacements.pace.cooldown.reset();
                 self.room.wanted = true;
                 let after = self.env.context.last_generation();
                 self.operators.restarts.push(RestartRequest { after, by, reply });
             }
             ControlMessage::Drain(reply) => self.drain_model(reply),
-            ControlMessage::Reclaim(by, reply) => self.reclaim_for_operator(by, reply),
+            ControlMessage::Reclaim(by, reply) => {
+                let is_over = self.life.end.is_some();
+                self.operators.begin_reclaim(&self.env, &mut self.mail, &mut self.units, is_over, by, reply);
+            }
             ControlMessage::Pin(pinned, by, reply) => {
                 let answer = match self.life.end {
                     None => self.room.set_pin(&self.env, pinned, &by),
@@ -54,7 +57,13 @@ impl ModelTask {
                     self.mail.outbox.send(TaskMessage::Control(ControlMessage::Thaw));
                 }
             }
-            ControlMessage::Begin => self.begin_deciding(),
+            ControlMessage::Begin => {
+                self.units.lives_mut().for_each(LiveGeneration::take_ownership);
+                self.set_replicas();
+                if self.room.wanted {
+                    self.may_start();
+                }
+            }
             ControlMessage::Thaw
             | ControlMessage::LetGo(_)
             | ControlMessage::Gates(..)
@@ -63,8 +72,7 @@ impl ModelTask {
             ControlMessage::Remove => {
                 self.life.is_published = false;
                 self.life.end = self.life.end.or(Some(TaskEnd::Removed));
-                self.give_up_replacements("the model was removed from the configuration");
-                self.stop_all();
+                self.stop_all("the model was removed from the configuration");
             }
             ControlMessage::Shutdown(deadline) => {
                 // Serving processes stay while they have requests; `settle` ends the others.
@@ -85,24 +93,24 @@ impl ModelTask {
             self.operators.answer(reply, Err(ControlError::ShuttingDown));
             return;
         }
-        self.give_up_replacements("the model was drained");
         self.env.leases.with_state(|queue| queue.coming.retry = None);
         self.room.wanted = false;
         let generations = self.units.all.iter().filter_map(ProcessUnit::generation).collect();
-        self.stop_all();
+        self.stop_all("the model was drained");
         self.operators.drains.push(DrainRequest { generations, reply });
     }
 
-    pub(super) fn stop_all(&mut self) {
+    /// Stops all processes and ends their replacements.
+    pub(super) fn stop_all(&mut self, because: &str) {
+        self.give_up_replacements(because);
         for unit in &mut self.units.all {
             unit.held_start = None;
             if unit.role == UnitRole::Successor {
                 unit.role = UnitRole::Retiring;
             }
         }
-        for id in self.units.ids() {
-            self.step_machine(id, LifecycleEvent::Down);
-        }
+        let stops = self.units.ids().into_iter().map(|id| (id, LifecycleEvent::Down)).collect();
+        self.step_all(stops);
     }
 
     /// Applies new settings. Returns true if processes are replaced.
@@ -128,7 +136,7 @@ impl ModelTask {
             ..before.common
         };
         if self.env.spec.recycle != before {
-            self.replacements.cooldown.reset();
+            self.replacements.pace.cooldown.reset();
             for live in self.units.lives_mut() {
                 live.reclaim.history.handle_new_limits();
                 live.wish.passed = PassedBudgets::default();
@@ -162,22 +170,10 @@ impl ModelTask {
                 );
                 self.env.log_event(None, EventKind::SettingLost { message });
             }
-            self.retry_failed();
+            let failed = self.units.forget_failures();
+            self.revive_all(failed);
         }
         remade && self.units.any_process()
-    }
-
-    pub(super) fn retry_failed(&mut self) {
-        for id in self.units.ids() {
-            let phase = self.units.get(id).map(ProcessUnit::phase);
-            if matches!(phase, Some(BackendPhase::Backoff | BackendPhase::Failed)) {
-                self.revive(id, LifecycleEvent::Reset);
-                if let Some(unit) = self.units.get_mut(id) {
-                    unit.failure = None;
-                    unit.start_failures = 0;
-                }
-            }
-        }
     }
 
     pub(super) fn set_replicas(&mut self) {

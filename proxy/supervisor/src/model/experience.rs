@@ -1,14 +1,19 @@
 //! Values learned from a model's processes, kept for later processes.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use warden_policies::GenerationId;
 use warden_policies::admission::PromptPrice;
 
 use super::environment::TaskEnvironment;
+use super::health::HealthTracker;
 use super::reclaim::ReclaimCounts;
 use super::start_search::DeadStarts;
+use super::unit::{LiveGeneration, ProcessRecipe};
 use super::warm::KeptState;
+use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
 use crate::memory::leak_history;
 use crate::memory::recording::SampleRecorder;
@@ -38,7 +43,23 @@ pub(super) struct ModelExperience {
 }
 
 impl ModelExperience {
-    pub(super) fn new_tracker(
+    /// Makes the state of a process that is being created or taken over.
+    pub(super) fn new_generation(
+        &self,
+        env: &TaskEnvironment,
+        cell: Arc<GenerationCell>,
+        recipe: ProcessRecipe,
+        socket: PathBuf,
+    ) -> LiveGeneration {
+        let memory = self.new_tracker(env, cell.id, recipe.command());
+        let health = HealthTracker::new(&lock(&env.context.common), recipe.command());
+        let files = self.slot_files(&env.spec, &socket);
+        let mut live = LiveGeneration::new(cell.id, socket, cell, recipe, memory, health);
+        live.warm.files = files;
+        live
+    }
+
+    fn new_tracker(
         &self,
         env: &TaskEnvironment,
         generation: GenerationId,

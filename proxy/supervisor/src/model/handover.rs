@@ -20,8 +20,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent};
 
-use super::health::HealthTracker;
-use super::message::{ModelWill, WillRecord};
+use super::environment::TaskEnvironment;
+use super::experience::ModelExperience;
+use super::message::{ModelWill, TaskMail, WillRecord};
 use super::room::LoadState;
 use super::unit::{
     LiveGeneration, PackProgress, ProcessRecipe, ProcessUnit, UnitList, UnitRole, process_recipe,
@@ -30,7 +31,6 @@ use super::{ControlMessage, HelperReport, ModelTask, TaskMessage};
 use crate::lease::cell::GenerationCell;
 use crate::memory::loading::LoadingReport;
 use crate::process::heir::{HeirRecord, ProcessHeir};
-use crate::sync::lock;
 
 impl ModelTask {
     /// Collects what the next instance needs. The task makes no decisions afterwards.
@@ -66,7 +66,7 @@ impl ModelTask {
             wanted: self.room.wanted,
             places,
             fell_back: self.room.configured.is_some(),
-            cooldown: self.replacements.cooldown.clone(),
+            cooldown: self.replacements.pace.cooldown.clone(),
             crashes: self.life.crashes,
             n_ctx: self.experience.n_ctx,
             modalities: self.experience.modalities,
@@ -74,7 +74,7 @@ impl ModelTask {
             settings: settings.map(|one| (one.path, one.body.to_vec())).collect(),
         };
         let epoch = self.env.context.epoch;
-        let load_time = self.replacements.load_time;
+        let load_time = self.replacements.pace.load_time;
         let units = self.units.all.iter().filter_map(|unit| Some((unit.replica, unit.live.as_ref()?)));
         let heirs: Option<Vec<ProcessHeir>> =
             units.map(|(replica, live)| live.make_heir(replica, epoch, load_time)).collect();
@@ -85,38 +85,6 @@ impl ModelTask {
         Ok(ModelWill { record, heirs })
     }
 
-    /// Makes no decisions until the handover has succeeded or failed. Returns true after a failure, so that
-    /// this instance continues.
-    pub(super) async fn wait_while_frozen(&mut self) -> bool {
-        let mut stashed = Vec::new();
-        let is_thawed = loop {
-            match self.mail.inbox.recv().await {
-                Some(TaskMessage::Control(ControlMessage::Thaw)) | None => break true,
-                Some(TaskMessage::Control(ControlMessage::LetGo(reply))) => {
-                    // The next instance now decides which requests are refused.
-                    self.env.leases.set_refusal(None);
-                    self.units.lives().for_each(LiveGeneration::release);
-                    let _told = reply.send(());
-                    break false;
-                }
-                // Answer the watchdog: this task is alive, and only the next instance may be hanging.
-                Some(TaskMessage::Beat(question)) => drop(question.send(())),
-                Some(message) => stashed.push(message),
-            }
-        };
-        for message in stashed {
-            self.mail.outbox.send(message);
-        }
-        self.life.is_frozen = false;
-        if is_thawed {
-            let processes = self.units.lives().filter_map(|live| live.child.process.as_ref());
-            for child in processes.filter_map(|process| process.take_handover_id()) {
-                self.env.context.world.cancel_handover(child);
-            }
-        }
-        is_thawed
-    }
-
     pub(super) fn inherit_will(&mut self, will: ModelWill) {
         let ModelWill { record, heirs } = will;
         if record.by_hand.is_some() {
@@ -124,7 +92,7 @@ impl ModelTask {
             self.room.report_settings(&self.env);
         }
         self.room.wanted |= record.wanted;
-        self.replacements.cooldown = record.cooldown;
+        self.replacements.pace.cooldown = record.cooldown;
         self.life.crashes = record.crashes;
         self.experience.n_ctx = record.n_ctx;
         self.experience.modalities = record.modalities;
@@ -148,16 +116,63 @@ impl ModelTask {
             LoadState::Granted { places: record.places.clone(), told: true, asking: None, beside: true };
         self.room.report(LoadingReport::Inherited(record.places));
         for heir in heirs {
-            self.adopt_process(heir);
+            self.replacements.pace.load_time = Some(heir.record.loading);
+            let replica = heir.record.replica;
+            let current = self.units.current(replica).map(|unit| unit.id);
+            // A replica that is no longer configured gets a unit too, and drains after the handover.
+            let id = current.unwrap_or_else(|| self.units.add(replica, UnitRole::Current));
+            if let Some(unit) = self.units.get_mut(id) {
+                unit.adopt(&self.env, &mut self.mail, &self.experience, heir);
+            }
+            self.life.note_action();
         }
     }
+}
 
-    fn adopt_process(&mut self, heir: ProcessHeir) {
+impl TaskMail {
+    /// Makes no decisions until the handover has succeeded or failed. Returns true after a failure, so that
+    /// this instance continues.
+    pub(super) async fn wait_while_frozen(&mut self, env: &TaskEnvironment, units: &UnitList) -> bool {
+        let mut stashed = Vec::new();
+        let is_thawed = loop {
+            match self.inbox.recv().await {
+                Some(TaskMessage::Control(ControlMessage::Thaw)) | None => break true,
+                Some(TaskMessage::Control(ControlMessage::LetGo(reply))) => {
+                    // The next instance now decides which requests are refused.
+                    env.leases.set_refusal(None);
+                    units.lives().for_each(LiveGeneration::release);
+                    let _told = reply.send(());
+                    break false;
+                }
+                // Answer the watchdog: this task is alive, and only the next instance may be hanging.
+                Some(TaskMessage::Beat(question)) => drop(question.send(())),
+                Some(message) => stashed.push(message),
+            }
+        };
+        for message in stashed {
+            self.outbox.send(message);
+        }
+        if is_thawed {
+            let processes = units.lives().filter_map(|live| live.child.process.as_ref());
+            for child in processes.filter_map(|process| process.take_handover_id()) {
+                env.context.world.cancel_handover(child);
+            }
+        }
+        is_thawed
+    }
+}
+
+impl ProcessUnit {
+    /// Takes over a process of the previous instance.
+    fn adopt(
+        &mut self,
+        env: &TaskEnvironment,
+        mail: &mut TaskMail,
+        experience: &ModelExperience,
+        heir: ProcessHeir,
+    ) {
         let record = heir.record.clone();
         let generation = record.generation;
-        let current = self.units.current(record.replica).map(|unit| unit.id);
-        // A replica that is no longer configured gets a unit too, and drains after the handover.
-        let id = current.unwrap_or_else(|| self.units.add(record.replica, UnitRole::Current));
         let cell = Arc::new(GenerationCell::new(generation, record.endpoint.clone(), record.facts));
         cell.inherit(record.work, record.saves_for_us);
         if let Some(kin) = record.kin {
@@ -165,72 +180,46 @@ impl ModelTask {
         }
         // A recipe that cannot be read was written by another version: treat the process as outdated.
         let made_of = serde_json::from_value::<ProcessRecipe>(record.made_of).unwrap_or_else(|_| {
-            let mut other = process_recipe(&self.env.spec);
+            let mut other = process_recipe(&env.spec);
             other.request.command = record.command.clone();
             other
         });
-        let mut memory = self.experience.new_tracker(&self.env, generation, &made_of.request.command);
-        if !memory.restore(&record.memory) {
+        let mut live = experience.new_generation(env, Arc::clone(&cell), made_of, record.socket);
+        if !live.memory.restore(&record.memory) {
             tracing::warn!(
-                model = %self.env.spec.name, %generation,
+                model = %env.spec.name, %generation,
                 "the predecessor's record of the process's memory cannot be read: growth is judged from now on"
             );
         }
-        let health = HealthTracker::new(&lock(&self.env.context.common), &made_of.request.command);
-        let born = Arc::clone(&cell);
-        let mut live = LiveGeneration::new(generation, record.socket.clone(), cell, made_of, memory, health);
-        live.start.spawned = self.env.context.epoch + record.spawned;
+        live.start.spawned = env.context.epoch + record.spawned;
         live.start.adopted = Some(record.loading);
         live.child.started_with = Some(record.command.clone());
-        live.warm.files = self.experience.slot_files(&self.env.spec, &record.socket);
         if let Some(files) = &live.warm.files {
             files.set_others(true);
         }
-        self.replacements.load_time = Some(record.loading);
-        let Some(unit) = self.units.get_mut(id) else { return };
-        unit.live = Some(Box::new(live));
-        let effects = unit.machine.step(LifecycleEvent::Up, self.env.context.now(), &self.env.spec.lifecycle);
-        for effect in effects.into_iter().filter(|effect| *effect != LifecycleEffect::Spawn) {
-            self.carry_out_effect(id, effect);
+        self.live = Some(Box::new(live));
+        for effect in self.machine.step(LifecycleEvent::Up, env.context.now(), &env.spec.lifecycle) {
+            // The process exists, so only its start is timed.
+            if let LifecycleEffect::Arm(timer) = effect {
+                self.arm_timer(timer, &env.spec.lifecycle, &env.logs);
+            }
         }
-        let sink = self.mail.line_sink(generation, &record.command, &self.env.logs);
-        let context = Arc::clone(&self.env.context);
-        let watch = self.env.watch;
-        let needed = self.env.spec.command.clone();
-        let outbox = self.mail.outbox.clone();
-        self.mail.spawn_helper(generation, async move {
+        let sink = mail.line_sink(generation, &record.command, &env.logs);
+        let context = Arc::clone(&env.context);
+        let watch = env.watch;
+        let needed = env.spec.command.clone();
+        let outbox = mail.outbox.clone();
+        mail.spawn_helper(generation, async move {
             let world = &context.world;
             let sight = world.check_needs(needed, None).await;
             if let Some(kin) = sight.kin {
-                let _first = born.kin.set(kin);
+                let _first = cell.kin.set(kin);
             }
             outbox.send(TaskMessage::Report(generation, HelperReport::Looked(sight)));
             let free = world.free_memory(watch.sensors.read_limit).await;
             context.fleet_memory.add_generation(generation, &free);
             HelperReport::Spawned(world.adopt(heir, watch.child.log_line_bytes, sink).await)
         });
-        self.life.note_action();
-    }
-
-    /// Begins to make decisions: the previous instance has released the processes.
-    pub(super) fn begin_deciding(&mut self) {
-        let now = Instant::now();
-        for live in self.units.lives_mut() {
-            if let Some(process) = &live.child.process {
-                process.take_ownership();
-            }
-            if let Some(files) = &live.warm.files {
-                files.set_others(false);
-            }
-            if live.start.ready.is_some() {
-                live.timers.sample = Some(now);
-            }
-        }
-        self.set_replicas();
-        if self.room.wanted {
-            self.may_start();
-        }
-        self.life.note_action();
     }
 }
 
@@ -281,6 +270,19 @@ impl LiveGeneration {
             memory: self.memory.to_record(),
         };
         Some(ProcessHeir { record, files })
+    }
+
+    /// Begins to own the process: the previous instance has released it.
+    pub(super) fn take_ownership(&mut self) {
+        if let Some(process) = &self.child.process {
+            process.take_ownership();
+        }
+        if let Some(files) = &self.warm.files {
+            files.set_others(false);
+        }
+        if self.start.ready.is_some() {
+            self.timers.sample = Some(Instant::now());
+        }
     }
 
     /// Leaves the process to the next instance.

@@ -25,14 +25,14 @@ use warden_policies::{MemoryKind, Reason, RecycleAction};
 
 use super::ModelTask;
 use super::environment::TaskEnvironment;
+use super::life::TaskLife;
+use super::message::TaskMail;
 use super::needs::{READ_AHEAD_LIMIT, URGENT_READ_AHEAD_LIMIT};
-use super::replacement::ReplacementTracker;
-use super::unit::{LiveGeneration, UnitId, UnitRole};
+use super::pace::RecyclePace;
+use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
 use crate::clock;
-use crate::model::context::ReplacementPermit;
 use crate::sync::lock;
 use crate::view::event::EventKind;
-use crate::view::ledger::ReplacementMode;
 
 impl ModelTask {
     pub(super) fn judge_unit(&mut self, id: UnitId) {
@@ -45,22 +45,21 @@ impl ModelTask {
             && idle >= policy.common.quiet_for
         {
             // This idle period would have sufficed for a replacement.
-            self.replacements.lulls.record_lull(self.env.context.now().saturating_sub(idle));
+            self.replacements.pace.lulls.record_lull(self.env.context.now().saturating_sub(idle));
         }
         if !matches!(phase, BackendPhase::Ready | BackendPhase::Draining) {
             return;
         }
         let overlaps = self.room.would_overlap(&self.env, unit);
         let Some(live) = &mut unit.live else { return };
-        let load = self.replacements.replacement_load(&self.env, live, overlaps);
+        let pace = &mut self.replacements.pace;
+        let load = pace.replacement_load(&self.env, live, overlaps);
         let facts = live.policy_facts(&self.env, load, now);
-        let load_time = self.replacements.load_time;
-        let cooldown = &mut self.replacements.cooldown;
-        for held in live.wish.passed.add_facts(&facts, load_time, cooldown, policy) {
+        let RecyclePace { cooldown, load_time, .. } = pace;
+        for held in live.wish.passed.add_facts(&facts, *load_time, cooldown, policy) {
             self.env.log_event(Some(live.id), EventKind::PolicyOff { message: held.to_string() });
             self.life.note_action();
         }
-        let cooldown = &self.replacements.cooldown;
         let barred =
             |reason, series| cooldown.find_bar(reason, series, facts.charged(series), policy).is_some();
         let denied = live.denies_growth(now, self.env.watch.sensors.confirm_interval);
@@ -80,26 +79,31 @@ impl ModelTask {
             BackendPhase::Draining
                 if decision.action == RecycleAction::KillNow && !futile && !self.env.is_spared(&decision) =>
             {
-                self.cut_drain(id, &decision);
+                live.cut_drain(&self.env, &decision);
+                self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
             }
             _ => {}
         }
     }
 
     fn act_on_decision(&mut self, id: UnitId, replica: u32, decision: RecycleDecision, now: Instant) {
-        let Some(mut decision) = self.reclaim_first(id, decision, now) else { return };
+        let is_replacing = !self.replacements.is_empty() || self.life.end.is_some();
+        let Some(unit) = self.units.get_mut(id) else { return };
+        let pace = &self.replacements.pace;
+        let left =
+            unit.reclaim_first(&self.env, &mut self.mail, &mut self.life, pace, !is_replacing, decision);
+        let Some(mut decision) = left else { return };
+        let Some(live) = &mut unit.live else { return };
         let interval = self.env.watch.sensors.confirm_interval;
-        let Some(live) = self.units.live_mut(id) else { return };
         let generation = live.id;
         let before = live.wish.last_decision;
         let is_wanted = decision.action != RecycleAction::Observe;
         let is_due = is_wanted && decision.due;
-        let mut held = self.replacements.hold_reason(&self.env, live, &decision, now);
+        let mut held = pace.hold_reason(&self.env, live, &decision, now);
         if let Some(by) = held {
             decision = decision.held_back(RecycleHindrance::Held { by });
             self.env.context.fleet_memory.pin(generation);
         }
-        let is_replacing = !self.replacements.is_empty() || self.life.end.is_some();
         let is_free = is_due && held.is_none() && !is_replacing;
         let is_spared = is_free && self.env.is_spared(&decision);
         let mut goes = is_free && !is_spared && live.is_confirmed(&decision, now, interval);
@@ -116,7 +120,10 @@ impl ModelTask {
             if let Some(Err(missing)) = prepared {
                 held = Some(HoldReason::CannotStart);
                 decision = decision.held_back(RecycleHindrance::Held { by: HoldReason::CannotStart });
-                self.keep_present_process(replica, &decision, &missing);
+                let failure = self.replacements.keep_present(&self.env, unit, &decision, &missing);
+                if let Some(failure) = failure {
+                    self.fail_replacement(replica, &failure);
+                }
             }
         }
         let Some(unit) = self.units.get_mut(id) else { return };
@@ -147,79 +154,14 @@ impl ModelTask {
         if news {
             self.life.note_action();
         }
-        match held {
-            Some(_) if !is_replacing => {}
-            _ if goes && decision.action == RecycleAction::KillNow => {
-                let gpus = self.units.used_gpus(id);
-                let permit = permit.unwrap_or_else(|| self.env.claim_permit(replica, &gpus));
-                self.kill_now(id, &decision, permit);
-            }
-            _ if permit.is_some() => self.replace_by_policy(replica, decision, permit),
-            _ => {}
+        let is_held = held.is_some() && !is_replacing;
+        if !is_held && (permit.is_some() || goes && decision.action == RecycleAction::KillNow) {
+            self.replace_by_policy(id, decision, permit);
         }
-    }
-
-    /// Tries to make the process give memory back. Returns the decision that is left to carry out.
-    fn reclaim_first(
-        &mut self,
-        id: UnitId,
-        mut decision: RecycleDecision,
-        now: Instant,
-    ) -> Option<RecycleDecision> {
-        let mut facts = None;
-        loop {
-            let held =
-                self.replacements.lasting_hold(self.units.live(id)?, &decision, &self.env.spec.recycle);
-            // If the budget is too small, the server needs the memory for its work and cannot give it back.
-            if matches!(held, Some(HoldReason::BudgetTooSmall { .. })) {
-                return Some(decision);
-            }
-            let is_free = self.replacements.is_empty() && self.life.end.is_none();
-            let unit = self.units.get_mut(id)?;
-            let live = unit.live.as_mut()?;
-            let (env, mail) = (&self.env, &mut self.mail);
-            let was_asking = live.reclaim.pending.is_some();
-            let waiting = live.try_reclaim(env, mail, unit.replica, is_free, &decision, now);
-            if live.reclaim.pending.is_some() != was_asking {
-                self.life.note_action();
-            }
-            let Some(waiting) = waiting else { return Some(decision) };
-            let other = self.replacements.other_than_suspended(&self.env, live, &mut facts, &waiting, now);
-            let Some(other) = other else {
-                if live.remember_decision(&self.env, waiting, None, now) {
-                    self.life.note_action();
-                }
-                return None;
-            };
-            decision = other;
-        }
-    }
-
-    /// Ends a process without a drain and with a short grace period, because memory is almost exhausted.
-    fn kill_now(&mut self, id: UnitId, decision: &RecycleDecision, permit: ReplacementPermit) {
-        let note = "sequential: memory is almost gone, so it does not drain".to_owned();
-        self.replacements.note_policy_start(&self.env, decision);
-        let Some(unit) = self.units.get(id) else { return };
-        let mode = ReplacementMode::Sequential;
-        self.replacements.begin(&self.env, unit, decision, mode, Some(note), Some(permit));
-        self.life.note_action();
-        self.step_machine(id, LifecycleEvent::Recycle);
-        self.cut_drain(id, decision);
-    }
-
-    /// Ends a drain now and interrupts its running requests.
-    fn cut_drain(&mut self, id: UnitId, decision: &RecycleDecision) {
-        let Some(live) = self.units.live_mut(id) else { return };
-        live.child.short_grace = true;
-        tracing::warn!(
-            model = %self.env.spec.name, generation = ?Some(live.id), ?decision,
-            "drain cut short: stopping without waiting for running requests"
-        );
-        self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
     }
 }
 
-impl ReplacementTracker {
+impl RecyclePace {
     /// Reason that holds this decision back until an operator acts.
     fn lasting_hold(
         &self,
@@ -293,7 +235,60 @@ impl ReplacementTracker {
     }
 }
 
+impl ProcessUnit {
+    fn is_reclaiming(&self) -> bool {
+        self.live.as_ref().is_some_and(|live| live.reclaim.pending.is_some())
+    }
+
+    /// Tries to make the process give memory back. Returns the decision that is left to carry out.
+    fn reclaim_first(
+        &mut self,
+        env: &TaskEnvironment,
+        mail: &mut TaskMail,
+        life: &mut TaskLife,
+        pace: &RecyclePace,
+        is_free: bool,
+        mut decision: RecycleDecision,
+    ) -> Option<RecycleDecision> {
+        let now = Instant::now();
+        let was_asking = self.is_reclaiming();
+        let live = self.live.as_mut()?;
+        let mut facts = None;
+        let left = loop {
+            let held = pace.lasting_hold(live, &decision, &env.spec.recycle);
+            // If the budget is too small, the server needs the memory for its work and cannot give it back.
+            if matches!(held, Some(HoldReason::BudgetTooSmall { .. })) {
+                break Some(decision);
+            }
+            let Some(waiting) = live.try_reclaim(env, mail, self.replica, is_free, &decision, now) else {
+                break Some(decision);
+            };
+            let other = pace.other_than_suspended(env, live, &mut facts, &waiting, now);
+            let Some(other) = other else {
+                if live.remember_decision(env, waiting, None, now) {
+                    life.note_action();
+                }
+                break None;
+            };
+            decision = other;
+        };
+        if self.is_reclaiming() != was_asking {
+            life.note_action();
+        }
+        left
+    }
+}
+
 impl LiveGeneration {
+    /// Prepares the end of a drain, which interrupts its running requests.
+    pub(super) fn cut_drain(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
+        self.child.short_grace = true;
+        tracing::warn!(
+            model = %env.spec.name, generation = ?Some(self.id), ?decision,
+            "drain cut short: stopping without waiting for running requests"
+        );
+    }
+
     /// Returns true if the decision differs from the last one.
     fn remember_decision(
         &mut self,

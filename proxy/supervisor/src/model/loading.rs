@@ -8,16 +8,19 @@
 //!
 //! Crashes and replacements within the granted room do not involve the loader.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 
-use super::life::ROOM_CHECK_INTERVAL;
-use super::room::LoadState;
-use super::unit::{ProcessUnit, UnitId, UnitRole};
+use super::ModelTask;
+use super::environment::TaskEnvironment;
+use super::life::{ROOM_CHECK_INTERVAL, TaskEnd, TaskLife};
+use super::replacement::ReplacementTracker;
+use super::room::{LoadState, ModelRoom};
+use super::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
 use super::warm::KeptState;
-use super::{ModelTask, TaskEnd};
 use crate::clock;
 use crate::error::LeaseDenied;
 use crate::memory::loading::{LoadingOrder, LoadingReport};
@@ -27,48 +30,6 @@ use crate::view::event::EventKind;
 const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ModelTask {
-    pub(super) fn settle_loading(&mut self) {
-        let any = self.units.any_process() || self.experience.dead_starts.is_searching();
-        let ends = self.life.end.is_some();
-        match &self.room.state {
-            LoadState::Granted { told: false, .. } if self.units.all_serve() => {
-                if let LoadState::Granted { told, .. } = &mut self.room.state {
-                    *told = true;
-                }
-                self.room.report(LoadingReport::Loaded);
-            }
-            LoadState::Granted { .. } if !any && (ends || self.units.all_starts_failed()) => {
-                self.give_room_back();
-            }
-            // An operator or `ttl` has unloaded the model.
-            LoadState::Granted { .. }
-                if self.life.end.map_or(!self.room.wanted, |end| end == TaskEnd::Removed) =>
-            {
-                self.room.state = LoadState::Leaving { for_another: false };
-                self.room.report(LoadingReport::Leaving);
-                self.life.note_action();
-            }
-            LoadState::Leaving { .. } if !any => {
-                self.room.restore_configured(&mut self.env.spec);
-                self.give_room_back();
-            }
-            // The room was given back while a start waits: request room again.
-            LoadState::Unloaded if self.units.holds_starts() && !ends => drop(self.may_start()),
-            LoadState::Waiting { .. } if ends || !(self.room.wanted || self.units.holds_starts()) => {
-                self.room.restore_configured(&mut self.env.spec);
-                self.give_room_back();
-            }
-            _ => {}
-        }
-    }
-
-    pub(super) fn give_room_back(&mut self) {
-        self.replacements.release_permits();
-        self.room.state = LoadState::Unloaded;
-        self.room.report(LoadingReport::Unloaded);
-        self.life.note_action();
-    }
-
     /// Returns true if processes may be started. Otherwise requests room from the loader.
     pub(super) fn may_start(&mut self) -> bool {
         if self.room.request(&self.env, !self.operators.restarts.is_empty()) {
@@ -77,12 +38,14 @@ impl ModelTask {
         matches!(self.room.state, LoadState::Granted { asking: None, .. })
     }
 
-    /// Starts a process, or queues the start until room is granted.
-    pub(super) fn revive(&mut self, id: UnitId, event: LifecycleEvent) {
-        if self.may_start() {
-            self.step_machine(id, event);
-        } else if let Some(unit) = self.units.get_mut(id) {
-            unit.held_start = Some(event);
+    /// Starts processes, or queues the starts until room is granted.
+    pub(super) fn revive_all(&mut self, starts: Vec<(UnitId, LifecycleEvent)>) {
+        for (id, event) in starts {
+            if self.may_start() {
+                self.step_machine(id, event);
+            } else if let Some(unit) = self.units.get_mut(id) {
+                unit.held_start = Some(event);
+            }
         }
     }
 
@@ -90,26 +53,37 @@ impl ModelTask {
         match order {
             LoadingOrder::Load(places, asked) => {
                 if self.room.take_grant(places, asked) {
-                    self.run_held_starts();
+                    let held = self.units.take_held_starts();
+                    self.step_all(held);
                 }
             }
             LoadingOrder::Unload(_) if self.life.end.is_some() || !self.room.is_granted() => {}
             LoadingOrder::Unload(wanted) => {
                 self.env.log_event(None, EventKind::MakesRoom { wanted: wanted.name });
-                self.leave_for("the model makes room for another one");
+                self.room.state = LoadState::Leaving { for_another: true };
+                self.stop_all("the model makes room for another one");
                 self.room.wanted = false;
             }
-            LoadingOrder::ReclaimMemory => self.reclaim_for_other(),
+            LoadingOrder::ReclaimMemory => {
+                let reclaims = &mut self.experience.reclaims;
+                if self.life.end.is_none() {
+                    self.units.reclaim_for_other(&self.env, &mut self.mail);
+                }
+                reclaims.for_another = true;
+                self.room.report_reclaimed(&self.env, &self.units, &self.replacements, reclaims);
+            }
             LoadingOrder::Stay { places, beside, question } => {
                 if self.room.note_stay(places, beside, question) {
                     self.life.timers.configuration = None;
-                    self.run_held_starts();
+                    let held = self.units.take_held_starts();
+                    self.step_all(held);
                 }
             }
             LoadingOrder::Reload { why, question } => {
                 if self.life.end.is_none() && self.room.is_asked_since(question) {
                     self.env.log_event(None, EventKind::LoadsAnew { message: why });
-                    self.leave_for("the model is reloaded with its new settings");
+                    self.room.state = LoadState::Leaving { for_another: true };
+                    self.stop_all("the model is reloaded with its new settings");
                 }
             }
             LoadingOrder::LoadAlong => self.room.wanted |= self.life.end.is_none(),
@@ -124,60 +98,98 @@ impl ModelTask {
                 self.env.leases.refuse_waiting(&denied);
                 self.env.leases.with_state(|queue| queue.predecessor.give_up());
                 self.env.context.refuse_in_predecessor(&self.env.spec.name, &denied);
-                self.give_up_replacements(&because);
                 // The next request asks the loader again. Until then no process may start.
                 self.room.wanted = false;
-                self.stop_all();
+                self.stop_all(&because);
             }
         }
     }
+}
 
-    fn run_held_starts(&mut self) {
-        for id in self.units.ids() {
-            if let Some(event) = self.units.get_mut(id).and_then(|unit| unit.held_start.take()) {
-                self.step_machine(id, event);
+impl ModelRoom {
+    /// Requests room, or gives it back. `any`: the model has a process or searches for a way to start one.
+    pub(super) fn settle(
+        &mut self,
+        env: &mut TaskEnvironment,
+        units: &UnitList,
+        replacements: &mut ReplacementTracker,
+        life: &mut TaskLife,
+        any: bool,
+    ) {
+        let ends = life.end.is_some();
+        match &mut self.state {
+            LoadState::Granted { told, .. } if !*told && units.all_serve() => {
+                *told = true;
+                self.report(LoadingReport::Loaded);
+                return;
             }
+            LoadState::Granted { .. }
+                if !any && (ends || units.all.iter().all(ProcessUnit::waits_for_change)) => {}
+            // An operator or `ttl` has unloaded the model.
+            LoadState::Granted { .. } if life.end.map_or(!self.wanted, |end| end == TaskEnd::Removed) => {
+                self.state = LoadState::Leaving { for_another: false };
+                self.report(LoadingReport::Leaving);
+                return life.note_action();
+            }
+            LoadState::Leaving { .. } if !any => self.restore_configured(&mut env.spec),
+            LoadState::Waiting { .. } if ends || !(self.wanted || units.holds_starts()) => {
+                self.restore_configured(&mut env.spec);
+            }
+            _ => return,
         }
+        replacements.release_permits();
+        self.state = LoadState::Unloaded;
+        self.report(LoadingReport::Unloaded);
+        life.note_action();
     }
 
-    fn leave_for(&mut self, why: &str) {
-        self.give_up_replacements(why);
-        self.room.state = LoadState::Leaving { for_another: true };
-        self.stop_all();
-    }
-
-    /// Drains and stops the model's processes if none had a request for `ttl`.
-    pub(super) fn unload_if_idle(&mut self) {
-        self.life.timers.idle = None;
-        let Some(ttl) = self.env.spec.ttl else { return };
+    /// True if the model is to be unloaded, because none of its processes had a request for `ttl`. Otherwise
+    /// sets the time of the next check.
+    pub(super) fn is_ttl_over(
+        &self,
+        env: &TaskEnvironment,
+        units: &UnitList,
+        life: &mut TaskLife,
+        is_replacing: bool,
+    ) -> bool {
+        life.timers.idle = None;
+        let Some(ttl) = env.spec.ttl else { return false };
         let serves =
             |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Ready;
         // Unload nothing while a replica starts, ends or is replaced.
-        if self.life.end.is_some()
-            || !self.replacements.is_empty()
-            || !self.operators.restarts.is_empty()
-            || self.units.all.is_empty()
-            || !self.units.all.iter().all(serves)
-        {
-            return;
+        if life.end.is_some() || is_replacing || units.all.is_empty() || !units.all.iter().all(serves) {
+            return false;
         }
         let now = Instant::now();
-        let idle = self.units.lives().map(|live| self.env.leases.idle_since(live.id));
+        let idle = units.lives().map(|live| env.leases.idle_since(live.id));
         let due = match idle.collect::<Option<Vec<Instant>>>().and_then(|since| since.into_iter().max()) {
             Some(since) => clock::after(since, ttl),
             // While requests run, the model stays for at least another `ttl`.
             None => clock::after(now, ttl),
         };
-        if due > now || self.env.leases.waiting() > 0 {
-            self.life.timers.idle = Some(due.max(clock::after_pause(now, ROOM_CHECK_INTERVAL)));
-            return;
+        if due > now || env.leases.waiting() > 0 {
+            life.timers.idle = Some(due.max(clock::after_pause(now, ROOM_CHECK_INTERVAL)));
+            return false;
         }
-        if self.env.context.loading.keeps_company(&self.room.who) {
-            self.life.timers.idle = Some(clock::after(now, COMPANY_CHECK_INTERVAL));
-            return;
+        if env.context.loading.keeps_company(&self.who) {
+            life.timers.idle = Some(clock::after(now, COMPANY_CHECK_INTERVAL));
+            return false;
         }
-        self.env.log_event(None, EventKind::Unloaded { idle_ms: clock::millis(ttl) });
-        self.room.wanted = false;
-        self.stop_all();
+        env.log_event(None, EventKind::Unloaded { idle_ms: clock::millis(ttl) });
+        true
+    }
+
+    /// True if an idle unit is to be started.
+    pub(super) fn needs_start(
+        &mut self,
+        env: &TaskEnvironment,
+        units: &UnitList,
+        life: &mut TaskLife,
+    ) -> bool {
+        self.wanted |= env.leases.needs_process();
+        let leaving = env.context.leaving.load(Ordering::SeqCst) > 0;
+        let room = &mut life.timers.room;
+        *room = room.filter(|until| leaving && *until > Instant::now());
+        self.wanted && room.is_none() && units.all.iter().any(ProcessUnit::is_idle)
     }
 }

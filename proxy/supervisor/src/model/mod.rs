@@ -55,6 +55,7 @@ pub(crate) mod message;
 mod needs;
 mod offload;
 mod operators;
+mod pace;
 mod probes;
 mod reclaim;
 mod reclaim_steps;
@@ -77,7 +78,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
-use warden_policies::lifecycle::{LifecycleEffect, LifecycleEvent, LifecycleTimer};
+use warden_policies::Reason;
+use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent, LifecycleTimer};
 use warden_policies::replacement_cost::LullHistory;
 
 use self::environment::TaskEnvironment;
@@ -157,7 +159,9 @@ impl ModelTask {
     /// `self` is boxed because an async function stores its arguments twice.
     pub(crate) async fn run(mut self: Box<Self>) {
         loop {
-            if self.life.is_frozen && !self.wait_while_frozen().await {
+            if std::mem::take(&mut self.life.is_frozen)
+                && !self.mail.wait_while_frozen(&self.env, &self.units).await
+            {
                 let Self { env, mail, units, operators, .. } = *self;
                 return RemainingTask::new(env, mail, units, operators).run().await;
             }
@@ -194,7 +198,11 @@ impl ModelTask {
                 message = self.mail.inbox.recv() => match message {
                     Some(TaskMessage::Report(generation, report)) => self.take_report(generation, report),
                     Some(TaskMessage::Looked(made_of, sight)) => self.note_needs(*made_of, sight),
-                    Some(TaskMessage::StartSearched(number, finding)) => self.note_start_search(number, *finding),
+                    Some(TaskMessage::StartSearched(number, finding)) => {
+                        let Self { env, units, life, experience, .. } = &mut *self;
+                        let stuck = experience.dead_starts.note_result(env, units, life, number, *finding);
+                        self.step_all(stuck);
+                    }
                     Some(TaskMessage::Control(control)) => self.handle_control(control),
                     // Sending fails if the watchdog no longer waits.
                     Some(TaskMessage::Beat(question)) => {
@@ -257,7 +265,10 @@ impl ModelTask {
                     });
                 if timer == LifecycleTimer::Start {
                     let lateness = StartLateness::NotReady(self.env.spec.lifecycle.start_timeout);
-                    self.note_late_start(id, lateness);
+                    if let Some((BackendPhase::Starting, live)) = self.units.phase_and_live(id) {
+                        let event = live.note_late_start(lateness);
+                        self.step_machine(id, event);
+                    }
                 } else if stays
                     && self.operators.restarts.is_empty()
                     && self.replacements.may_outlast_drain(unit, &self.env.spec)
@@ -266,12 +277,13 @@ impl ModelTask {
                 } else if stays && waits {
                     self.carry_out_effect(id, LifecycleEffect::Arm(timer));
                 } else if starts_process(timer) {
-                    self.revive(id, LifecycleEvent::Timer(timer));
+                    self.revive_all(vec![(id, LifecycleEvent::Timer(timer))]);
                 } else {
                     self.step_machine(id, LifecycleEvent::Timer(timer));
                 }
             }
-            self.fire_probe(id, now);
+            let Self { env, mail, units, replacements, experience, .. } = self;
+            mail.fire_probe(env, units, replacements, experience, id, now);
             // Until this instance decides, the previous one owns and judges the processes.
             if self.env.context.begun.is_cancelled()
                 && let Some((phase, live)) = self.units.phase_and_live(id)
@@ -283,7 +295,10 @@ impl ModelTask {
         take_due(&mut self.life.timers.configuration, now);
         take_due(&mut self.life.timers.idle, now);
         self.experience.drop_state(&self.env.leases, |kept| kept.until <= now);
-        self.recover_offload(now);
+        let is_replacing = !self.replacements.is_empty();
+        if let Some(replica) = self.life.take_recovery(&self.env, &self.units, is_replacing, now) {
+            self.replace_replica(replica, Reason::Degraded);
+        }
         if take_due(&mut self.life.timers.look, now) {
             let made_of = process_recipe(&self.env.spec);
             let same = self.units.lives().find(|live| live.recipe == made_of);

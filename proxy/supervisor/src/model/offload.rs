@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::health::{GpuOffload, OffloadLoss};
-use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
+use warden_policies::lifecycle::BackendPhase;
 use warden_policies::{Reason, units};
 
-use super::ModelTask;
 use super::context::FleetContext;
-use super::life::OffloadRecovery;
-use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
+use super::environment::TaskEnvironment;
+use super::life::{OffloadRecovery, TaskLife};
+use super::replacement::ReplacementTracker;
+use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitList, UnitRole};
 use crate::clock;
 use crate::error::{BackendFailure, FailureKind};
 use crate::view::event::EventKind;
@@ -50,97 +51,108 @@ impl LiveGeneration {
     }
 }
 
-impl ModelTask {
-    /// Ends a ready successor that lacks much on the GPU if the old process can serve. Returns true if so.
+impl ReplacementTracker {
+    /// Rejects a ready successor that lacks much on the GPU if the old process can serve. Returns true if so.
     /// `vram`: bytes that the successor holds now, if known.
-    pub(super) fn yields_to_old(&mut self, id: UnitId, vram: Option<u64>) -> bool {
-        let Some(unit) = self.units.get(id) else { return false };
+    pub(super) fn rejects_successor(
+        &self,
+        env: &TaskEnvironment,
+        units: &mut UnitList,
+        id: UnitId,
+        vram: Option<u64>,
+    ) -> bool {
+        let Some(unit) = units.get(id) else { return false };
         let Some(live) = &unit.live else { return false };
         if unit.role != UnitRole::Successor {
             return false;
         }
         let offload = live.memory.history.offload;
         let now = GpuOffload { vram: vram.or(offload.vram), ..offload };
-        let Some(lost) = live.lost_offload(&self.env.context, now) else { return false };
-        let serves = self.units.current(unit.replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
-        let reason = self.replacements.reason(unit.replica);
+        let Some(lost) = live.lost_offload(&env.context, now) else { return false };
+        let serves = units.current(unit.replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
+        let reason = self.reason(unit.replica);
         if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
             return false;
         }
         let message = format!("{lost}: not used; the running process stays");
         let kind = EventKind::Unwell { reason: Reason::Degraded, message: message.clone() };
-        self.env.log_event(Some(live.id), kind);
-        if let Some(unit) = self.units.get_mut(id) {
+        env.log_event(Some(live.id), kind);
+        if let Some(unit) = units.get_mut(id) {
             let kind = FailureKind::Degraded;
             unit.failure = Some(BackendFailure { kind, message, lines: Vec::new(), failures: 1 });
         }
-        self.step_machine(id, LifecycleEvent::Down);
         true
     }
+}
 
+impl TaskLife {
     /// Judges how much of the model the process has on GPUs: when it becomes ready, and again after a
     /// reading. `is_settled`: the reading is final, so a complete offload is remembered.
-    pub(super) fn judge_offload(&mut self, id: UnitId, is_settled: bool) {
-        let Some(live) = self.units.live_mut(id) else { return };
+    pub(super) fn judge_offload(
+        &mut self,
+        env: &TaskEnvironment,
+        units: &mut UnitList,
+        id: UnitId,
+        is_settled: bool,
+    ) {
+        let Some(live) = units.live_mut(id) else { return };
         let generation = live.id;
         let now = live.memory.history.offload;
-        match live.lost_offload(&self.env.context, now) {
+        match live.lost_offload(&env.context, now) {
             Some(lost) => {
                 let is_new = live.health.degraded.replace(lost).is_none();
                 if is_new {
                     let message = format!(
                         "{lost}: it serves, and restarts when the GPU memory is available; if intended, set `-ngl`"
                     );
-                    self.env
-                        .log_event(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
-                    let tried = self.life.timers.recovery.map_or(0, |recovery| recovery.tried);
-                    self.life.timers.schedule_recovery(&self.env.context.health_policy(), tried);
-                    self.life.note_action();
+                    env.log_event(Some(generation), EventKind::Unwell { reason: Reason::Degraded, message });
+                    let tried = self.timers.recovery.map_or(0, |recovery| recovery.tried);
+                    self.timers.schedule_recovery(&env.context.health_policy(), tried);
+                    self.note_action();
                 }
             }
             None if is_settled => {
                 if now.is_some() {
-                    let keep = self.env.watch.sensors.priors_kept;
-                    self.env.context.leak_history.note_offload(
-                        &live.memory.key,
-                        &self.env.spec.name,
-                        now,
-                        keep,
-                    );
+                    let keep = env.watch.sensors.priors_kept;
+                    env.context.leak_history.note_offload(&live.memory.key, &env.spec.name, now, keep);
                 }
-                if !self.units.is_degraded() {
-                    self.life.timers.recovery = None;
+                if !units.lives().any(|live| live.health.degraded.is_some()) {
+                    self.timers.recovery = None;
                 }
             }
             None => {}
         }
     }
 
-    /// Restarts a process that lost its GPU, once enough memory is available again.
-    pub(super) fn recover_offload(&mut self, now: Instant) {
-        let Some(recovery) = self.life.timers.recovery.filter(|recovery| recovery.at <= now) else { return };
+    /// Returns the replica whose process lost its GPU and is to be restarted, because enough memory is available
+    /// again.
+    pub(super) fn take_recovery(
+        &mut self,
+        env: &TaskEnvironment,
+        units: &UnitList,
+        is_replacing: bool,
+        now: Instant,
+    ) -> Option<u32> {
+        let recovery = self.timers.recovery.filter(|recovery| recovery.at <= now)?;
         let is_degraded =
             |unit: &&ProcessUnit| unit.live.as_ref().is_some_and(|live| live.health.degraded.is_some());
-        let unit = self.units.with_role(UnitRole::Current).find(is_degraded);
-        let (Some(unit), None) = (unit, self.life.end) else {
-            self.life.timers.recovery = None;
-            return;
+        let unit = units.with_role(UnitRole::Current).find(is_degraded);
+        let (Some(unit), None) = (unit, self.end) else {
+            self.timers.recovery = None;
+            return None;
         };
-        let replica = unit.replica;
-        let is_ready = unit.phase() == BackendPhase::Ready;
-        if !is_ready
-            || !self.replacements.is_empty()
-            || !unit.live.as_ref().is_some_and(|live| live.is_vram_available(&self.env.context))
+        let policy = env.context.health_policy();
+        if unit.phase() != BackendPhase::Ready
+            || is_replacing
+            || !unit.live.as_ref().is_some_and(|live| live.is_vram_available(&env.context))
         {
             // Checking is cheap, so the pause between checks does not grow.
-            let pause = self.env.context.health_policy().offload_retry.max(Duration::from_secs(1));
-            self.life.timers.recovery =
-                Some(OffloadRecovery { at: clock::after_pause(now, pause), ..recovery });
-            return;
+            let pause = policy.offload_retry.max(Duration::from_secs(1));
+            let at = clock::after_pause(now, pause);
+            self.timers.recovery = Some(OffloadRecovery { at, ..recovery });
+            return None;
         }
-        self.life
-            .timers
-            .schedule_recovery(&self.env.context.health_policy(), recovery.tried.saturating_add(1));
-        self.replace_replica(replica, Reason::Degraded);
+        self.timers.schedule_recovery(&policy, recovery.tried.saturating_add(1));
+        Some(unit.replica)
     }
 }

@@ -52,18 +52,17 @@ impl OperatorRequests {
         asked.filter_map(|waiting| waiting.by.as_deref()).map(str::to_owned).next()
     }
 
-    pub(super) fn note_reclaimed(
-        &mut self,
-        generation: GenerationId,
-        entry: &ReclaimEntry,
-    ) -> Vec<ReclaimRequest> {
+    pub(super) fn note_reclaimed(&mut self, entry: &ReclaimEntry) {
         for waiting in &mut self.reclaims {
-            if let Some(index) = waiting.generations.iter().position(|known| *known == generation) {
+            if let Some(index) = waiting.generations.iter().position(|known| *known == entry.generation) {
                 waiting.generations.remove(index);
                 waiting.entries.push(entry.clone());
             }
         }
-        self.reclaims.extract_if(.., |waiting| waiting.generations.is_empty()).collect()
+        let done = self.reclaims.extract_if(.., |waiting| waiting.generations.is_empty());
+        for request in done.collect::<Vec<_>>() {
+            self.answer(request.reply, Ok(request.entries));
+        }
     }
 
     /// Answers operators whose restart is done. Returns true if there was one.

@@ -10,9 +10,11 @@ use warden_policies::lifecycle::{
 };
 
 use super::environment::TaskEnvironment;
-use super::message::ProbeReport;
+use super::experience::ModelExperience;
+use super::message::{ProbeReport, TaskMail};
+use super::replacement::ReplacementTracker;
 use super::spread::apply_all_settings;
-use super::unit::{LiveGeneration, UnitId, UnitRole, take_due};
+use super::unit::{LiveGeneration, UnitId, UnitList, UnitRole, take_due};
 use super::warm::unpack::WarmingResult;
 use super::{HelperReport, ModelTask};
 use crate::clock;
@@ -22,90 +24,12 @@ use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
 impl ModelTask {
-    pub(super) fn fire_probe(&mut self, id: UnitId, now: Instant) {
-        let timing = self.env.spec.lifecycle;
-        let heard = self.env.logs.line_count();
-        let Some(unit) = self.units.get_mut(id) else { return };
-        let is_starting = unit.phase() == BackendPhase::Starting;
-        let Some(live) = &mut unit.live else { return };
-        if !take_due(&mut live.timers.probe, now) {
-            return;
-        }
-        let Some(process) = live.child.process.clone() else { return };
-        let probing = &mut live.probing;
-        probing.last_probe = Some(now);
-        let timeout = if probing.crash_logged_at.is_some() || probing.short_drain {
-            timing.probe_timeout.min(timing.crash_probe())
-        } else {
-            timing.probe_timeout
-        };
-        probing.lines_at_probe = heard;
-        probing.progress_at_probe = live.cell.pulses.progress_count();
-        let generation = live.id;
-        // A successor that lost its GPU must be found before the old process ends.
-        let reads_vram = is_starting
-            && unit.role == UnitRole::Successor
-            && self.env.context.leak_history.best_offload(&live.memory.key).is_some();
-        let (units, experience) = (&self.units, &self.experience);
-        let unpacking = match units.get(id) {
-            Some(unit) if is_starting => self.replacements.warming(&self.env, units, experience, unit),
-            _ => None,
-        };
-        let leases = Arc::clone(&self.env.leases);
-        let sensors = self.env.watch.sensors;
-        self.mail.spawn_helper(generation, async move {
-            let mut report = ProbeReport::new(now, process.probe(timeout).await);
-            if report.health == ProbeResult::Ready && is_starting {
-                let props = process.read_props(timeout).await;
-                let slots = props.slots;
-                report.props = Some(props);
-                // Apply the settings before the gate opens, so that all requests find them.
-                report.unset = apply_all_settings(process.as_ref(), &leases, timeout).await;
-                if reads_vram {
-                    let brief = SampleOptions::brief(sensors.gpu_age, sensors.read_limit);
-                    report.vram = process.sample(brief).await.vram_held();
-                }
-                if let Some(unpacking) = unpacking {
-                    report.warmed = unpacking.run(process.as_ref(), slots).await.map(Box::new);
-                }
-            }
-            HelperReport::Probed(report)
-        });
-    }
-
-    /// Replaces a process whose socket was removed, by a cleaner of `/tmp` or at the end of a login session:
-    /// new requests cannot reach it. A starting process is ended. Returns true if the socket is gone.
-    fn replace_unreachable(&mut self, id: UnitId, sent: Instant) -> bool {
-        let Some((phase, live)) = self.units.phase_and_live(id) else { return false };
-        let is_last = live.probing.last_probe == Some(sent);
-        match phase {
-            BackendPhase::Starting => {
-                // A process that has never answered may not have created its socket yet.
-                let is_removed = live.probing.answered && is_last;
-                if is_removed {
-                    self.note_late_start(id, StartLateness::SocketRemoved);
-                }
-                is_removed
-            }
-            BackendPhase::Ready | BackendPhase::Suspect if is_last => {
-                let generation = live.id;
-                let message = format!(
-                    "its socket {} was removed, so no request reaches it: it is started again",
-                    live.child.socket.display()
-                );
-                self.env.log_event(Some(generation), EventKind::Unwell { reason: Reason::Wedged, message });
-                self.step_machine(id, LifecycleEvent::Recycle);
-                true
-            }
-            _ => false,
-        }
-    }
-
     pub(super) fn note_probe(&mut self, id: UnitId, report: ProbeReport) {
         let ProbeReport { sent, mut health, props, vram, warmed, .. } = report;
         if health == ProbeResult::SocketGone {
-            if self.replace_unreachable(id, sent) {
-                return;
+            let Some((phase, live)) = self.units.phase_and_live(id) else { return };
+            if let Some(event) = live.note_removed_socket(&self.env, phase, sent) {
+                return self.step_machine(id, event);
             }
             health = ProbeResult::Lost;
         }
@@ -125,7 +49,9 @@ impl ModelTask {
         match phase {
             BackendPhase::Starting if health == ProbeResult::Ready => {
                 live.probing.lines_at_answer = live.probing.lines_at_probe;
-                if !self.yields_to_old(id, vram) {
+                if self.replacements.rejects_successor(&self.env, &mut self.units, id, vram) {
+                    self.step_machine(id, LifecycleEvent::Down);
+                } else {
                     self.note_ready(id, &props.unwrap_or_default(), warmed);
                 }
             }
@@ -183,13 +109,14 @@ impl ModelTask {
         live.timers.probe = Some(clock::after_pause(now, self.env.spec.lifecycle.probe_interval));
         // The first sample is the baseline for the memory policy.
         live.timers.sample = Some(now);
-        self.replacements.load_time = Some(start);
+        self.replacements.pace.load_time = Some(start);
         if self.experience.note_ready(start, props, live.recipe.command().clone()) {
             // Requests that crashed another build or command may be harmless to this process.
             self.env.leases.ward.release(None);
         }
         if let Some(warmed) = warmed {
-            self.note_warmed(id, *warmed);
+            let experience = &mut self.experience;
+            self.replacements.note_warmed(&self.env, &mut self.mail, experience, live, *warmed);
         }
         if let Some(unit) = self.units.get(id)
             && unit.role == UnitRole::Current
@@ -202,11 +129,106 @@ impl ModelTask {
             let start_ms = clock::millis(start);
             self.env.log_event(Some(generation), EventKind::Ready { start_ms, slots: props.slots });
         }
-        self.judge_offload(id, false);
+        self.life.judge_offload(&self.env, &mut self.units, id, false);
+    }
+}
+
+impl TaskMail {
+    /// Starts a helper that probes a process, if its probe is due.
+    pub(super) fn fire_probe(
+        &mut self,
+        env: &TaskEnvironment,
+        units: &mut UnitList,
+        replacements: &mut ReplacementTracker,
+        experience: &ModelExperience,
+        id: UnitId,
+        now: Instant,
+    ) {
+        let timing = env.spec.lifecycle;
+        let heard = env.logs.line_count();
+        let Some(unit) = units.get_mut(id) else { return };
+        let is_starting = unit.phase() == BackendPhase::Starting;
+        let Some(live) = &mut unit.live else { return };
+        if !take_due(&mut live.timers.probe, now) {
+            return;
+        }
+        let Some(process) = live.child.process.clone() else { return };
+        let probing = &mut live.probing;
+        probing.last_probe = Some(now);
+        let timeout = if probing.crash_logged_at.is_some() || probing.short_drain {
+            timing.probe_timeout.min(timing.crash_probe())
+        } else {
+            timing.probe_timeout
+        };
+        probing.lines_at_probe = heard;
+        probing.progress_at_probe = live.cell.pulses.progress_count();
+        let generation = live.id;
+        // A successor that lost its GPU must be found before the old process ends.
+        let reads_vram = is_starting
+            && unit.role == UnitRole::Successor
+            && env.context.leak_history.best_offload(&live.memory.key).is_some();
+        let unpacking = match units.get(id) {
+            Some(unit) if is_starting => replacements.warming(env, units, experience, unit),
+            _ => None,
+        };
+        let leases = Arc::clone(&env.leases);
+        let sensors = env.watch.sensors;
+        self.spawn_helper(generation, async move {
+            let mut report = ProbeReport::new(now, process.probe(timeout).await);
+            if report.health == ProbeResult::Ready && is_starting {
+                let props = process.read_props(timeout).await;
+                let slots = props.slots;
+                report.props = Some(props);
+                // Apply the settings before the gate opens, so that all requests find them.
+                report.unset = apply_all_settings(process.as_ref(), &leases, timeout).await;
+                if reads_vram {
+                    let brief = SampleOptions::brief(sensors.gpu_age, sensors.read_limit);
+                    report.vram = process.sample(brief).await.vram_held();
+                }
+                if let Some(unpacking) = unpacking {
+                    report.warmed = unpacking.run(process.as_ref(), slots).await.map(Box::new);
+                }
+            }
+            HelperReport::Probed(report)
+        });
     }
 }
 
 impl LiveGeneration {
+    /// Ends a process that is not ready in time.
+    pub(super) fn note_late_start(&mut self, lateness: StartLateness) -> LifecycleEvent {
+        self.start.timed_out = Some(lateness);
+        LifecycleEvent::Timer(LifecycleTimer::Start)
+    }
+
+    /// Replaces a process whose socket was removed, by a cleaner of `/tmp` or at the end of a login session:
+    /// new requests cannot reach it. A starting process is ended.
+    fn note_removed_socket(
+        &mut self,
+        env: &TaskEnvironment,
+        phase: BackendPhase,
+        sent: Instant,
+    ) -> Option<LifecycleEvent> {
+        if self.probing.last_probe != Some(sent) {
+            return None;
+        }
+        match phase {
+            // A process that has never answered may not have created its socket yet.
+            BackendPhase::Starting if self.probing.answered => {
+                Some(self.note_late_start(StartLateness::SocketRemoved))
+            }
+            BackendPhase::Ready | BackendPhase::Suspect => {
+                let message = format!(
+                    "its socket {} was removed, so no request reaches it: it is started again",
+                    self.child.socket.display()
+                );
+                env.log_event(Some(self.id), EventKind::Unwell { reason: Reason::Wedged, message });
+                Some(LifecycleEvent::Recycle)
+            }
+            _ => None,
+        }
+    }
+
     /// Probes a process at once after a crash line. Most crashed processes end within a second, but some
     /// builds wait for a debugger for ever. The line may also be a client's text. Returns true if the process has
     /// less time left to answer.

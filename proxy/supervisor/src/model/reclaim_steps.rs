@@ -20,8 +20,10 @@ use warden_policies::{GenerationId, Reason, RecycleAction, RecycleDecision};
 
 use super::environment::TaskEnvironment;
 use super::message::{RequestedBy, TaskMail};
-use super::operators::ReclaimRequest;
-use super::reclaim::PendingReclaim;
+use super::operators::{OperatorRequests, ReclaimRequest};
+use super::reclaim::{PendingReclaim, ReclaimCounts};
+use super::replacement::ReplacementTracker;
+use super::room::ModelRoom;
 use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitList};
 use super::{HelperReport, ModelTask};
 use crate::clock;
@@ -51,85 +53,68 @@ impl ModelTask {
     }
 
     pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
-        let Some(asked) = self.units.live_mut(id).and_then(|live| live.reclaim.pending.take()) else {
-            return;
-        };
-        let entry = ReclaimEntry {
-            id: self.env.context.ledger.next_number(),
-            at: clock::wall_time(),
-            helped: match worth {
-                Some(ReclaimWorth::Enough) => Some(true),
-                Some(ReclaimWorth::NotEnough) => Some(false),
-                Some(ReclaimWorth::Unknown) | None => None,
-            },
-            by: self.operators.who_reclaims(asked.entry.generation),
-            ..asked.entry
-        };
-        self.env.context.ledger.append(&entry);
+        let Some(live) = self.units.live_mut(id) else { return };
+        let by = self.operators.who_reclaims(live.id);
+        let Some(entry) = live.end_reclaim(&self.env, worth, by) else { return };
         self.experience.reclaims.add(&entry);
-        if let Some(live) = self.units.live_mut(id) {
-            live.reclaim.count += 1;
-            live.reclaim.last = Some(entry.clone());
-        }
-        self.env.log_event(Some(entry.generation), EventKind::Reclaimed { entry: Box::new(entry.clone()) });
-        for reclaiming in self.operators.note_reclaimed(entry.generation, &entry) {
-            self.operators.answer(reclaiming.reply, Ok(reclaiming.entries));
-        }
-        self.report_reclaimed();
+        self.operators.note_reclaimed(&entry);
+        let reclaims = &mut self.experience.reclaims;
+        self.room.report_reclaimed(&self.env, &self.units, &self.replacements, reclaims);
         self.life.note_action();
     }
+}
 
-    /// Asks each process that can give memory back, because another model needs memory. The loader gets a
-    /// report after the last answer.
-    pub(super) fn reclaim_for_other(&mut self) {
-        let able = |unit: &&ProcessUnit| {
-            let live = unit.live.as_ref();
-            unit.phase() == BackendPhase::Ready
-                && live.is_some_and(|live| live.can_reclaim(&self.env.spec.recycle.common))
-        };
-        let able: Vec<UnitId> = match self.life.end {
-            None => self.units.all.iter().filter(able).map(|unit| unit.id).collect(),
-            Some(_) => Vec::new(),
-        };
-        self.experience.reclaims.for_another = true;
-        self.units.send_reclaims(&self.env, &mut self.mail, able, Reason::Room);
-        self.life.note_action();
-        self.report_reclaimed();
-    }
-
-    /// Reports to the loader if no request is pending any more.
-    fn report_reclaimed(&mut self) {
-        if self.experience.reclaims.for_another
-            && !self.units.lives().any(|live| live.reclaim.pending.is_some())
-        {
-            self.experience.reclaims.for_another = false;
-            self.room.report_memory(&self.env, &self.units, &self.replacements);
-            self.room.report(LoadingReport::Reclaimed);
+impl ModelRoom {
+    /// Reports to the loader if no request that frees memory for another model is pending any more.
+    pub(super) fn report_reclaimed(
+        &self,
+        env: &TaskEnvironment,
+        units: &UnitList,
+        replacements: &ReplacementTracker,
+        reclaims: &mut ReclaimCounts,
+    ) {
+        if reclaims.for_another && !units.lives().any(|live| live.reclaim.pending.is_some()) {
+            reclaims.for_another = false;
+            self.report_memory(env, units, replacements);
+            self.report(LoadingReport::Reclaimed);
         }
     }
+}
 
+impl OperatorRequests {
     /// Asks all serving processes at once; the operator gets one entry per process.
-    pub(super) fn reclaim_for_operator(
+    pub(super) fn begin_reclaim(
         &mut self,
+        env: &TaskEnvironment,
+        mail: &mut TaskMail,
+        units: &mut UnitList,
+        is_over: bool,
         by: RequestedBy,
         reply: oneshot::Sender<Result<Vec<ReclaimEntry>, ControlError>>,
     ) {
-        let able = match self.life.end {
-            None => self.units.able_to_reclaim(&self.env.spec),
-            Some(_) => Err(ControlError::ShuttingDown),
-        };
+        let able = if is_over { Err(ControlError::ShuttingDown) } else { units.able_to_reclaim(&env.spec) };
         let able = match able {
             Ok(able) => able,
-            Err(error) => return self.operators.answer(reply, Err(error)),
+            Err(error) => return self.answer(reply, Err(error)),
         };
         let generations = able.iter().map(|(_, generation)| *generation).collect();
-        self.operators.reclaims.push(ReclaimRequest { generations, entries: Vec::new(), by, reply });
-        let ids = able.into_iter().map(|(id, _)| id);
-        self.units.send_reclaims(&self.env, &mut self.mail, ids, Reason::Operator);
+        self.reclaims.push(ReclaimRequest { generations, entries: Vec::new(), by, reply });
+        units.send_reclaims(env, mail, able.into_iter().map(|(id, _)| id), Reason::Operator);
     }
 }
 
 impl UnitList {
+    /// Asks each process that can give memory back, because another model needs memory.
+    pub(super) fn reclaim_for_other(&mut self, env: &TaskEnvironment, mail: &mut TaskMail) {
+        let able = |unit: &&ProcessUnit| {
+            let live = unit.live.as_ref();
+            unit.phase() == BackendPhase::Ready
+                && live.is_some_and(|live| live.can_reclaim(&env.spec.recycle.common))
+        };
+        let able: Vec<UnitId> = self.all.iter().filter(able).map(|unit| unit.id).collect();
+        self.send_reclaims(env, mail, able, Reason::Room);
+    }
+
     fn able_to_reclaim(&self, spec: &ModelSpec) -> Result<Vec<(UnitId, GenerationId)>, ControlError> {
         let refused = |because: &str| ControlError::CannotReclaim {
             model: spec.name.clone(),
@@ -262,6 +247,32 @@ impl LiveGeneration {
         mail.spawn_helper(generation, async move {
             HelperReport::Reclaimed(Box::new(process.reclaim(wait).await))
         });
+    }
+
+    /// Ends the pending request, with an entry in the ledger.
+    fn end_reclaim(
+        &mut self,
+        env: &TaskEnvironment,
+        worth: Option<ReclaimWorth>,
+        by: Option<String>,
+    ) -> Option<ReclaimEntry> {
+        let asked = self.reclaim.pending.take()?;
+        let entry = ReclaimEntry {
+            id: env.context.ledger.next_number(),
+            at: clock::wall_time(),
+            helped: match worth {
+                Some(ReclaimWorth::Enough) => Some(true),
+                Some(ReclaimWorth::NotEnough) => Some(false),
+                Some(ReclaimWorth::Unknown) | None => None,
+            },
+            by,
+            ..asked.entry
+        };
+        env.context.ledger.append(&entry);
+        self.reclaim.count += 1;
+        self.reclaim.last = Some(entry.clone());
+        env.log_event(Some(entry.generation), EventKind::Reclaimed { entry: Box::new(entry.clone()) });
+        Some(entry)
     }
 
     /// Completes the pending entry with the first reading that began after the answer.

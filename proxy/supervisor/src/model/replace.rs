@@ -18,9 +18,10 @@ use warden_policies::{Reason, RecycleAction, RecycleDecision};
 
 use super::ModelTask;
 use super::context::ReplacementPermit;
+use super::environment::TaskEnvironment;
 use super::needs::READ_AHEAD_LIMIT;
-use super::replacement::decision_for;
-use super::unit::{ProcessRecipe, UnitId, UnitRole, process_recipe};
+use super::replacement::{ReplacementTracker, decision_for};
+use super::unit::{ProcessRecipe, ProcessUnit, UnitId, UnitRole, process_recipe};
 use crate::clock;
 use crate::error::{BackendFailure, ControlError};
 use crate::memory::loading::LoadingReport;
@@ -30,23 +31,33 @@ use crate::view::ledger::ReplacementMode;
 const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ModelTask {
-    /// Begins a replacement that the policy has decided.
+    /// Begins a replacement that the policy has decided. Without a permit it begins at once.
     pub(super) fn replace_by_policy(
         &mut self,
-        replica: u32,
+        id: UnitId,
         decision: RecycleDecision,
         permit: Option<ReplacementPermit>,
     ) {
-        if self.room.is_asking_to_stay() {
+        let kills = decision.action == RecycleAction::KillNow;
+        if self.room.is_asking_to_stay() && !kills {
             // Room for the new settings is not granted yet. The unit is judged again later.
             return;
         }
-        let Some(unit) = self.units.current(replica) else { return };
-        let id = unit.id;
-        let (mode, note) = self.room.choose_mode(&self.env, unit);
-        self.replacements.note_policy_start(&self.env, &decision);
-        self.replacements.begin(&self.env, unit, &decision, mode, note, permit);
-        self.execute_replacement(id, replica, mode);
+        let Some(unit) = self.units.get(id) else { return };
+        let (mode, note) = if kills {
+            let note = "sequential: memory is almost gone, so it does not drain";
+            (ReplacementMode::Sequential, Some(note.to_owned()))
+        } else {
+            self.room.choose_mode(&self.env, unit)
+        };
+        let gpus = || unit.live.as_ref().map(|live| live.memory.used_gpus()).unwrap_or_default();
+        let permit = permit.unwrap_or_else(|| self.env.claim_permit(unit.replica, &gpus()));
+        self.replacements.pace.note_policy_start(&self.env, &decision);
+        self.begin_replacement(id, &decision, mode, note, permit);
+        if kills && let Some(live) = self.units.live_mut(id) {
+            live.cut_drain(&self.env, &decision);
+            self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
+        }
     }
 
     /// Begins to replace the process of a replica, or starts a process if there is none. Only a replacement
@@ -60,7 +71,12 @@ impl ModelTask {
         match self.replacements.needs.may_replace(&self.env, &mut self.mail, unit, READ_AHEAD_LIMIT) {
             Some(Ok(())) => {}
             Some(Err(missing)) => {
-                return self.keep_present_process(replica, &decision_for(reason), &missing);
+                let decision = decision_for(reason);
+                let failure = self.replacements.keep_present(&self.env, unit, &decision, &missing);
+                if let Some(failure) = failure {
+                    self.fail_replacement(replica, &failure);
+                }
+                return;
             }
             None => {
                 // Settling retries operator and configuration replacements, so remember only other reasons.
@@ -78,18 +94,27 @@ impl ModelTask {
         } else {
             Some(self.env.claim_permit(replica, &gpus.unwrap_or_default()))
         };
-        if permit.is_none() {
+        let Some(permit) = permit else {
             // No message reports a free permit, so try again after a pause.
             let pause = self.env.spec.recycle.common.quiet_for.min(MAX_PERMIT_INTERVAL);
             self.life.timers.configuration = Some(clock::after_pause(Instant::now(), pause));
             return;
-        }
+        };
         let (mode, note) = self.room.choose_mode(&self.env, unit);
-        self.replacements.begin(&self.env, unit, &decision_for(reason), mode, note, permit);
-        self.execute_replacement(id, replica, mode);
+        self.begin_replacement(id, &decision_for(reason), mode, note, permit);
     }
 
-    fn execute_replacement(&mut self, id: UnitId, replica: u32, mode: ReplacementMode) {
+    fn begin_replacement(
+        &mut self,
+        id: UnitId,
+        decision: &RecycleDecision,
+        mode: ReplacementMode,
+        note: Option<String>,
+        permit: ReplacementPermit,
+    ) {
+        let Some(unit) = self.units.get(id) else { return };
+        let replica = unit.replica;
+        self.replacements.begin(&self.env, unit, decision, mode, note, Some(permit));
         self.life.note_action();
         match mode {
             ReplacementMode::Sequential => self.step_machine(id, LifecycleEvent::Recycle),
@@ -174,15 +199,14 @@ impl ModelTask {
             self.life.note_action();
         }
         if made_of == process_recipe(&self.env.spec) {
-            for id in self.units.ids() {
-                let Some(unit) = self.units.get_mut(id).filter(|unit| unit.waits_for_change()) else {
-                    continue;
-                };
-                if unit.sight.as_ref().is_some_and(other) {
-                    unit.sight = Some(sight.clone());
-                    self.revive(id, LifecycleEvent::Changed);
-                }
-            }
+            let failed = self.units.all.iter_mut().filter(|unit| unit.waits_for_change());
+            let renewed = failed.filter(|unit| unit.sight.as_ref().is_some_and(other));
+            let renew = |unit: &mut ProcessUnit| {
+                unit.sight = Some(sight.clone());
+                (unit.id, LifecycleEvent::Changed)
+            };
+            let changes = renewed.map(renew).collect();
+            self.revive_all(changes);
         }
         if std::mem::take(&mut self.replacements.needs.is_wanted) {
             self.replacements.needs.for_replacement = Some((Instant::now(), made_of, sight));
@@ -202,25 +226,25 @@ impl ModelTask {
         }
         self.life.steps += 1;
     }
+}
 
+impl ReplacementTracker {
     /// Keeps the present process because the next one could not start. An operator or a reload gets the
     /// reason each time; the ledger gets it only if it changes.
-    pub(super) fn keep_present_process(
+    pub(super) fn keep_present(
         &mut self,
-        replica: u32,
+        env: &TaskEnvironment,
+        unit: &ProcessUnit,
         decision: &RecycleDecision,
         missing: &MissingNeed,
-    ) {
+    ) -> Option<BackendFailure> {
         let asked = matches!(decision.reason, Some(Reason::Operator | Reason::Configuration));
-        if self.replacements.needs.note_blocking() && !asked {
-            return;
+        if self.needs.note_blocking() && !asked {
+            return None;
         }
-        let Some(unit) = self.units.current(replica) else { return };
         let message = format!("{}; the running process was kept", missing.message);
-        let mode = ReplacementMode::Sequential;
         let note = Some(message.clone());
-        self.replacements.track(&self.env, unit, decision, mode, note, None);
-        let failure = BackendFailure { kind: missing.kind, message, lines: Vec::new(), failures: 0 };
-        self.fail_replacement(replica, &failure);
+        self.track(env, unit, decision, ReplacementMode::Sequential, note, None);
+        Some(BackendFailure { kind: missing.kind, message, lines: Vec::new(), failures: 0 })
     }
 }

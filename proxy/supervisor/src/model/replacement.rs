@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::cooldown::RecycleCooldown;
 use warden_policies::cooldown::working_set::BudgetPass;
 use warden_policies::lifecycle::{AfterStop, BackendPhase};
 use warden_policies::replacement_cost::LullHistory;
@@ -21,6 +20,7 @@ use warden_sensors::CudaReport;
 use super::context::ReplacementPermit;
 use super::environment::TaskEnvironment;
 use super::needs::NeedsState;
+use super::pace::RecyclePace;
 use super::unit::{LiveGeneration, ProcessUnit, UnitRole};
 use super::warm::unpack::{SharedWarmState, WarmState};
 use super::words;
@@ -223,14 +223,10 @@ pub(super) struct ReplacementTracker {
     /// Result of the last replacement that carried conversations over.
     pub(super) warm: Option<WarmthReport>,
     pub(super) counts: Vec<(Reason, u64)>,
-    pub(super) cooldown: RecycleCooldown,
+    pub(super) pace: RecyclePace,
     pub(super) needs: NeedsState,
     /// Reason for the mode of the last replacement, or for not replacing.
     pub(super) note: Option<String>,
-    /// Time from the spawn until the process was ready, at the last start.
-    pub(super) load_time: Option<Duration>,
-    /// Idle periods that would have sufficed for a replacement.
-    pub(super) lulls: LullHistory,
 }
 
 impl ReplacementTracker {
@@ -240,11 +236,9 @@ impl ReplacementTracker {
             last: Vec::new(),
             warm: None,
             counts: Vec::new(),
-            cooldown: RecycleCooldown::default(),
+            pace: RecyclePace::new(lulls),
             needs: NeedsState::default(),
             note: None,
-            load_time: None,
-            lulls,
         }
     }
 
@@ -282,7 +276,7 @@ impl ReplacementTracker {
         let passed = unit.live.as_ref().and_then(|live| live.wish.passed.find(reason, decision.series));
         replacement.budget = passed.map(|first| ExceededBudget {
             first: *first,
-            repeats: self.cooldown.is_repeated(first, self.load_time, &env.spec.recycle),
+            repeats: self.pace.cooldown.is_repeated(first, self.pace.load_time, &env.spec.recycle),
         });
         self.under_way.push(replacement);
         self.note = note;
@@ -301,13 +295,6 @@ impl ReplacementTracker {
         self.track(env, unit, decision, mode, note.clone(), permit);
         if let Some(reason) = decision.reason {
             env.log_event(unit.generation(), EventKind::RecycleBegan { reason, mode, note });
-        }
-    }
-
-    pub(super) fn note_policy_start(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
-        let Some(reason) = decision.reason else { return };
-        if let Some(held) = self.cooldown.record_start(env.context.now(), reason, &env.spec.recycle) {
-            env.log_event(None, EventKind::PolicyOff { message: held.to_string() });
         }
     }
 
@@ -341,7 +328,7 @@ impl ReplacementTracker {
         env.log_event(entry.to.or(entry.from), EventKind::RecycleDone { entry: Box::new(entry.clone()) });
         let series = entry.evidence.series.unwrap_or(MemoryKind::Host);
         let policy = &env.spec.recycle;
-        let cooldown = &mut self.cooldown;
+        let cooldown = &mut self.pace.cooldown;
         let is_known = cooldown.find_bar(entry.reason, Some(series), None, policy).is_some();
         if let Some(helped) = entry.helped
             && let Some(held) = cooldown.record_result(series, helped, policy)
@@ -508,10 +495,10 @@ impl ReplacementTracker {
             && let Some((reason, passed)) = self.note_opened(unit.replica, live.id, &opened, start)
             && reason.is_policy()
         {
-            let cooldown = &mut self.cooldown;
+            let cooldown = &mut self.pace.cooldown;
             cooldown.record_ready(env.context.now());
             if let Some(first) = passed {
-                cooldown.record_replacement(&first, self.load_time, &env.spec.recycle);
+                cooldown.record_replacement(&first, self.pace.load_time, &env.spec.recycle);
             }
         }
     }

@@ -11,12 +11,11 @@ use warden_policies::lifecycle::{BackendPhase, EndCause, LifecycleEffect, Lifecy
 
 use super::environment::TaskEnvironment;
 use super::message::TaskMail;
-use super::unit::{LiveGeneration, PendingSignal, UnitId};
+use super::unit::{LiveGeneration, PendingSignal, ProcessUnit, UnitId};
 use super::{HelperReport, ModelTask, TaskMessage};
 use crate::error::FailureKind;
 use crate::memory::loading::LoadingReport;
-use crate::process::failure::{self, OomEvidence, StartEnd, StartLateness};
-use crate::process::group::ProcessExit;
+use crate::process::failure::{self, StartEnd, StartLateness};
 use crate::process::{BackendProcess, discreet, reclaim_file, report_file, until_stalled};
 use crate::view::event::EventKind;
 
@@ -26,7 +25,7 @@ impl ModelTask {
             self.life.dying.retain(|known| *known != generation);
             self.env.context.fleet_memory.remove_generation(generation);
             self.replacements.note_after_exit(generation, &returned.gpus);
-            self.replacements.note_returned(&self.env, returned);
+            self.replacements.pace.note_returned(&self.env, returned);
             self.life.note_action();
         }
         let Some(id) = self.units.with_generation(generation).map(|unit| unit.id) else {
@@ -42,23 +41,28 @@ impl ModelTask {
             return;
         };
         match report {
-            HelperReport::Spawned(Ok(process)) => self.note_spawned(id, generation, process),
+            HelperReport::Spawned(Ok(process)) => {
+                if let Some(unit) = self.units.get_mut(id) {
+                    unit.note_spawned(&self.env, &mut self.mail, process);
+                }
+                self.life.note_action();
+            }
             HelperReport::Spawned(Err(error)) => {
-                let never_ready = self.remove_generation(id, generation);
                 self.env.context.fleet_memory.remove_generation(generation);
                 // Without a process, no memory is freed.
                 self.replacements.note_after_exit(generation, &[]);
-                // If a stop was requested during the spawn, it is complete now.
-                let stopping = self.units.get(id).is_some_and(|unit| unit.phase() == BackendPhase::Stopping);
-                let event = if stopping { LifecycleEvent::Exited } else { LifecycleEvent::SpawnFailed };
-                let end = StartEnd::NotSpawned(&error);
-                self.note_end(id, generation, event, never_ready, &end, "not created");
+                self.note_end(id, generation, &StartEnd::NotSpawned(&error), "not created");
             }
             HelperReport::Probed(mut report) => {
                 self.env.log_lost_settings(generation, std::mem::take(&mut report.unset));
                 self.note_probe(id, report);
             }
-            HelperReport::Packed(parcel) => self.note_packed(id, generation, *parcel),
+            HelperReport::Packed(parcel) => {
+                if let Some((phase, live)) = self.units.phase_and_live(id) {
+                    self.experience.note_packed(&mut self.replacements, phase, live, *parcel);
+                }
+                self.life.note_action();
+            }
             HelperReport::Warmed(warmth) => {
                 if warmth.conversations > 0 {
                     if let Some(last) = &mut self.replacements.warm {
@@ -86,68 +90,26 @@ impl ModelTask {
                     unit.sight = Some(sight);
                 }
             }
-            HelperReport::Stalled(limit) => self.note_late_start(id, StartLateness::Stalled(limit)),
-            HelperReport::Exited(exit, why) => self.note_exit(id, generation, exit, why),
+            HelperReport::Stalled(limit) => {
+                if let Some((BackendPhase::Starting, live)) = self.units.phase_and_live(id) {
+                    let event = live.note_late_start(StartLateness::Stalled(limit));
+                    self.step_machine(id, event);
+                }
+            }
+            HelperReport::Exited(exit, why) => {
+                self.life.dying.push(generation);
+                let timed_out = self.units.live(id).and_then(|live| live.start.timed_out);
+                let end = timed_out.map_or(StartEnd::Exited(exit, why), StartEnd::TimedOut);
+                self.note_end(id, generation, &end, &exit.to_string());
+            }
             HelperReport::MemoryReturned(_) => {}
             HelperReport::Sampled { taken, sample } => self.note_sample(id, &taken, &sample),
             HelperReport::Reclaimed(answer) => self.note_reclaimed(id, &answer),
         }
     }
 
-    fn note_spawned(&mut self, id: UnitId, generation: GenerationId, process: Arc<dyn BackendProcess>) {
-        let Some(unit) = self.units.get_mut(id) else { return };
-        let replica = unit.replica;
-        let is_starting = unit.phase() == BackendPhase::Starting;
-        let Some(live) = &mut unit.live else { return };
-        live.child.process = Some(Arc::clone(&process));
-        // A generation has one process only, so the cell was empty.
-        drop(live.cell.process.set(Arc::downgrade(&process)));
-        let is_adopted = live.start.adopted.is_some();
-        if !is_adopted {
-            live.start.spawned = Instant::now();
-        }
-        match live.child.pending {
-            Some(PendingSignal::Kill) => process.kill(),
-            Some(PendingSignal::Terminate) => process.terminate(),
-            None => {}
-        }
-        if is_starting {
-            live.timers.probe = Some(Instant::now());
-            let limit = self.env.spec.lifecycle.start_stall;
-            live.watch_start(&mut self.mail, Arc::clone(&process), limit);
-        }
-        let cell = Arc::clone(&live.cell);
-        let pid = process.pid();
-        let event = if is_adopted {
-            EventKind::TakenOver { pid, replica }
-        } else {
-            EventKind::Starting { pid, replica }
-        };
-        self.env.log_event(Some(generation), event);
-        self.life.note_action();
-        self.mail.await_exit(&self.env, generation, Some(cell), process);
-    }
-
-    pub(super) fn note_late_start(&mut self, id: UnitId, lateness: StartLateness) {
-        if let Some((BackendPhase::Starting, live)) = self.units.phase_and_live(id) {
-            live.start.timed_out = Some(lateness);
-            self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Start));
-        }
-    }
-
-    fn note_exit(&mut self, id: UnitId, generation: GenerationId, exit: ProcessExit, why: OomEvidence) {
-        self.life.dying.push(generation);
-        let timed_out = self.units.live(id).and_then(|live| live.start.timed_out);
-        let never_ready = self.remove_generation(id, generation);
-        let end = timed_out.map_or(StartEnd::Exited(exit, why), StartEnd::TimedOut);
-        let felled = self.env.leases.ward.was_killed_by_request(generation);
-        let event =
-            |cause| if felled { LifecycleEvent::KilledByRequest } else { LifecycleEvent::Exited(cause) };
-        self.note_end(id, generation, event, never_ready, &end, &exit.to_string());
-    }
-
-    /// Returns true if the generation was never ready.
-    fn remove_generation(&mut self, id: UnitId, generation: GenerationId) -> bool {
+    /// Handles the end of a process, requested or not.
+    fn note_end(&mut self, id: UnitId, generation: GenerationId, end: &StartEnd<'_>, exit: &str) {
         let running = self.env.leases.close_gate(generation);
         self.replacements.note_closed(generation, running);
         self.env.leases.remove_generation(generation);
@@ -155,43 +117,33 @@ impl ModelTask {
             live.store_growth(&self.env);
         }
         self.end_reclaim(id, None);
-        let live = self.units.get_mut(id).and_then(|unit| unit.live.take());
+        let Some(unit) = self.units.get_mut(id) else { return };
+        let live = unit.live.take();
         if let Some(live) = &live {
-            live.cell.revoke();
-            let socket = &live.child.socket;
-            drop(std::fs::remove_file(socket));
-            report_file::remove_reports(socket);
-            reclaim_file::remove_reclaim_file(socket);
+            live.remove();
         }
         self.replacements.note_gone(generation, running);
         self.life.note_action();
-        live.is_some_and(|live| live.start.ready.is_none())
-    }
-
-    /// Handles the end of a process, requested or not.
-    fn note_end(
-        &mut self,
-        id: UnitId,
-        generation: GenerationId,
-        event: impl Fn(EndCause) -> LifecycleEvent,
-        never_ready: bool,
-        end: &StartEnd<'_>,
-        exit: &str,
-    ) {
-        let now = self.env.context.now();
-        let Some(replica) = self.units.get(id).map(|unit| unit.replica) else { return };
+        let never_ready = live.is_some_and(|live| live.start.ready.is_none());
+        let phase = unit.phase();
+        let killed_by_request = self.env.leases.ward.was_killed_by_request(generation);
+        let event = |cause| match end {
+            // If a stop was requested during the spawn, it is complete now.
+            StartEnd::NotSpawned(_) if phase != BackendPhase::Stopping => LifecycleEvent::SpawnFailed(cause),
+            StartEnd::Exited(..) | StartEnd::TimedOut(_) if killed_by_request => {
+                LifecycleEvent::KilledByRequest
+            }
+            _ => LifecycleEvent::Exited(cause),
+        };
         if never_ready {
-            self.experience.note_warming_death(&self.env.leases, &self.replacements, replica);
+            self.experience.note_warming_death(&self.env.leases, &self.replacements, unit.replica);
         }
-        let Some(unit) = self.units.get(id) else { return };
         let mut after = unit.machine.clone();
-        after.step(event(EndCause::MayPass), now, &self.env.spec.lifecycle);
+        after.step(event(EndCause::MayPass), self.env.context.now(), &self.env.spec.lifecycle);
         let cause = if matches!(after.phase(), BackendPhase::Backoff | BackendPhase::Failed) {
             self.note_crash_end(id, generation, never_ready, end, after.failures())
         } else {
-            if let Some(unit) = self.units.get_mut(id) {
-                unit.start_failures = 0;
-            }
+            unit.start_failures = 0;
             self.env.log_event(Some(generation), EventKind::Stopped { exit: exit.to_owned() });
             EndCause::MayPass
         };
@@ -239,7 +191,49 @@ impl ModelTask {
     }
 }
 
+impl ProcessUnit {
+    fn note_spawned(&mut self, env: &TaskEnvironment, mail: &mut TaskMail, process: Arc<dyn BackendProcess>) {
+        let replica = self.replica;
+        let is_starting = self.phase() == BackendPhase::Starting;
+        let Some(live) = &mut self.live else { return };
+        live.child.process = Some(Arc::clone(&process));
+        // A generation has one process only, so the cell was empty.
+        drop(live.cell.process.set(Arc::downgrade(&process)));
+        let is_adopted = live.start.adopted.is_some();
+        if !is_adopted {
+            live.start.spawned = Instant::now();
+        }
+        match live.child.pending {
+            Some(PendingSignal::Kill) => process.kill(),
+            Some(PendingSignal::Terminate) => process.terminate(),
+            None => {}
+        }
+        if is_starting {
+            live.timers.probe = Some(Instant::now());
+            live.watch_start(mail, Arc::clone(&process), env.spec.lifecycle.start_stall);
+        }
+        let cell = Arc::clone(&live.cell);
+        let pid = process.pid();
+        let event = if is_adopted {
+            EventKind::TakenOver { pid, replica }
+        } else {
+            EventKind::Starting { pid, replica }
+        };
+        env.log_event(Some(live.id), event);
+        mail.await_exit(env, live.id, Some(cell), process);
+    }
+}
+
 impl LiveGeneration {
+    /// Takes the leases from a process that has ended, and removes its files.
+    fn remove(&self) {
+        self.cell.revoke();
+        let socket = &self.child.socket;
+        drop(std::fs::remove_file(socket));
+        report_file::remove_reports(socket);
+        reclaim_file::remove_reclaim_file(socket);
+    }
+
     fn store_growth(&self, env: &TaskEnvironment) {
         let monitor = &self.memory.monitor;
         if !monitor.growth().is_empty() {

@@ -17,7 +17,8 @@ use warden_policies::{MemoryKind, Reason};
 
 use super::environment::TaskEnvironment;
 use super::message::TaskMail;
-use super::replacement::{ReplacementTracker, decision_for};
+use super::pace::RecyclePace;
+use super::replacement::decision_for;
 use super::room::ModelRoom;
 use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitList, UnitRole, take_due};
 use super::words::verdict_sentence;
@@ -48,7 +49,7 @@ impl ModelTask {
         tracing::trace!(model = %self.env.spec.name, %generation, edge = ?taken.edge, host = ?sample.host, "sample");
         if first {
             self.replacements.note_sampled(generation, sample.host, &sample.vram);
-            self.judge_offload(id, true);
+            self.life.judge_offload(&self.env, &mut self.units, id, true);
             if let Some(live) = self.units.live(id) {
                 live.store_held_memory(&self.env);
             }
@@ -80,12 +81,12 @@ impl ModelTask {
         }
         if let Some(unit) = self.units.get(id) {
             let is_free = self.replacements.is_empty() && self.life.end.is_none();
-            self.room.publish_memory(&self.env, unit, is_free, self.replacements.load_time);
+            self.room.publish_memory(&self.env, unit, is_free, self.replacements.pace.load_time);
         }
         self.room.report_memory(&self.env, &self.units, &self.replacements);
         if self.env.spec.admission.mode != AdmissionMode::Off {
-            let is_ending = self.life.end.is_some();
-            let known = self.replacements.headroom(&self.env, &self.units, is_ending);
+            let is_free = self.replacements.is_empty() && self.life.end.is_none();
+            let known = self.replacements.pace.headroom(&self.env, &self.units, is_free);
             for live in self.units.lives() {
                 self.experience.note_prices(&live.memory);
             }
@@ -95,7 +96,7 @@ impl ModelTask {
     }
 }
 
-impl ReplacementTracker {
+impl RecyclePace {
     /// Requests that a replacement of this process would affect now.
     pub(super) fn replacement_load(
         &self,
@@ -119,19 +120,19 @@ impl ReplacementTracker {
     }
 
     /// Memory that each serving process has left for prompts.
-    fn headroom(&self, env: &TaskEnvironment, units: &UnitList, is_ending: bool) -> Vec<ProcessHeadroom> {
+    fn headroom(&self, env: &TaskEnvironment, units: &UnitList, is_free: bool) -> Vec<ProcessHeadroom> {
         let is_serving =
             |unit: &&ProcessUnit| matches!(unit.phase(), BackendPhase::Ready | BackendPhase::Suspect);
         let headroom = |unit: &ProcessUnit| {
             let live = unit.live.as_ref().filter(|live| live.memory.has_reading())?;
-            let is_allowed = !is_ending && self.may_recycle(env, unit);
+            let is_allowed = is_free && self.may_recycle(env, unit);
             // Requests would wait for this time during a replacement.
             Some(live.headroom(env, is_allowed.then(|| self.load_time.unwrap_or_default())))
         };
         units.all.iter().filter(is_serving).filter_map(headroom).collect()
     }
 
-    /// True if a replacement of this process would not be held back now.
+    /// True if the cooldown would not hold a replacement of this process back now.
     fn may_recycle(&self, env: &TaskEnvironment, unit: &ProcessUnit) -> bool {
         let Some(live) = &unit.live else { return false };
         let ask = CooldownQuery {
@@ -141,7 +142,6 @@ impl ReplacementTracker {
             held: None,
         };
         unit.role == UnitRole::Current
-            && self.is_empty()
             && self.cooldown.check(&decision_for(Reason::Admission), &ask, &env.spec.recycle).is_ok()
     }
 

@@ -22,12 +22,13 @@ use warden_policies::ModelName;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::start_search::{StartFinding, StartSwitch};
 
+use super::ModelTask;
 use super::environment::TaskEnvironment;
-use super::message::TaskMail;
+use super::life::TaskLife;
+use super::message::{TaskMail, TaskMessage};
 use super::room::{LoadState, ModelRoom};
 use super::start_search::DeadStarts;
-use super::unit::{ProcessUnit, UnitRole};
-use super::{ModelTask, TaskMessage};
+use super::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
 use crate::solo::{SoloSpec, SoloStarter};
 use crate::start_search::StartSearchRun;
 use crate::view::event::EventKind;
@@ -36,84 +37,107 @@ impl ModelTask {
     /// Uses the fallback arguments for the next start, if the model has some and runs no process. Returns
     /// true if they were not in use before.
     pub(super) fn fall_back(&mut self, because: &str) -> bool {
-        let Some(fallback) = self.env.spec.fallback.clone() else { return false };
-        if self.room.configured.is_some() || self.units.any_process() {
+        if self.units.any_process() || !self.room.fall_back(&mut self.env, because) {
             return false;
         }
-        let message = format!("started with {} added, because {because}", fallback.args.join(" "));
-        self.room.use_fallback(&mut self.env.spec, fallback);
-        self.env.log_event(None, EventKind::FallsBack { message });
-        self.room.report_settings(&self.env);
-        if self.room.is_granted() {
-            // This room was granted for the larger configuration.
-            self.give_room_back();
-        }
-        self.retry_failed();
+        let failed = self.units.forget_failures();
+        self.revive_all(failed);
         true
     }
+}
 
-    pub(super) fn settle_start_search(&mut self) {
-        let waits = |unit: &ProcessUnit| {
-            unit.role == UnitRole::Current && unit.phase() == BackendPhase::Backoff && unit.start_failures > 0
-        };
-        let may_search = self.life.end.is_none()
-            // A canary's search would compete with the model that serves.
-            && self.env.spec.canary_of.is_none()
-            && matches!(self.room.state, LoadState::Granted { asking: None, .. })
-            && self.replacements.is_empty()
-            && !self.units.any_process()
-            && self.units.all.iter().any(waits)
-            && self.experience.dead_starts.command.as_ref() == Some(&self.env.spec.command);
-        if !may_search {
-            self.experience.dead_starts.stop_search();
-            return;
+impl ModelRoom {
+    /// Uses the fallback arguments. Returns false without such, or if they are in use.
+    fn fall_back(&mut self, env: &mut TaskEnvironment, because: &str) -> bool {
+        if self.configured.is_some() {
+            return false;
         }
-        let policy = warden_policies::defaults().start_search;
-        let dead = &self.experience.dead_starts;
-        match &dead.finding {
-            None if dead.search.is_none() && dead.deaths >= policy.deaths => {
-                let dead = &mut self.experience.dead_starts;
-                dead.begin_search(&self.env, &mut self.mail, &self.room);
-                if dead.is_searching() {
-                    self.life.note_action();
-                }
-            }
-            Some(finding) if finding.switch().is_some_and(StartSwitch::is_fallback) => {
-                let because = format!("it died while it loaded: {}", dead.death);
-                self.fall_back(&because);
-            }
-            _ => {}
-        }
-    }
-
-    pub(super) fn note_start_search(&mut self, number: u64, finding: StartFinding) {
-        let dead = &mut self.experience.dead_starts;
-        let Some((_, stop)) = dead.search.take_if(|(own, _)| *own == number) else { return };
-        self.life.note_action();
-        if stop.is_cancelled() || dead.command.as_ref() != Some(&self.env.spec.command) {
-            return;
-        }
-        if finding.is_lasting() {
-            let keep = self.env.watch.sensors.priors_kept;
-            let history = &self.env.context.leak_history;
-            history.keep_start_finding(&dead.key, &self.env.spec.name, finding.clone(), keep);
-        }
-        self.env.log_event(None, EventKind::StartSearched { finding: finding.clone() });
-        let needs_change = finding.switch().is_some_and(|switch| !switch.is_fallback());
-        for id in self.units.ids() {
-            let Some(unit) = self.units.get_mut(id).filter(|unit| unit.start_failures > 0) else { continue };
-            if let Some(failure) = &mut unit.failure {
-                failure.message = format!("{}; {}", failure.message, finding.advice());
-            }
-            if needs_change {
-                self.step_machine(id, LifecycleEvent::Stuck);
-            }
-        }
-        self.experience.dead_starts.finding = Some(finding);
+        let Some(fallback) = env.spec.fallback.clone() else { return false };
+        let message = format!("started with {} added, because {because}", fallback.args.join(" "));
+        self.use_fallback(&mut env.spec, fallback);
+        env.log_event(None, EventKind::FallsBack { message });
+        self.report_settings(env);
+        true
     }
 }
 
 impl DeadStarts {
+    /// Begins or stops a search. `is_free`: nothing else uses the model's room. Returns why to use the fallback
+    /// arguments if the search found that they help.
+    pub(super) fn settle(
+        &mut self,
+        env: &TaskEnvironment,
+        mail: &mut TaskMail,
+        room: &ModelRoom,
+        units: &UnitList,
+        life: &mut TaskLife,
+        is_free: bool,
+    ) -> Option<String> {
+        let waits = |unit: &ProcessUnit| {
+            unit.role == UnitRole::Current && unit.phase() == BackendPhase::Backoff && unit.start_failures > 0
+        };
+        let may_search = life.end.is_none()
+            // A canary's search would compete with the model that serves.
+            && env.spec.canary_of.is_none()
+            && matches!(room.state, LoadState::Granted { asking: None, .. })
+            && is_free
+            && !units.any_process()
+            && units.all.iter().any(waits)
+            && self.command.as_ref() == Some(&env.spec.command);
+        if !may_search {
+            self.stop_search();
+            return None;
+        }
+        let policy = warden_policies::defaults().start_search;
+        match &self.finding {
+            None if self.search.is_none() && self.deaths >= policy.deaths => {
+                self.begin_search(env, mail, room);
+                if self.is_searching() {
+                    life.note_action();
+                }
+                None
+            }
+            Some(finding) if finding.switch().is_some_and(StartSwitch::is_fallback) => {
+                Some(format!("it died while it loaded: {}", self.death))
+            }
+            _ => None,
+        }
+    }
+
+    /// Handles the result of a search. Returns the events of units that need a changed configuration.
+    pub(super) fn note_result(
+        &mut self,
+        env: &TaskEnvironment,
+        units: &mut UnitList,
+        life: &mut TaskLife,
+        number: u64,
+        finding: StartFinding,
+    ) -> Vec<(UnitId, LifecycleEvent)> {
+        let Some((_, stop)) = self.search.take_if(|(own, _)| *own == number) else { return Vec::new() };
+        life.note_action();
+        if stop.is_cancelled() || self.command.as_ref() != Some(&env.spec.command) {
+            return Vec::new();
+        }
+        if finding.is_lasting() {
+            let keep = env.watch.sensors.priors_kept;
+            let history = &env.context.leak_history;
+            history.keep_start_finding(&self.key, &env.spec.name, finding.clone(), keep);
+        }
+        env.log_event(None, EventKind::StartSearched { finding: finding.clone() });
+        let needs_change = finding.switch().is_some_and(|switch| !switch.is_fallback());
+        let mut stuck = Vec::new();
+        for unit in units.all.iter_mut().filter(|unit| unit.start_failures > 0) {
+            if let Some(failure) = &mut unit.failure {
+                failure.message = format!("{}; {}", failure.message, finding.advice());
+            }
+            if needs_change {
+                stuck.push((unit.id, LifecycleEvent::Stuck));
+            }
+        }
+        self.finding = Some(finding);
+        stuck
+    }
+
     /// Begins a search unless there is nothing to try.
     fn begin_search(&mut self, env: &TaskEnvironment, mail: &mut TaskMail, room: &ModelRoom) {
         let mut switches = env.spec.start_switches.clone();

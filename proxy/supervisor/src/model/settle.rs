@@ -1,56 +1,52 @@
 //! Derives actions from the present state, whatever events led to it.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 use tokio::time::Instant;
 use warden_policies::Reason;
 use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleEvent, LifecycleTimer};
 
-use super::replacement::{Replacement, decision_for};
-use super::unit::{ProcessUnit, UnitRole, process_recipe};
-use super::{ModelTask, TaskEnd};
+use super::ModelTask;
+use super::environment::TaskEnvironment;
+use super::life::{TaskEnd, TaskLife};
+use super::replacement::{Replacement, ReplacementTracker, decision_for};
+use super::room::LoadState;
+use super::unit::{ProcessUnit, UnitList, UnitRole, process_recipe};
 use crate::clock;
 use crate::error::LeaseDenied;
+use crate::lease::queue::LeaseQueue;
 use crate::lease::queue::ask::NextProcess;
 use crate::view::ledger::ReplacementMode;
 
 impl ModelTask {
     pub(super) fn settle_once(&mut self) {
-        for id in self.units.take_doubted(&self.env.leases) {
-            self.step_machine(id, LifecycleEvent::ProbesLost);
-        }
-        self.finish_drains();
-        self.switch_over();
-        let is_paused = self.life.end.is_none() && self.units.any_ending() && !self.env.leases.any_open();
-        self.env.leases.with_state(|queue| queue.limits.set_paused(is_paused));
-        self.replace_unresponsive();
-        if self.units.all.extract_if(.., |unit| unit.is_over()).count() > 0 {
-            self.life.note_action();
-        }
-        let quiet_for = self.env.spec.recycle.common.quiet_for;
-        for unit in &mut self.units.all {
-            unit.watch_idle(&self.env.leases, self.env.watch.sensors.idle_settle, quiet_for);
-        }
-        for id in self.units.wishing_recycle(&self.env.leases) {
-            self.judge_unit(id);
-        }
-        self.fail_replacements();
-        while let Some(replacement) = self.replacements.take_first(Replacement::is_complete) {
-            let entry = self.replacements.write_entry(&self.env, replacement, None);
-            self.replacements.note_completed(entry);
-            // During the replacement, the loader got no memory reports.
-            self.room.report_memory(&self.env, &self.units, &self.replacements);
-            self.life.note_action();
-        }
+        self.settle_processes();
         self.settle_restarts();
         self.operators.answer_done_drains(&self.units);
         if let Some(failure) = self.units.short_start() {
             self.fall_back(&failure.message);
         }
-        self.settle_start_search();
-        self.settle_loading();
-        if self.life.end.is_some() {
-            self.settle_end();
+        let is_free = self.replacements.is_empty();
+        let dead = &mut self.experience.dead_starts;
+        let fallback =
+            dead.settle(&self.env, &mut self.mail, &self.room, &self.units, &mut self.life, is_free);
+        if let Some(because) = fallback {
+            self.fall_back(&because);
+        }
+        if self.room.state == LoadState::Unloaded && self.units.holds_starts() && self.life.end.is_none() {
+            // The room was given back while a start waits: request room again.
+            self.may_start();
+        } else {
+            let any = self.units.any_process() || self.experience.dead_starts.is_searching();
+            let replacements = &mut self.replacements;
+            self.room.settle(&mut self.env, &self.units, replacements, &mut self.life, any);
+        }
+        if let Some((late, over)) = self.life.settle_end(&self.env.leases) {
+            let ends = self.units.ends(LifecycleEvent::Down, |phase| over || phase != BackendPhase::Ready);
+            self.step_all(ends);
+            let timer = LifecycleEvent::Timer(LifecycleTimer::Drain);
+            let ends = self.units.ends(timer, |phase| late && phase == BackendPhase::Draining);
+            self.step_all(ends);
             return;
         }
         // Replace outdated processes one after another, with a pause after a failed replacement.
@@ -60,8 +56,16 @@ impl ModelTask {
         {
             self.replace_replica(replica, Reason::Configuration);
         }
-        self.unload_if_idle();
-        self.start_needed();
+        let is_replacing = !self.replacements.is_empty() || !self.operators.restarts.is_empty();
+        if self.room.is_ttl_over(&self.env, &self.units, &mut self.life, is_replacing) {
+            self.room.wanted = false;
+            self.stop_all("the model had no requests");
+        }
+        if self.room.needs_start(&self.env, &self.units, &mut self.life) && self.may_start() {
+            let idle = self.units.all.iter().filter(|unit| unit.is_idle());
+            let starts = idle.map(|unit| (unit.id, LifecycleEvent::Up)).collect();
+            self.step_all(starts);
+        }
         let waits = self.units.with_role(UnitRole::Current).any(ProcessUnit::waits_for_change);
         if !waits && self.replacements.needs.blocking.is_none() {
             self.life.timers.look = None;
@@ -75,117 +79,60 @@ impl ModelTask {
         }
         let next = NextProcess {
             since: self.units.starting_since(),
-            took: self.replacements.load_time,
+            took: self.replacements.pace.load_time,
             fastest: self.experience.fastest_start(&self.env.spec.command),
             waits_for_room: self.room.is_waiting(),
         };
         self.env.leases.with_state(|queue| queue.coming.next = next);
     }
 
-    fn finish_drains(&mut self) {
+    /// Continues drains and replacements.
+    fn settle_processes(&mut self) {
+        let doubted = self.units.take_doubted(&self.env.leases);
+        self.step_all(doubted.into_iter().map(|id| (id, LifecycleEvent::ProbesLost)).collect());
+        let is_over = self.life.end.is_some();
         for id in self.units.ids() {
-            let Some(unit) = self.units.get(id) else { continue };
-            let is_unused = unit
-                .generation()
-                .is_none_or(|generation| self.env.leases.with_state(|queue| queue.is_unused(generation)));
-            if unit.phase() == BackendPhase::Draining && is_unused && self.is_packed(id) {
+            let Some(unit) = self.units.get_mut(id) else { continue };
+            let replacements = &mut self.replacements;
+            if unit.is_drained(&self.env.leases)
+                && self.experience.is_packed(&self.env, &mut self.mail, replacements, unit, is_over)
+            {
                 self.step_machine(id, LifecycleEvent::Drained);
             }
         }
-    }
-
-    /// Makes the successor of an overlap current when it is ready or the old process has ended.
-    fn switch_over(&mut self) {
-        let successors = self.units.with_role(UnitRole::Successor);
-        let successors: Vec<_> = successors.map(|unit| (unit.id, unit.replica)).collect();
-        for (new, replica) in successors {
-            let Some(unit) = self.units.current(replica) else { continue };
-            let old = unit.id;
-            let phase = unit.phase();
-            let then = unit.machine.after_stop();
-            let ready = self.units.get(new).is_some_and(|unit| unit.phase() == BackendPhase::Ready);
-            // The successor serves, so the old process must not be restarted.
-            if ready
-                || then == Some(AfterStop::Restart)
-                || matches!(phase, BackendPhase::Backoff | BackendPhase::Failed)
-            {
-                self.step_machine(old, LifecycleEvent::Down);
-            }
-            let gone = self.units.get(old).is_some_and(|unit| !unit.machine.has_process());
-            if ready || gone {
-                self.units.set_role(old, UnitRole::Retiring);
-                self.units.set_role(new, UnitRole::Current);
-                self.life.note_action();
-            }
+        let superseded = self.units.superseded();
+        self.step_all(superseded);
+        if self.units.switch_over() {
+            self.life.note_action();
         }
-    }
-
-    /// Begins a replacement of an unresponsive process that the life-cycle machine gave up.
-    fn replace_unresponsive(&mut self) {
-        let is_given_up = |unit: &&ProcessUnit| {
-            unit.machine.after_stop() == Some(AfterStop::Restart)
-                && unit.live.as_ref().is_some_and(|live| live.start.ready.is_some())
-        };
-        let given_up = self.units.with_role(UnitRole::Current).filter(is_given_up);
-        for unit in given_up {
-            if self.life.end.is_none() && self.replacements.reason(unit.replica).is_none() {
-                let note = "sequential: the process does not answer".to_owned();
-                let live = unit.live.as_ref();
-                let crashed = live.and_then(|live| live.probing.crashed_at);
-                let reason = if crashed.is_some() { Reason::Crashed } else { Reason::Unresponsive };
-                let gpus = live.map(|live| live.memory.used_gpus()).unwrap_or_default();
-                let permit = Some(self.env.claim_permit(unit.replica, &gpus));
-                let mode = ReplacementMode::Sequential;
-                let decision = decision_for(reason);
-                self.replacements.begin(&self.env, unit, &decision, mode, Some(note), permit);
-                self.life.note_action();
-            }
+        let is_paused = !is_over && self.units.any_ending() && !self.env.leases.any_open();
+        self.env.leases.with_state(|queue| queue.limits.set_paused(is_paused));
+        if !is_over {
+            self.replacements.replace_unresponsive(&self.env, &self.units, &mut self.life);
         }
-    }
-
-    fn fail_replacements(&mut self) {
-        let many = self.env.spec.lifecycle.failures_told;
-        for id in self.units.ids() {
-            let Some(unit) = self.units.get(id) else { continue };
-            let role = unit.role;
-            let has_failed = match role {
-                // The old process still serves: give up after one failed start.
-                UnitRole::Successor => !unit.machine.has_process(),
-                UnitRole::Current => unit.is_hopeless(many),
-                UnitRole::Retiring => false,
-            };
-            if !has_failed {
-                continue;
-            }
-            let replica = unit.replica;
-            if let Some(failure) = unit.failure.clone() {
-                self.fail_replacement(replica, &failure);
-            }
-            if role == UnitRole::Successor {
-                self.units.all.retain(|unit| unit.id != id);
-                self.life.note_action();
-            }
+        if self.units.all.extract_if(.., |unit| unit.is_over()).count() > 0 {
+            self.life.note_action();
         }
-    }
-
-    fn start_needed(&mut self) {
-        if self.env.leases.needs_process() {
-            self.room.wanted = true;
+        let quiet_for = self.env.spec.recycle.common.quiet_for;
+        for unit in &mut self.units.all {
+            unit.watch_idle(&self.env.leases, self.env.watch.sensors.idle_settle, quiet_for);
         }
-        let leaving = self.env.context.leaving.load(Ordering::SeqCst) > 0;
-        self.life.timers.room = self.life.timers.room.filter(|until| leaving && *until > Instant::now());
-        let idle = |unit: &ProcessUnit| unit.role == UnitRole::Current && unit.phase() == BackendPhase::Idle;
-        if !self.room.wanted
-            || self.life.timers.room.is_some()
-            || !self.units.all.iter().any(idle)
-            || !self.may_start()
-        {
-            return;
+        for id in self.units.wishing_recycle(&self.env.leases) {
+            self.judge_unit(id);
         }
-        for id in self.units.ids() {
-            if self.units.get(id).is_some_and(idle) {
-                self.step_machine(id, LifecycleEvent::Up);
-            }
+        let count = self.units.all.len();
+        for (replica, failure) in self.units.take_failed(self.env.spec.lifecycle.failures_told) {
+            self.fail_replacement(replica, &failure);
+        }
+        if self.units.all.len() != count {
+            self.life.note_action();
+        }
+        while let Some(replacement) = self.replacements.take_first(Replacement::is_complete) {
+            let entry = self.replacements.write_entry(&self.env, replacement, None);
+            self.replacements.note_completed(entry);
+            // During the replacement, the loader got no memory reports.
+            self.room.report_memory(&self.env, &self.units, &self.replacements);
+            self.life.note_action();
         }
     }
 
@@ -204,27 +151,44 @@ impl ModelTask {
             self.replacements.note_operator(replica, by);
         }
     }
+}
 
-    /// Continues a removal or shutdown. Requests may run until the deadline.
-    fn settle_end(&mut self) {
-        let (late, over) = match self.life.end {
-            None => return,
-            Some(TaskEnd::Removed) => (false, true),
-            Some(TaskEnd::Shutdown(deadline)) => {
-                let late = deadline <= Instant::now();
-                if !self.env.leases.any_open() || late {
-                    self.env.leases.refuse_waiting(&LeaseDenied::ShuttingDown);
-                }
-                (late, late || self.env.leases.with_state(|queue| queue.is_idle()))
-            }
+impl ReplacementTracker {
+    /// Begins a replacement of an unresponsive process that the life-cycle machine gave up.
+    fn replace_unresponsive(&mut self, env: &TaskEnvironment, units: &UnitList, life: &mut TaskLife) {
+        let is_given_up = |unit: &&ProcessUnit| {
+            unit.machine.after_stop() == Some(AfterStop::Restart)
+                && unit.live.as_ref().is_some_and(|live| live.start.ready.is_some())
         };
-        for id in self.units.ids() {
-            if over || self.units.get(id).is_some_and(|unit| unit.phase() != BackendPhase::Ready) {
-                self.step_machine(id, LifecycleEvent::Down);
-            }
-            if late && self.units.get(id).is_some_and(|unit| unit.phase() == BackendPhase::Draining) {
-                self.step_machine(id, LifecycleEvent::Timer(LifecycleTimer::Drain));
+        for unit in units.with_role(UnitRole::Current).filter(is_given_up) {
+            if self.reason(unit.replica).is_none() {
+                let note = "sequential: the process does not answer".to_owned();
+                let live = unit.live.as_ref();
+                let crashed = live.and_then(|live| live.probing.crashed_at);
+                let reason = if crashed.is_some() { Reason::Crashed } else { Reason::Unresponsive };
+                let gpus = live.map(|live| live.memory.used_gpus()).unwrap_or_default();
+                let permit = Some(env.claim_permit(unit.replica, &gpus));
+                let mode = ReplacementMode::Sequential;
+                self.begin(env, unit, &decision_for(reason), mode, Some(note), permit);
+                life.note_action();
             }
         }
+    }
+}
+
+impl TaskLife {
+    /// During a removal or shutdown, returns whether its deadline has passed, and whether serving processes are to
+    /// end. Requests may run until the deadline.
+    fn settle_end(&self, leases: &Arc<LeaseQueue>) -> Option<(bool, bool)> {
+        Some(match self.end? {
+            TaskEnd::Removed => (false, true),
+            TaskEnd::Shutdown(deadline) => {
+                let late = deadline <= Instant::now();
+                if !leases.any_open() || late {
+                    leases.refuse_waiting(&LeaseDenied::ShuttingDown);
+                }
+                (late, late || leases.with_state(|queue| queue.is_idle()))
+            }
+        })
     }
 }

@@ -32,7 +32,7 @@ impl ModelTask {
             last_replacement: self.replacements.last.last().map(|entry| (entry.reason, entry.at.clone())),
             reclaims: self.experience.reclaims.totals.clone(),
             crashes: self.life.crashes,
-            was_ready: self.replacements.load_time.is_some(),
+            was_ready: self.replacements.pace.load_time.is_some(),
             n_ctx: self.experience.n_ctx,
             modalities: self.experience.modalities,
             policy: neediest.map(|(decision, held)| PolicyView { decision, held }),

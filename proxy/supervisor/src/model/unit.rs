@@ -11,9 +11,9 @@ use warden_policies::cooldown::HoldReason;
 use warden_policies::cooldown::working_set::PassedBudgets;
 use warden_policies::health::HealthSymptom;
 use warden_policies::lifecycle::{
-    BackendPhase, LifecycleEvent, LifecycleMachine, LifecyclePolicy, LifecycleTimer,
+    AfterStop, BackendPhase, LifecycleEvent, LifecycleMachine, LifecyclePolicy, LifecycleTimer,
 };
-use warden_policies::{GenerationId, GpuIndex, RecycleDecision, ServerFacts};
+use warden_policies::{GenerationId, RecycleDecision, ServerFacts};
 
 use super::health::HealthTracker;
 use super::reclaim::ReclaimState;
@@ -211,14 +211,81 @@ impl UnitList {
         }
     }
 
-    pub(super) fn used_gpus(&self, id: UnitId) -> Vec<GpuIndex> {
-        self.live(id).map(|live| live.memory.used_gpus()).unwrap_or_default()
+    /// Sends an event to the units in some phases.
+    pub(super) fn ends(
+        &self,
+        event: LifecycleEvent,
+        is_meant: impl Fn(BackendPhase) -> bool,
+    ) -> Vec<(UnitId, LifecycleEvent)> {
+        self.all.iter().filter(|unit| is_meant(unit.phase())).map(|unit| (unit.id, event)).collect()
     }
 
-    pub(super) fn set_role(&mut self, id: UnitId, role: UnitRole) {
-        if let Some(unit) = self.get_mut(id) {
-            unit.role = role;
+    /// Takes the start events that wait for room.
+    pub(super) fn take_held_starts(&mut self) -> Vec<(UnitId, LifecycleEvent)> {
+        self.all.iter_mut().filter_map(|unit| Some((unit.id, unit.held_start.take()?))).collect()
+    }
+
+    /// Forgets the failures of units without a process. Returns the events that start them again.
+    pub(super) fn forget_failures(&mut self) -> Vec<(UnitId, LifecycleEvent)> {
+        let failed =
+            |unit: &&mut ProcessUnit| matches!(unit.phase(), BackendPhase::Backoff | BackendPhase::Failed);
+        let forget = |unit: &mut ProcessUnit| {
+            unit.failure = None;
+            unit.start_failures = 0;
+            (unit.id, LifecycleEvent::Reset)
+        };
+        self.all.iter_mut().filter(failed).map(forget).collect()
+    }
+
+    /// Removes successors that did not start. Returns replicas whose next process does not serve, with the
+    /// failure.
+    pub(super) fn take_failed(&mut self, failures_told: u32) -> Vec<(u32, BackendFailure)> {
+        let has_failed = |unit: &ProcessUnit| match unit.role {
+            // The old process still serves: give up after one failed start.
+            UnitRole::Successor => !unit.machine.has_process(),
+            UnitRole::Current => unit.is_hopeless(failures_told),
+            UnitRole::Retiring => false,
+        };
+        let failed = self.all.iter().filter(|unit| has_failed(unit));
+        let failures = failed.filter_map(|unit| Some((unit.replica, unit.failure.clone()?))).collect();
+        self.all.retain(|unit| unit.role != UnitRole::Successor || !has_failed(unit));
+        failures
+    }
+
+    /// Ends of processes whose successor serves, or that are not to be started again.
+    pub(super) fn superseded(&self) -> Vec<(UnitId, LifecycleEvent)> {
+        let superseded = |new: &ProcessUnit| {
+            let old = self.current(new.replica)?;
+            // The successor serves, so the old process must not be restarted.
+            let is_over = new.phase() == BackendPhase::Ready
+                || old.machine.after_stop() == Some(AfterStop::Restart)
+                || matches!(old.phase(), BackendPhase::Backoff | BackendPhase::Failed);
+            is_over.then_some((old.id, LifecycleEvent::Down))
+        };
+        self.with_role(UnitRole::Successor).filter_map(superseded).collect()
+    }
+
+    /// Makes successors current that serve or whose old process has ended. Returns true if there are any.
+    pub(super) fn switch_over(&mut self) -> bool {
+        let successors: Vec<_> = self.with_role(UnitRole::Successor).map(|unit| unit.id).collect();
+        let mut any = false;
+        for new in successors {
+            let Some(unit) = self.get(new) else { continue };
+            let serves = unit.phase() == BackendPhase::Ready;
+            let Some(old) = self.current(unit.replica) else { continue };
+            if serves || !old.machine.has_process() {
+                let old = old.id;
+                for unit in &mut self.all {
+                    match unit.id {
+                        id if id == old => unit.role = UnitRole::Retiring,
+                        id if id == new => unit.role = UnitRole::Current,
+                        _ => {}
+                    }
+                }
+                any = true;
+            }
         }
+        any
     }
 
     pub(super) fn all_serve(&self) -> bool {
@@ -227,16 +294,8 @@ impl UnitList {
             && self.with_role(UnitRole::Current).all(|unit| is_ready(unit) || unit.waits_for_change())
     }
 
-    pub(super) fn all_starts_failed(&self) -> bool {
-        self.all.iter().all(ProcessUnit::waits_for_change)
-    }
-
     pub(super) fn holds_starts(&self) -> bool {
         self.all.iter().any(|unit| unit.held_start.is_some())
-    }
-
-    pub(super) fn is_degraded(&self) -> bool {
-        self.lives().any(|live| live.health.degraded.is_some())
     }
 
     /// True if another replica will start soon and this one serves its requests meanwhile.
@@ -300,6 +359,17 @@ impl ProcessUnit {
         let of_life = self.timer.map(|(_, at)| at);
         let of_process = self.live.as_ref().and_then(|live| live.timers.next_deadline());
         of_life.into_iter().chain(of_process).min()
+    }
+
+    /// True if the unit serves its replica, but has no process.
+    pub(super) fn is_idle(&self) -> bool {
+        self.role == UnitRole::Current && self.phase() == BackendPhase::Idle
+    }
+
+    /// True if the process drains and has no leases.
+    pub(super) fn is_drained(&self, leases: &LeaseQueue) -> bool {
+        let is_unused = |generation| leases.with_state(|queue| queue.is_unused(generation));
+        self.phase() == BackendPhase::Draining && self.generation().is_none_or(is_unused)
     }
 
     /// True if a retiring process is gone.

@@ -1,4 +1,4 @@
-//! Actions of the model's task and its parts that carry conversations over.
+//! Actions of the task's parts that carry conversations over.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,11 +17,9 @@ use crate::clock;
 use crate::lease::queue::LeaseQueue;
 use crate::model::environment::TaskEnvironment;
 use crate::model::experience::ModelExperience;
+use crate::model::message::{HelperReport, TaskMail};
 use crate::model::replacement::{Replacement, ReplacementTracker};
-use crate::model::unit::{
-    LiveGeneration, PackProgress, ProcessUnit, UnitId, UnitList, UnitRole, process_recipe,
-};
-use crate::model::{HelperReport, ModelTask};
+use crate::model::unit::{LiveGeneration, PackProgress, ProcessUnit, UnitList, UnitRole, process_recipe};
 use crate::process::hints;
 use crate::process::slot_files::{self, SlotFiles};
 use crate::spec::{ServerCommand, SharedSpec};
@@ -140,6 +138,94 @@ impl ModelExperience {
         unit.make_unpacking(env, left.from, &left.warm_state, left.no_file, false)
     }
 
+    /// False while the slots of a drained process are being saved.
+    pub(in crate::model) fn is_packed(
+        &mut self,
+        env: &TaskEnvironment,
+        mail: &mut TaskMail,
+        replacements: &mut ReplacementTracker,
+        unit: &mut ProcessUnit,
+        is_over: bool,
+    ) -> bool {
+        let Some(live) = &mut unit.live else { return true };
+        let reason = replacements.replacement_of(live.id).map(Replacement::reason);
+        let goes = unit.machine.after_stop() == Some(AfterStop::Idle)
+            && reason.is_none()
+            && unit.replica < env.spec.run.replicas
+            && env.spec.run.warm != WarmMode::Off
+            && live.is_well()
+            && !env.spec.run.warm_away.is_zero();
+        let follows = unit.machine.after_stop() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
+        let planned = unit.role == UnitRole::Current && (follows || goes);
+        if !planned || live.child.short_grace || live.probing.crashed_at.is_some() || is_over {
+            return true;
+        }
+        match live.warm.packed {
+            PackProgress::Done => return true,
+            PackProgress::UnderWay => return false,
+            PackProgress::NotYet => {}
+        }
+        let generation = live.id;
+        let replica = unit.replica;
+        if let Some(from) = live.warm.from
+            && goes
+        {
+            // Include conversations of an earlier process that were never evaluated in this one.
+            env.leases.turns.move_all(from, generation);
+        }
+        if env.leases.turns.conversations_of(generation).is_empty() {
+            return true;
+        }
+        let mut packing = self.make_packing(env, live, true);
+        if goes {
+            let no_file = packing.as_ref().err().copied();
+            let kept = KeptState::new(replica, generation, no_file, env.spec.run.warm_away);
+            self.kept_state.retain(|kept| kept.replica != replica);
+            self.kept_state.push(kept);
+            if let Ok(packing) = &mut packing {
+                packing.available = packing.available.map(|bytes| bytes / away::MEMORY_SHARE_DIVISOR);
+                packing.until = packing.until.min(clock::after(Instant::now(), away::SLOT_SAVE_TIMEOUT));
+            }
+        } else {
+            replacements.set_warm_state(generation, WarmState::Saved(None));
+        }
+        let packing = match packing {
+            Ok(packing) => packing,
+            Err(why) => {
+                live.warm.packed = PackProgress::Done;
+                replacements.set_no_file(generation, why);
+                return true;
+            }
+        };
+        live.warm.packed = PackProgress::UnderWay;
+        // The requests are done: the drain timer now limits the saving of slots.
+        if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
+            *at = (*at).max(clock::after(packing.until, env.spec.lifecycle.probe_timeout));
+        }
+        mail.spawn_helper(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
+        false
+    }
+
+    pub(in crate::model) fn note_packed(
+        &mut self,
+        replacements: &mut ReplacementTracker,
+        phase: BackendPhase,
+        live: &mut LiveGeneration,
+        parcel: SavedSlots,
+    ) {
+        let drains = phase == BackendPhase::Draining;
+        // After a cancelled drain, slots are saved again at the next drain.
+        live.warm.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
+        if drains {
+            let state = WarmState::Saved(Some(Box::new(parcel)));
+            if replacements.replacement_of(live.id).is_some() {
+                replacements.set_warm_state(live.id, state);
+            } else if let Some(kept) = self.kept_state.iter().find(|kept| kept.from == live.id) {
+                *lock(&kept.warm_state) = Some(state);
+            }
+        }
+    }
+
     /// Handles a death before the process was ready. A conversation may be the cause, so the next process is
     /// not warmed.
     pub(in crate::model) fn note_warming_death(
@@ -228,123 +314,43 @@ impl ReplacementTracker {
         let state = self.of_replica(replica)?.warm_state.as_ref()?;
         unit.make_unpacking(env, from, state, no_file, urgent)
     }
-}
 
-impl ModelTask {
-    /// False while the slots of a drained process are being saved.
-    pub(in crate::model) fn is_packed(&mut self, id: UnitId) -> bool {
-        let Some(unit) = self.units.get(id) else { return true };
-        let Some(live) = &unit.live else { return true };
-        let reason = self.replacements.replacement_of(live.id).map(Replacement::reason);
-        let goes = unit.machine.after_stop() == Some(AfterStop::Idle)
-            && reason.is_none()
-            && unit.replica < self.env.spec.run.replicas
-            && self.env.spec.run.warm != WarmMode::Off
-            && live.is_well()
-            && !self.env.spec.run.warm_away.is_zero();
-        let follows = unit.machine.after_stop() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
-        let planned = unit.role == UnitRole::Current && (follows || goes);
-        if !planned || live.child.short_grace || live.probing.crashed_at.is_some() || self.life.end.is_some()
-        {
-            return true;
-        }
-        match live.warm.packed {
-            PackProgress::Done => return true,
-            PackProgress::UnderWay => return false,
-            PackProgress::NotYet => {}
-        }
-        let generation = live.id;
-        let replica = unit.replica;
-        if let Some(from) = live.warm.from
-            && goes
-        {
-            // Include conversations of an earlier process that were never evaluated in this one.
-            self.env.leases.turns.move_all(from, generation);
-        }
-        if self.env.leases.turns.conversations_of(generation).is_empty() {
-            return true;
-        }
-        let mut packing = self.experience.make_packing(&self.env, live, true);
-        if goes {
-            let no_file = packing.as_ref().err().copied();
-            let kept = KeptState::new(replica, generation, no_file, self.env.spec.run.warm_away);
-            self.experience.kept_state.retain(|kept| kept.replica != replica);
-            self.experience.kept_state.push(kept);
-            if let Ok(packing) = &mut packing {
-                packing.available = packing.available.map(|bytes| bytes / away::MEMORY_SHARE_DIVISOR);
-                packing.until = packing.until.min(clock::after(Instant::now(), away::SLOT_SAVE_TIMEOUT));
-            }
-        } else {
-            self.replacements.set_warm_state(generation, WarmState::Saved(None));
-        }
-        let Some(unit) = self.units.get_mut(id) else { return true };
-        let Some(live) = &mut unit.live else { return true };
-        let packing = match packing {
-            Ok(packing) => packing,
-            Err(why) => {
-                live.warm.packed = PackProgress::Done;
-                self.replacements.set_no_file(generation, why);
-                return true;
-            }
-        };
-        live.warm.packed = PackProgress::UnderWay;
-        // The requests are done: the drain timer now limits the saving of slots.
-        if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
-            *at = (*at).max(clock::after(packing.until, self.env.spec.lifecycle.probe_timeout));
-        }
-        self.mail
-            .spawn_helper(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
-        false
-    }
-
-    pub(in crate::model) fn note_packed(&mut self, id: UnitId, generation: GenerationId, parcel: SavedSlots) {
-        let Some((phase, live)) = self.units.phase_and_live(id) else { return };
-        let drains = phase == BackendPhase::Draining;
-        // After a cancelled drain, slots are saved again at the next drain.
-        live.warm.packed = if drains { PackProgress::Done } else { PackProgress::NotYet };
-        if drains {
-            let state = WarmState::Saved(Some(Box::new(parcel)));
-            if self.replacements.replacement_of(generation).is_some() {
-                self.replacements.set_warm_state(generation, state);
-            } else if let Some(kept) = self.experience.kept_state.iter().find(|kept| kept.from == generation)
-            {
-                *lock(&kept.warm_state) = Some(state);
-            }
-        }
-        self.life.note_action();
-    }
-
-    pub(in crate::model) fn note_warmed(&mut self, id: UnitId, unpacked: WarmingResult) {
+    /// Moves conversations to a process that was warmed, and starts a helper that warms it for the others.
+    pub(in crate::model) fn note_warmed(
+        &mut self,
+        env: &TaskEnvironment,
+        mail: &mut TaskMail,
+        experience: &mut ModelExperience,
+        live: &mut LiveGeneration,
+        unpacked: WarmingResult,
+    ) {
         let WarmingResult { from, warmth, warm, restored, used, begun, .. } = unpacked;
-        let Some(live) = self.units.live_mut(id) else { return };
         live.warm.from = Some(from);
         let to = live.id;
-        let process = live.child.process.clone();
         for kept in warm {
-            self.env.leases.turns.move_conversation(&kept, to);
+            env.leases.turns.move_conversation(&kept, to);
         }
         if let Some(kin) = live.cell.kin.get() {
             if warmth.no_file == Some(NoFileReason::NotReused) {
-                self.experience.reuses_no_slots = Some(kin.made_of);
+                experience.reuses_no_slots = Some(kin.made_of);
             }
-            self.env.leases.turns.watch_restored(to, kin.made_of, &restored);
+            env.leases.turns.watch_restored(to, kin.made_of, &restored);
         }
-        self.replacements.note_warm(from, &warmth);
-        let kept_state = &mut self.experience.kept_state;
-        if kept_state.extract_if(.., |kept| kept.from == from).count() > 0 {
-            self.env.log_event(Some(to), EventKind::CameBack { warmth });
+        self.note_warm(from, &warmth);
+        if experience.kept_state.extract_if(.., |kept| kept.from == from).count() > 0 {
+            env.log_event(Some(to), EventKind::CameBack { warmth });
         }
-        let Some(process) = process else { return };
+        let Some(process) = live.child.process.clone() else { return };
         let warmer = GateWarmer {
             process,
-            leases: Arc::clone(&self.env.leases),
+            leases: Arc::clone(&env.leases),
             from,
             to,
             used_slots: used,
             restored,
             begun_slots: begun,
-            timeout: self.env.spec.lifecycle.probe_timeout,
+            timeout: env.spec.lifecycle.probe_timeout,
         };
-        self.mail.spawn_helper(to, async move { HelperReport::Warmed(Box::new(warmer.run().await)) });
+        mail.spawn_helper(to, async move { HelperReport::Warmed(Box::new(warmer.run().await)) });
     }
 }
