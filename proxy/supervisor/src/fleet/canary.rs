@@ -299,7 +299,7 @@ impl FleetInner {
         self.tasks.spawn(Arc::clone(self).watch_canary(Arc::clone(&running)));
         self.canaries.insert(&running);
         let began = EventKind::CanaryBegan { binary: running.spec.binary.clone(), share: Some(share) };
-        self.context.journal.record(Some(&model), None, began);
+        self.context.records.journal.record(Some(&model), None, began);
         let configured = change.configured.clone();
         Box::pin(self.put_in_place(&mut change, configured)).await;
         Ok(running)
@@ -324,13 +324,13 @@ impl FleetInner {
         lock(&self.canaries.past).insert(running.model.clone(), view.clone());
         let entry = CanaryEntry {
             kind: CanaryKind::Canary,
-            id: self.context.ledger.next_number(),
+            id: self.context.records.ledger.next_number(),
             at: clock::wall_time(),
             canary: view.clone(),
         };
-        self.context.ledger.append(&entry);
+        self.context.records.ledger.append(&entry);
         let ended = EventKind::CanaryEnded { entry: Box::new(entry) };
-        self.context.journal.record(Some(&running.model), None, ended);
+        self.context.records.journal.record(Some(&running.model), None, ended);
         running.stage.send_replace(CanaryStage::Ended(Box::new(view)));
         true
     }

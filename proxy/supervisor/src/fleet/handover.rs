@@ -277,7 +277,7 @@ impl<'a> FleetHandover<'a> {
 
     /// Waits until all adopted processes answer. Returns false at the deadline.
     pub async fn has_adopted(self, deadline: Instant) -> bool {
-        let mut views = self.inner.context.publisher.subscribe();
+        let mut views = self.inner.context.records.publisher.subscribe();
         loop {
             let view = views.borrow_and_update().clone();
             let mut backends = view.models.iter().flat_map(|model| &model.backends);
@@ -296,7 +296,7 @@ impl<'a> FleetHandover<'a> {
     pub fn begin_deciding(self) {
         // The rest of the will belongs to models that are not configured.
         *lock(&self.inner.will) = None;
-        self.inner.context.begun.cancel();
+        self.inner.context.predecessor.begun.cancel();
         self.inner.send_all(|| ControlMessage::Begin);
     }
 
@@ -335,7 +335,7 @@ impl<'a> FleetHandover<'a> {
 
     /// Open gates to report to the previous instance, which may have to repeat requests.
     pub fn open_gates(self) -> Vec<OpenGate> {
-        let view = self.inner.context.publisher.view();
+        let view = self.inner.context.records.publisher.view();
         let slots = |generation| {
             let mut backends = view.models.iter().flat_map(|model| &model.backends);
             backends.find(|backend| backend.generation == Some(generation)).and_then(|backend| backend.slots)
@@ -363,7 +363,7 @@ impl<'a> FleetHandover<'a> {
     /// Resolves when [`Self::open_gates`] may have changed, because a model has applied the next instance's
     /// gates.
     pub async fn gates_followed(self) {
-        self.inner.context.followed.notified().await;
+        self.inner.context.predecessor.followed.notified().await;
     }
 
     /// Recent refusals to report to the previous instance for its waiting requests.
@@ -382,16 +382,16 @@ impl<'a> FleetHandover<'a> {
         let of_others = awaited.iter().filter(|model| !is_ours(model));
         let of_others = of_others.filter_map(|model| ModelRefusal::now(model, &LeaseDenied::Removed));
         for refused in of_ours.chain(of_others) {
-            context.refused.note(refused);
+            context.predecessor.refused.note(refused);
         }
-        context.refused.all()
+        context.predecessor.refused.all()
     }
 
     /// After [`Self::release_processes`]: applies gates and refusals of the next instance.
     pub fn follow_gates(self, gates: &[OpenGate], refusals: &[ModelRefusal]) {
         for refused in refusals {
             // A still earlier instance needs the refusal too.
-            self.inner.context.refused.note(refused.clone());
+            self.inner.context.predecessor.refused.note(refused.clone());
         }
         for handle in self.inner.own_models() {
             let name = handle.leases.name().as_str();

@@ -35,7 +35,7 @@ use crate::lease::queue::ask::NextProcess;
 use crate::lease::queue::{LeaseQueue, QueueRefusal};
 use crate::memory::loading::LoadingDesk;
 use crate::memory::loading::loader::ModelLoader;
-use crate::model::context::{FleetContext, FleetStart};
+use crate::model::context::{FleetContext, FleetRecords, FleetStart};
 use crate::model::{ControlMessage, TaskMessage};
 use crate::process::host::HostWorld;
 use crate::process::nursery::NurseryHandle;
@@ -46,6 +46,7 @@ use crate::view::entry::{PinView, ReclaimEntry};
 use crate::view::event::{EventJournal, EventKind, EventTail};
 use crate::view::ledger::{LedgerEntry, LedgerWriter};
 use crate::view::log::LogTail;
+use crate::view::publish::ViewPublisher;
 use crate::view::{FleetView, ModelState};
 use crate::worker_threads::{WorkKind, run_job};
 
@@ -257,12 +258,12 @@ impl Fleet {
         generation: Option<GenerationId>,
         kind: EventKind,
     ) {
-        self.inner.context.journal.record(model, generation, kind);
+        self.inner.context.records.journal.record(model, generation, kind);
     }
 
     /// Last published view, with the present request counts.
     pub fn view(&self) -> Arc<FleetView> {
-        let mut view = FleetView::clone(&self.inner.context.publisher.view());
+        let mut view = FleetView::clone(&self.inner.context.records.publisher.view());
         let roster = self.inner.roster.load();
         for model in view.models.iter_mut().chain(&mut view.canaries) {
             let Some(handle) = roster.get(&model.name) else { continue };
@@ -290,7 +291,7 @@ impl Fleet {
 
     /// Receiver for new views of the fleet.
     pub fn subscribe(&self) -> watch::Receiver<Arc<FleetView>> {
-        self.inner.context.publisher.subscribe()
+        self.inner.context.records.publisher.subscribe()
     }
 
     /// Replaces every process of a model, one after another, and resets failures and the cooldown. Resolves
@@ -356,7 +357,7 @@ impl Fleet {
 
     /// Writer of the state directory.
     pub fn state_writer(&self) -> &StateWriter {
-        &self.inner.context.state
+        &self.inner.context.records.state
     }
 
     /// Logs an operator's action outside of the fleet.
@@ -410,17 +411,17 @@ impl Fleet {
 
     /// Past and new events.
     pub fn events(&self) -> EventTail {
-        self.inner.context.journal.tail()
+        self.inner.context.records.journal.tail()
     }
 
     /// Number of the last event, or 0.
     pub fn last_event(&self) -> u64 {
-        self.inner.context.journal.last_number()
+        self.inner.context.records.journal.last_number()
     }
 
     /// Path of the ledger.
     pub fn ledger_path(&self) -> &Path {
-        self.inner.context.ledger.path()
+        self.inner.context.records.ledger.path()
     }
 }
 
@@ -449,7 +450,8 @@ impl FleetInner {
         );
         let since = will.as_ref().map_or_else(FleetStart::now, FleetWill::fleet_start);
         let begun = since.begun.clone();
-        let context = FleetContext::new(world, journal, ledger, state, &config, loading, common, since);
+        let records = FleetRecords { journal, ledger, state, publisher: ViewPublisher::default() };
+        let context = FleetContext::new(world, records, &config, loading, common, since);
         let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
         let inner = Arc::new(Self {
             context: Arc::new(context),
@@ -495,13 +497,13 @@ impl FleetInner {
 
     fn log_operator_action(&self, model: Option<&ModelName>, action: &str, by: &str) {
         let kind = EventKind::Asked { action: action.to_owned(), by: by.to_owned() };
-        self.context.journal.record(model, None, kind);
+        self.context.records.journal.record(model, None, kind);
     }
 
     /// Waits briefly until queued ledger entries are written: the disk may hang.
     async fn wait_for_ledger(&self) {
         const LEDGER_WAIT: Duration = Duration::from_millis(250);
-        self.context.state.wait_written(LEDGER_WAIT).await;
+        self.context.records.state.wait_written(LEDGER_WAIT).await;
     }
 
     fn handle(&self, name: &str) -> Result<Arc<ModelHandle>, ControlError> {
@@ -516,7 +518,7 @@ impl FleetInner {
 
     /// True if a process of the model serves, or will serve without a further request.
     fn is_coming(&self, model: &ModelName) -> bool {
-        let view = self.context.publisher.view();
+        let view = self.context.records.publisher.view();
         let shown = view.models.iter().find(|shown| shown.name == *model);
         shown.is_some_and(|shown| {
             matches!(shown.state, ModelState::Loaded | ModelState::Loading | ModelState::Draining)

@@ -65,7 +65,7 @@ impl Fleet {
             report.changed.extend(known.changed);
             report.needs_restart.extend(known.needs_restart);
             let applied = EventKind::ConfigApplied { report: report.clone() };
-            inner.context.journal.record(None, None, applied);
+            inner.context.records.journal.record(None, None, applied);
             Ok(report)
         });
         task.await.unwrap_or(Err(FleetError::ShuttingDown))
@@ -115,11 +115,11 @@ impl FleetInner {
         let old = self.roster.load_full();
         let shown = roster::configured_names(&config).map(|(name, _)| name.clone()).collect();
         let tried = config.models.iter().filter(|spec| spec.canary_of.is_some());
-        self.context.publisher.set_order(shown, tried.map(|spec| spec.name.clone()).collect());
+        self.context.records.publisher.set_order(shown, tried.map(|spec| spec.name.clone()).collect());
         // At the first start no step below waits for a model, so the pause is short.
         let is_first = old.handles().next().is_none();
         if is_first {
-            self.context.publisher.set_paused(true);
+            self.context.records.publisher.set_paused(true);
         }
         // Removed models should free their memory for new ones early.
         let gone = self.begin_removal(&old, &config);
@@ -151,7 +151,7 @@ impl FleetInner {
             handles.push(handle);
         }
         if is_first {
-            self.context.publisher.set_paused(false);
+            self.context.records.publisher.set_paused(false);
         }
         // Store the new models first: clients of removed models must get "unknown model".
         self.roster.store(Arc::new(ModelRoster::new(&config, handles, canaries)));
@@ -214,7 +214,7 @@ impl FleetInner {
     }
 
     fn new_queue(&self, model: &ModelName, limits: &defaults::Queue) -> Arc<LeaseQueue> {
-        let journal = Arc::clone(&self.context.journal);
+        let journal = Arc::clone(&self.context.records.journal);
         Arc::new(LeaseQueue::new(model.clone(), journal, limits.depth, limits.wait))
     }
 }

@@ -24,8 +24,8 @@ impl FleetInner {
         self: Arc<Self>,
         running: Arc<RunningCanary>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let mut events = self.context.journal.tail().receiver;
-        let mut views = self.context.publisher.subscribe();
+        let mut events = self.context.records.journal.tail().receiver;
+        let mut views = self.context.records.publisher.subscribe();
         let mut stage = running.stage.subscribe();
         async move {
             loop {

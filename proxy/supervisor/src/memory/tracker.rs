@@ -324,7 +324,7 @@ impl MemoryTracker {
 
     /// Prefers the server's own token counts, because they include requests whose clients left.
     fn work(&mut self, work: WorkDone, reading: &process::ProcessSample) -> WorkDone {
-        let metrics = reading.metrics.unwrap_or_default();
+        let metrics = reading.answers.metrics.unwrap_or_default();
         let (prompt, output) = self.history.tokens;
         let prompt_tokens = work.prompt_tokens.max(metrics.prompt_tokens.unwrap_or(0)).max(prompt);
         let output_tokens = work.output_tokens.max(metrics.output_tokens.unwrap_or(0)).max(output);

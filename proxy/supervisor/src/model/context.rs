@@ -28,12 +28,8 @@ use crate::view::publish::ViewPublisher;
 #[derive(Debug)]
 pub(crate) struct FleetContext {
     pub(crate) world: Arc<dyn ProcessWorld>,
-    pub(crate) journal: Arc<EventJournal>,
-    pub(crate) ledger: LedgerWriter,
-    pub(crate) state: StateWriter,
-    pub(crate) publisher: ViewPublisher,
-    pub(crate) runtime_dir: PathBuf,
-    pub(crate) traces: PathBuf,
+    pub(crate) records: FleetRecords,
+    pub(crate) paths: FleetPaths,
     pub(crate) fleet_memory: FleetMemory,
     pub(crate) leak_history: LeakHistory,
     /// Channel to the loader, which decides which models are loaded.
@@ -41,11 +37,32 @@ pub(crate) struct FleetContext {
     pub(crate) common: Arc<Mutex<CommonConfig>>,
     arbiter: Mutex<ReplacementArbiter>,
     pub(crate) epoch: Instant,
-    /// Cancelled as soon as this instance may decide about the processes of the previous one.
-    pub(crate) begun: CancellationToken,
+    pub(crate) predecessor: PredecessorLink,
     generations: AtomicU64,
     /// Number of removed models that still have processes.
     pub(crate) leaving: AtomicUsize,
+}
+
+/// What is shown and stored of all models.
+#[derive(Debug)]
+pub(crate) struct FleetRecords {
+    pub(crate) journal: Arc<EventJournal>,
+    pub(crate) ledger: LedgerWriter,
+    pub(crate) state: StateWriter,
+    pub(crate) publisher: ViewPublisher,
+}
+
+#[derive(Debug)]
+pub(crate) struct FleetPaths {
+    pub(crate) runtime_dir: PathBuf,
+    pub(crate) traces: PathBuf,
+}
+
+/// Link to the previous instance of the program.
+#[derive(Debug)]
+pub(crate) struct PredecessorLink {
+    /// Cancelled as soon as this instance may decide about the processes of the previous one.
+    pub(crate) begun: CancellationToken,
     /// Wakes the task that reports open gates to the previous instance.
     pub(crate) followed: Notify,
     /// Refusals to report to the previous instance.
@@ -81,12 +98,9 @@ impl Drop for ReplacementPermit {
 }
 
 impl FleetContext {
-    #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in one place")]
     pub(crate) fn new(
         world: Arc<dyn ProcessWorld>,
-        journal: Arc<EventJournal>,
-        ledger: LedgerWriter,
-        state: StateWriter,
+        records: FleetRecords,
         config: &FleetConfig,
         loading: Arc<LoadingDesk>,
         common: Arc<Mutex<CommonConfig>>,
@@ -94,21 +108,22 @@ impl FleetContext {
     ) -> Self {
         Self {
             world,
-            journal,
-            ledger,
-            publisher: ViewPublisher::default(),
-            runtime_dir: config.runtime_dir.clone(),
-            traces: config.state_dir.join("traces"),
+            paths: FleetPaths {
+                runtime_dir: config.runtime_dir.clone(),
+                traces: config.state_dir.join("traces"),
+            },
             fleet_memory: FleetMemory::default(),
-            leak_history: LeakHistory::open(&config.state_dir, Some(state.clone())),
-            state,
+            leak_history: LeakHistory::open(&config.state_dir, Some(records.state.clone())),
+            records,
             loading,
             common,
             arbiter: Mutex::new(ReplacementArbiter::new()),
             epoch: since.epoch,
-            begun: since.begun,
-            followed: Notify::new(),
-            refused: RecentRefusals::default(),
+            predecessor: PredecessorLink {
+                begun: since.begun,
+                followed: Notify::new(),
+                refused: RecentRefusals::default(),
+            },
             generations: AtomicU64::new(since.generations),
             leaving: AtomicUsize::new(0),
         }
@@ -117,8 +132,8 @@ impl FleetContext {
     /// Reports a refusal to the previous instance, which then refuses its waiting requests of that model.
     pub(crate) fn refuse_in_predecessor(&self, model: &ModelName, denied: &LeaseDenied) {
         if let Some(refused) = ModelRefusal::now(model.as_str(), denied) {
-            self.refused.note(refused);
-            self.followed.notify_one();
+            self.predecessor.refused.note(refused);
+            self.predecessor.followed.notify_one();
         }
     }
 
@@ -170,6 +185,6 @@ impl FleetContext {
     }
 
     pub(crate) fn socket_path(&self, model: &ModelName, generation: GenerationId) -> PathBuf {
-        directories::socket_path(&self.runtime_dir, model, generation)
+        directories::socket_path(&self.paths.runtime_dir, model, generation)
     }
 }

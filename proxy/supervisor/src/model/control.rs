@@ -7,9 +7,13 @@ use warden_policies::defaults::Recycle;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::modes::WarmMode;
 
+use super::ModelTask;
+use super::generation::LiveGeneration;
+use super::generation::recipe::process_recipe;
+use super::life::TaskEnd;
+use super::message::{ControlMessage, TaskMessage};
 use super::operators::{DrainRequest, RestartRequest};
-use super::unit::{LiveGeneration, ProcessUnit, UnitRole, process_recipe};
-use super::{ControlMessage, ModelTask, TaskEnd, TaskMessage};
+use super::unit::{ProcessUnit, UnitRole};
 use crate::error::ControlError;
 use crate::spec::{SharedSpec, WatchConfig};
 use crate::view::event::EventKind;

@@ -24,7 +24,7 @@ pub(super) struct TaskEnvironment {
 
 impl TaskEnvironment {
     pub(super) fn log_event(&self, generation: Option<GenerationId>, kind: EventKind) {
-        self.context.journal.record(Some(&self.spec.name), generation, kind);
+        self.context.records.journal.record(Some(&self.spec.name), generation, kind);
     }
 
     pub(super) fn log_lost_settings(&self, generation: GenerationId, messages: Vec<String>) {

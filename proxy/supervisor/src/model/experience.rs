@@ -8,10 +8,11 @@ use warden_policies::GenerationId;
 use warden_policies::admission::PromptPrice;
 
 use super::environment::TaskEnvironment;
-use super::health::HealthTracker;
-use super::reclaim::ReclaimCounts;
-use super::start_search::DeadStarts;
-use super::unit::{LiveGeneration, ProcessRecipe};
+use super::generation::LiveGeneration;
+use super::generation::health::HealthTracker;
+use super::generation::recipe::ProcessRecipe;
+use super::generation::reclaim::ReclaimCounts;
+use super::loading::dead_starts::DeadStarts;
 use super::warm::KeptState;
 use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
@@ -79,7 +80,8 @@ impl ModelExperience {
         if env.spec.run.record {
             let limit = env.watch.sensors.trace_bytes.0;
             let name = &env.spec.name;
-            let recorder = SampleRecorder::begin(&context.state, &context.traces, name, generation, limit);
+            let recorder =
+                SampleRecorder::begin(&context.records.state, &context.paths.traces, name, generation, limit);
             memory.recorder = Some(recorder);
         }
         memory

@@ -20,14 +20,15 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent};
 
+use super::ModelTask;
 use super::environment::TaskEnvironment;
 use super::experience::ModelExperience;
-use super::message::{ModelWill, TaskMail, WillRecord};
-use super::room::LoadState;
-use super::unit::{
-    LiveGeneration, PackProgress, ProcessRecipe, ProcessUnit, UnitList, UnitRole, process_recipe,
-};
-use super::{ControlMessage, HelperReport, ModelTask, TaskMessage};
+use super::generation::recipe::{ProcessRecipe, process_recipe};
+use super::generation::{LiveGeneration, PackProgress};
+use super::loading::room::LoadState;
+use super::message::{ControlMessage, HelperReport, ModelWill, TaskMail, TaskMessage, WillRecord};
+use super::unit::list::UnitList;
+use super::unit::{ProcessUnit, UnitRole};
 use crate::lease::cell::GenerationCell;
 use crate::memory::loading::LoadingReport;
 use crate::process::heir::{HeirRecord, ProcessHeir};

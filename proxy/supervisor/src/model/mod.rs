@@ -15,64 +15,39 @@
 //!
 //! [`ModelTask`] owns parts, each with its own state and methods:
 //!
-//! | file | part |
+//! | folder or file | part |
 //! |---|---|
 //! | `context`, `environment` | state shared with other models; settings, leases, log |
-//! | `experience`, `start_search`, `warm` | values learned from earlier processes, and conversations |
-//! | `life`, `operators` | end and timers of the task; operators who wait |
 //! | `message` | messages to the task, and its helpers |
-//! | `remaining` | serves requests after a handover |
-//! | `replacement`, `needs` | replacements; the files that a new process needs |
-//! | `room` | room in memory, asked of the loader |
-//! | `unit`, `health`, `reclaim`, `spread` | machines and their processes |
-//!
-//! Actions of the task; no part uses these files:
-//!
-//! | file | job |
-//! |---|---|
-//! | `act` | carries out the machine's effects |
-//! | `control`, `handover` | orders of operators and of the fleet |
-//! | `judge`, `sample`, `reclaim_steps` | memory readings, the recycle policy, reclaims |
-//! | `loading` | loads and unloads the model |
-//! | `offload` | a process that lost its GPU |
-//! | `probes`, `reports` | the helpers' reports |
-//! | `replace` | replacements from decision to ledger entry |
-//! | `search_steps` | finds a way to start a model that does not start |
-//! | `settle` | derives actions from the whole state |
-//! | `show`, `words` | the view; sentences for events |
+//! | `life`, `operators` | end and timers of the task; operators who wait |
+//! | `experience`, `warm` | values learned from earlier processes, and conversations |
+//! | `unit` | life-cycle machines, each with its timer and process |
+//! | `generation` | one process: its recipe, probes, timers, health and reclaims |
+//! | `lifecycle` | effects of the machines, probes, reports of helpers |
+//! | `recycling` | memory readings, the recycle policy, reclaims, lost GPUs |
+//! | `replacement` | replacements: checks before one, pace, steps, result |
+//! | `loading` | room in memory, and starts that fail |
+//! | `control`, `settle`, `show` | orders; actions that follow from the whole state; the view |
+//! | `handover`, `remaining` | the handover between two instances, and the service after it |
 
-mod act;
 pub(crate) mod context;
 mod control;
 mod environment;
 mod experience;
+mod generation;
 mod handover;
-mod health;
-mod judge;
 mod life;
+mod lifecycle;
 mod loading;
 pub(crate) mod message;
-mod needs;
-mod offload;
 mod operators;
-mod pace;
-mod probes;
-mod reclaim;
-mod reclaim_steps;
+mod recycling;
 mod remaining;
-mod replace;
 mod replacement;
-mod reports;
-mod room;
-mod sample;
-mod search_steps;
 mod settle;
 mod show;
-mod spread;
-mod start_search;
 mod unit;
 mod warm;
-mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -82,20 +57,23 @@ use warden_policies::Reason;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEffect, LifecycleEvent, LifecycleTimer};
 use warden_policies::replacement_cost::LullHistory;
 
+use self::context::FleetContext;
 use self::environment::TaskEnvironment;
 use self::experience::ModelExperience;
+use self::generation::recipe::process_recipe;
+use self::generation::timers::take_due;
 use self::life::{ROOM_CHECK_INTERVAL, TaskEnd, TaskLife};
-pub(crate) use self::message::{ControlMessage, HelperReport, TaskMessage};
+use self::loading::room::{LoadState, ModelRoom};
+pub(crate) use self::message::{ControlMessage, TaskMessage};
 use self::message::{ModelWill, TaskMail, TaskOutbox};
 use self::operators::OperatorRequests;
 use self::remaining::RemainingTask;
-use self::replacement::ReplacementTracker;
-use self::room::{LoadState, ModelRoom};
-use self::unit::{ProcessUnit, UnitList, process_recipe, take_due};
+use self::replacement::tracker::ReplacementTracker;
+use self::unit::ProcessUnit;
+use self::unit::list::UnitList;
 use crate::clock;
 use crate::lease::queue::LeaseQueue;
 use crate::memory::loading::LoadingReport;
-use crate::model::context::FleetContext;
 use crate::process::failure::StartLateness;
 use crate::spec::{SharedSpec, WatchConfig};
 use crate::view::log::LogRing;
@@ -140,11 +118,11 @@ impl ModelTask {
         if let Some(will) = will {
             model.inherit_will(will);
         }
-        if model.room.wanted && model.env.context.begun.is_cancelled() {
+        if model.room.wanted && model.env.context.predecessor.begun.is_cancelled() {
             // Ask here and not in the task, so that models ask in the order of the configuration.
             model.may_start();
         }
-        model.env.context.publisher.update(model.model_view());
+        model.env.context.records.publisher.update(model.model_view());
         let outbox = model.mail.outbox.clone();
         (model, outbox)
     }
@@ -167,7 +145,7 @@ impl ModelTask {
             }
             self.settle();
             if std::mem::take(&mut self.life.is_dirty) && self.life.is_published {
-                self.env.context.publisher.update(self.model_view());
+                self.env.context.records.publisher.update(self.model_view());
             }
             self.operators.send_answers();
             let is_gone = !self.units.any_process() && !self.experience.dead_starts.is_searching();
@@ -226,7 +204,7 @@ impl ModelTask {
     }
 
     fn settle(&mut self) {
-        if !self.env.context.begun.is_cancelled() {
+        if !self.env.context.predecessor.begun.is_cancelled() {
             // The previous instance still owns the processes.
             return;
         }
@@ -243,7 +221,8 @@ impl ModelTask {
 
     fn fire_timers(&mut self, now: Instant) {
         // Start no process while the previous instance owns the processes or a start search runs its own.
-        let may_start = self.env.context.begun.is_cancelled() && !self.experience.dead_starts.is_searching();
+        let may_start =
+            self.env.context.predecessor.begun.is_cancelled() && !self.experience.dead_starts.is_searching();
         for id in self.units.ids() {
             let Some(unit) = self.units.get_mut(id) else { continue };
             if let Some((timer, at)) = &mut unit.timer
@@ -285,7 +264,7 @@ impl ModelTask {
             let Self { env, mail, units, replacements, experience, .. } = self;
             mail.fire_probe(env, units, replacements, experience, id, now);
             // Until this instance decides, the previous one owns and judges the processes.
-            if self.env.context.begun.is_cancelled()
+            if self.env.context.predecessor.begun.is_cancelled()
                 && let Some((phase, live)) = self.units.phase_and_live(id)
                 && live.fire_samples(&self.env, &mut self.mail, phase, now)
             {

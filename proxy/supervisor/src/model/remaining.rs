@@ -8,9 +8,10 @@ use tokio::time::Instant;
 use warden_policies::GenerationId;
 
 use super::environment::TaskEnvironment;
+use super::generation::LiveGeneration;
 use super::message::{ControlMessage, HelperReport, ProbeReport, TaskMail, TaskMessage};
 use super::operators::OperatorRequests;
-use super::unit::{LiveGeneration, UnitList};
+use super::unit::list::UnitList;
 use crate::clock;
 use crate::error::LeaseDenied;
 use crate::lease::cell::GenerationCell;
@@ -132,7 +133,7 @@ impl RemainingTask {
             }
         }
         self.followed = Some(open);
-        self.env.context.followed.notify_one();
+        self.env.context.predecessor.followed.notify_one();
     }
 
     fn add_guest(&mut self, gate: &OpenGate) -> Arc<GenerationCell> {
@@ -170,7 +171,7 @@ impl RemainingTask {
                     .with_state(|queue| queue.slot_limit(generation))
                     .unwrap_or_else(|| self.env.lease_limit(None));
                 leases.open_gate(cell, limit);
-                self.env.context.followed.notify_one();
+                self.env.context.predecessor.followed.notify_one();
             }
             return;
         };
@@ -189,7 +190,7 @@ impl RemainingTask {
             && self.is_followed(generation)
         {
             self.env.leases.open_gate(&live.cell, self.env.lease_limit(live.start.slots));
-            self.env.context.followed.notify_one();
+            self.env.context.predecessor.followed.notify_one();
         }
     }
 

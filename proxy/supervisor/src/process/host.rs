@@ -40,7 +40,8 @@ use crate::process::server_place::{ChildServer, find_server};
 use crate::process::settings::ClientSetting;
 use crate::process::{
     BackendProcess, BackendRequest, LineSink, MachineMemory, NoVram, ProbeResult, ProcessSample,
-    ProcessWorld, SampleOptions, ServerProps, SpawnFuture, directories, lines, needs, slot_talk,
+    ProcessWorld, SampleOptions, ServerAnswers, ServerProps, SpawnFuture, directories, lines, needs,
+    slot_talk,
 };
 use crate::spec::{ServerCommand, SpawnRequest};
 use crate::sync::lock;
@@ -534,8 +535,7 @@ impl BackendProcess for HostProcess {
                         .ok()
                         .filter(|group| !group.path.is_empty()),
                     report: report.and_then(|report| report.read(pid, &outside)),
-                    metrics,
-                    slots,
+                    answers: ServerAnswers { metrics, slots },
                     standing: warden_sensors::process_run_state(server_pid),
                     parts: reclaim.map(|channel| channel.parts()),
                 };

@@ -196,7 +196,7 @@ async fn its_own_counters_are_read_where_the_flag_is_given_and_only_there() {
     for (key, decodes) in [(None, None), (Some("--metrics"), Some(42))] {
         let (process, socket, _) = sleeper(directory.path(), "exec sleep 60", key).await;
         let answers = answering(&socket, "get /metrics ", answer);
-        let metrics = process.sample(ASK).await.metrics;
+        let metrics = process.sample(ASK).await.answers.metrics;
         assert_eq!(metrics.and_then(|metrics| metrics.decodes), decodes);
         drop(answers);
         std::fs::remove_file(&socket).unwrap();

@@ -145,12 +145,18 @@ pub(crate) struct ProcessSample {
     /// Memory of the control group; `None` without one of version 2.
     pub(crate) group: Option<CgroupMemory>,
     pub(crate) report: Option<CudaReport>,
-    pub(crate) metrics: Option<BackendMetrics>,
-    pub(crate) slots: Option<SlotActivity>,
+    pub(crate) answers: ServerAnswers,
     /// Sign that the process is stopped or waits for pages from disk; `None` if unknown.
     pub(crate) standing: Option<ProcessRunState>,
     /// Parts that can give memory back; `None` without a reclaim file.
     pub(crate) parts: Option<ReclaimParts>,
+}
+
+/// Answers of the server itself; empty if it was not asked.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ServerAnswers {
+    pub(crate) metrics: Option<BackendMetrics>,
+    pub(crate) slots: Option<SlotActivity>,
 }
 
 impl ProcessSample {

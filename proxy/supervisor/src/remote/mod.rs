@@ -136,7 +136,7 @@ impl RemoteTask {
                 }
             }
             if !self.removed {
-                self.context.publisher.update(self.model_view());
+                self.context.records.publisher.update(self.model_view());
             }
             let EndpointProbe { task, due, .. } = &mut self.probe;
             let may_begin = task.is_empty() && end.is_none();
@@ -312,7 +312,7 @@ impl RemoteTask {
     }
 
     fn log_event(&self, kind: EventKind) {
-        self.context.journal.record(Some(&self.spec.name), Some(self.cell.id), kind);
+        self.context.records.journal.record(Some(&self.spec.name), Some(self.cell.id), kind);
     }
 
     fn drop_former(&mut self) {

@@ -28,7 +28,7 @@ use crate::process::reclaim_file::ReclaimResult;
 use crate::process::settings::ClientSetting;
 use crate::process::{
     BackendProcess, BackendRequest, LineSink, MachineMemory, NoVram, ProbeResult, ProcessSample,
-    ProcessWorld, SampleOptions, ServerProps,
+    ProcessWorld, SampleOptions, ServerAnswers, ServerProps,
 };
 use crate::spec::ServerCommand;
 use crate::spec::SpawnRequest;
@@ -605,10 +605,13 @@ impl BackendProcess for Actor {
                 // A world without configured memory counts as large.
                 totals: (available > 0).then_some(HostTotals { total: 1 << 40, available }),
                 report: lock(&self.report).clone(),
-                metrics: decodes
-                    .filter(|_| ask.metrics)
-                    .map(|decodes| BackendMetrics { decodes: Some(decodes), ..BackendMetrics::default() }),
-                slots: lock(&self.work).filter(|_| ask.slots),
+                answers: ServerAnswers {
+                    metrics: decodes.filter(|_| ask.metrics).map(|decodes| BackendMetrics {
+                        decodes: Some(decodes),
+                        ..BackendMetrics::default()
+                    }),
+                    slots: lock(&self.work).filter(|_| ask.slots),
+                },
                 standing: Some(*lock(&self.standing)),
                 parts: lock(&self.gives).map(|_| ReclaimParts { heap: true, cuda: true }),
             };

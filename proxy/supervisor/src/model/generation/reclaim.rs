@@ -7,30 +7,30 @@ use crate::view::ReclaimTotals;
 use crate::view::entry::ReclaimEntry;
 
 #[derive(Debug, Default)]
-pub(super) struct ReclaimState {
-    pub(super) history: ReclaimHistory,
-    pub(super) pending: Option<PendingReclaim>,
-    pub(super) count: u64,
-    pub(super) last: Option<ReclaimEntry>,
-    pub(super) refusal: Option<NoReclaim>,
+pub(in crate::model) struct ReclaimState {
+    pub(in crate::model) history: ReclaimHistory,
+    pub(in crate::model) pending: Option<PendingReclaim>,
+    pub(in crate::model) count: u64,
+    pub(in crate::model) last: Option<ReclaimEntry>,
+    pub(in crate::model) refusal: Option<NoReclaim>,
 }
 
 #[derive(Debug)]
-pub(super) struct PendingReclaim {
-    pub(super) entry: ReclaimEntry,
+pub(in crate::model) struct PendingReclaim {
+    pub(in crate::model) entry: ReclaimEntry,
     /// Number of readings begun before the answer. Only a later reading shows the effect.
-    pub(super) answered_at_reading: Option<u64>,
+    pub(in crate::model) answered_at_reading: Option<u64>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct ReclaimCounts {
-    pub(super) totals: ReclaimTotals,
+pub(in crate::model) struct ReclaimCounts {
+    pub(in crate::model) totals: ReclaimTotals,
     /// True if the pending requests are made to free memory for another model.
-    pub(super) for_another: bool,
+    pub(in crate::model) for_another: bool,
 }
 
 impl PendingReclaim {
-    pub(super) fn set_answer(&mut self, answer: &ReclaimResult) {
+    pub(in crate::model) fn set_answer(&mut self, answer: &ReclaimResult) {
         self.entry.outcome = answer.outcome;
         self.entry.heap = answer.heap;
         self.entry.cuda = answer.cuda;
@@ -40,7 +40,7 @@ impl PendingReclaim {
 }
 
 impl ReclaimCounts {
-    pub(super) fn add(&mut self, entry: &ReclaimEntry) {
+    pub(in crate::model) fn add(&mut self, entry: &ReclaimEntry) {
         match self.totals.counts.iter_mut().find(|(known, _)| *known == entry.outcome) {
             Some((_, count)) => *count += 1,
             None => self.totals.counts.push((entry.outcome, 1)),

@@ -16,15 +16,17 @@ use warden_policies::lifecycle::{LifecycleEvent, LifecycleTimer};
 use warden_policies::share::ReplacementReach;
 use warden_policies::{Reason, RecycleAction, RecycleDecision};
 
-use super::ModelTask;
-use super::context::ReplacementPermit;
-use super::environment::TaskEnvironment;
-use super::needs::READ_AHEAD_LIMIT;
-use super::replacement::{ReplacementTracker, decision_for};
-use super::unit::{ProcessRecipe, ProcessUnit, UnitId, UnitRole, process_recipe};
 use crate::clock;
 use crate::error::{BackendFailure, ControlError};
 use crate::memory::loading::LoadingReport;
+use crate::model::ModelTask;
+use crate::model::context::ReplacementPermit;
+use crate::model::environment::TaskEnvironment;
+use crate::model::generation::recipe::{ProcessRecipe, process_recipe};
+use crate::model::replacement::needs::READ_AHEAD_LIMIT;
+use crate::model::replacement::record::decision_for;
+use crate::model::replacement::tracker::ReplacementTracker;
+use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
 use crate::process::needs::{MissingNeed, NeedsCheck};
 use crate::view::ledger::ReplacementMode;
 
@@ -32,7 +34,7 @@ const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ModelTask {
     /// Begins a replacement that the policy has decided. Without a permit it begins at once.
-    pub(super) fn replace_by_policy(
+    pub(in crate::model) fn replace_by_policy(
         &mut self,
         id: UnitId,
         decision: RecycleDecision,
@@ -62,7 +64,7 @@ impl ModelTask {
 
     /// Begins to replace the process of a replica, or starts a process if there is none. Only a replacement
     /// for a new configuration waits for a permit.
-    pub(super) fn replace_replica(&mut self, replica: u32, reason: Reason) {
+    pub(in crate::model) fn replace_replica(&mut self, replica: u32, reason: Reason) {
         if self.units.current(replica).is_none() || !self.may_start() {
             return;
         }
@@ -127,7 +129,7 @@ impl ModelTask {
 
     /// Handles an expired drain deadline without interrupting requests: the process serves again and is
     /// drained later.
-    pub(super) fn postpone_drain(&mut self, id: UnitId) {
+    pub(in crate::model) fn postpone_drain(&mut self, id: UnitId) {
         let deadline = self.env.spec.lifecycle.drain_deadline;
         let Some(unit) = self.units.get_mut(id) else { return };
         let replica = unit.replica;
@@ -160,7 +162,7 @@ impl ModelTask {
     }
 
     /// Ends a replacement whose new process does not serve. The ledger and operators get the reason.
-    pub(super) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
+    pub(in crate::model) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
             self.room.report(LoadingReport::ReplacementDropped);
@@ -177,7 +179,7 @@ impl ModelTask {
     }
 
     /// Ends all replacements because of another command. The ledger and waiting operators get the reason.
-    pub(super) fn give_up_replacements(&mut self, because: &str) {
+    pub(in crate::model) fn give_up_replacements(&mut self, because: &str) {
         while let Some(replacement) = self.replacements.take_any() {
             self.replacements.give_up(&self.env, replacement, because);
         }
@@ -190,7 +192,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    pub(super) fn note_needs(&mut self, made_of: ProcessRecipe, sight: NeedsCheck) {
+    pub(in crate::model) fn note_needs(&mut self, made_of: ProcessRecipe, sight: NeedsCheck) {
         self.replacements.needs.is_checking = false;
         let other = |before: &NeedsCheck| before.stamps != sight.stamps;
         if self.replacements.needs.unblock(&sight) {
@@ -231,7 +233,7 @@ impl ModelTask {
 impl ReplacementTracker {
     /// Keeps the present process because the next one could not start. An operator or a reload gets the
     /// reason each time; the ledger gets it only if it changes.
-    pub(super) fn keep_present(
+    pub(in crate::model) fn keep_present(
         &mut self,
         env: &TaskEnvironment,
         unit: &ProcessUnit,

@@ -3,33 +3,33 @@
 use tokio_util::sync::CancellationToken;
 use warden_policies::start_search::StartFinding;
 
-use super::environment::TaskEnvironment;
 use crate::error::BackendFailure;
 use crate::memory::leak_history;
+use crate::model::environment::TaskEnvironment;
 use crate::process::failure::StartEnd;
 use crate::spec::ServerCommand;
 use crate::start_search::death_at_load;
 
 #[derive(Debug, Default)]
-pub(super) struct DeadStarts {
-    pub(super) command: Option<ServerCommand>,
-    pub(super) key: String,
-    pub(super) deaths: u32,
-    pub(super) death: String,
-    pub(super) finding: Option<StartFinding>,
-    pub(super) search: Option<(u64, CancellationToken)>,
-    pub(super) searches: u64,
+pub(in crate::model) struct DeadStarts {
+    pub(in crate::model) command: Option<ServerCommand>,
+    pub(in crate::model) key: String,
+    pub(in crate::model) deaths: u32,
+    pub(in crate::model) death: String,
+    pub(in crate::model) finding: Option<StartFinding>,
+    pub(in crate::model) search: Option<(u64, CancellationToken)>,
+    pub(in crate::model) searches: u64,
 }
 
 impl DeadStarts {
     /// Resets the count after a successful start, or after a failure with a known cause.
-    pub(super) fn forget_deaths(&mut self) {
+    pub(in crate::model) fn forget_deaths(&mut self) {
         self.deaths = 0;
     }
 
     /// Handles a death before the process was ready, and adds known facts to `failure`. Returns true if the
     /// next start needs a changed configuration.
-    pub(super) fn note_death(
+    pub(in crate::model) fn note_death(
         &mut self,
         env: &TaskEnvironment,
         end: &StartEnd<'_>,
@@ -60,12 +60,12 @@ impl DeadStarts {
         finding.switch().is_some_and(|switch| !switch.is_fallback())
     }
 
-    pub(super) fn is_searching(&self) -> bool {
+    pub(in crate::model) fn is_searching(&self) -> bool {
         self.search.is_some()
     }
 
     /// Cancels a search. Its process is gone when the result message arrives.
-    pub(super) fn stop_search(&self) {
+    pub(in crate::model) fn stop_search(&self) {
         if let Some((_, stop)) = &self.search {
             stop.cancel();
         }

@@ -22,13 +22,14 @@ use warden_policies::ModelName;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::start_search::{StartFinding, StartSwitch};
 
-use super::ModelTask;
-use super::environment::TaskEnvironment;
-use super::life::TaskLife;
-use super::message::{TaskMail, TaskMessage};
-use super::room::{LoadState, ModelRoom};
-use super::start_search::DeadStarts;
-use super::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
+use crate::model::ModelTask;
+use crate::model::environment::TaskEnvironment;
+use crate::model::life::TaskLife;
+use crate::model::loading::dead_starts::DeadStarts;
+use crate::model::loading::room::{LoadState, ModelRoom};
+use crate::model::message::{TaskMail, TaskMessage};
+use crate::model::unit::list::UnitList;
+use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
 use crate::solo::{SoloSpec, SoloStarter};
 use crate::start_search::StartSearchRun;
 use crate::view::event::EventKind;
@@ -36,7 +37,7 @@ use crate::view::event::EventKind;
 impl ModelTask {
     /// Uses the fallback arguments for the next start, if the model has some and runs no process. Returns
     /// true if they were not in use before.
-    pub(super) fn fall_back(&mut self, because: &str) -> bool {
+    pub(in crate::model) fn fall_back(&mut self, because: &str) -> bool {
         if self.units.any_process() || !self.room.fall_back(&mut self.env, because) {
             return false;
         }
@@ -64,7 +65,7 @@ impl ModelRoom {
 impl DeadStarts {
     /// Begins or stops a search. `is_free`: nothing else uses the model's room. Returns why to use the fallback
     /// arguments if the search found that they help.
-    pub(super) fn settle(
+    pub(in crate::model) fn settle(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -105,7 +106,7 @@ impl DeadStarts {
     }
 
     /// Handles the result of a search. Returns the events of units that need a changed configuration.
-    pub(super) fn note_result(
+    pub(in crate::model) fn note_result(
         &mut self,
         env: &TaskEnvironment,
         units: &mut UnitList,
@@ -154,7 +155,7 @@ impl DeadStarts {
         let generation = env.context.next_generation();
         let starter = SoloStarter::in_world(
             Arc::clone(&env.context.world),
-            &env.context.runtime_dir,
+            &env.context.paths.runtime_dir,
             &env.spec.lifecycle,
             env.watch,
             ModelName::new(format!("start-{}", generation.0)),

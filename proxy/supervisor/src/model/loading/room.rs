@@ -3,36 +3,32 @@
 use std::sync::Arc;
 
 use warden_policies::book::{MeasuredNeeds, MemoryNeeds};
-use warden_policies::lifecycle::BackendPhase;
 use warden_policies::loading::{LoadSpec, MemoryAmounts, ModelId, ModelReading};
-use warden_policies::sample::HostMemory;
-use warden_policies::share::ReplacementReach;
-use warden_policies::units::scale_bytes;
-use warden_policies::{ByteSize, GpuIndex, MemoryKind, ModelName};
+use warden_policies::{GpuIndex, MemoryKind, ModelName};
 
-use super::context::ReplacementPermit;
-use super::environment::TaskEnvironment;
-use super::message::{ControlMessage, ManualPin, TaskMessage, TaskOutbox};
-use super::replacement::ReplacementTracker;
-use super::unit::{LiveGeneration, ProcessUnit, UnitList, UnitRole, process_recipe};
 use crate::clock;
 use crate::error::ControlError;
 use crate::memory::leak_history;
 use crate::memory::loading::{LoadingDesk, LoadingReport};
-use crate::spec::{FallbackSpec, ModelSpec, ReplaceMode, ServerCommand};
+use crate::model::environment::TaskEnvironment;
+use crate::model::generation::recipe::process_recipe;
+use crate::model::message::{ControlMessage, ManualPin, TaskMessage, TaskOutbox};
+use crate::model::replacement::tracker::ReplacementTracker;
+use crate::model::unit::UnitRole;
+use crate::model::unit::list::UnitList;
+use crate::spec::{FallbackSpec, ModelSpec, ServerCommand};
 use crate::view::entry::{PinEntry, PinKind, PinView};
 use crate::view::event::EventKind;
-use crate::view::ledger::ReplacementMode;
 
 /// Configured command and needs, kept while the fallback is in use.
 #[derive(Debug)]
-pub(super) struct ConfiguredCommand {
+pub(in crate::model) struct ConfiguredCommand {
     command: ServerCommand,
     needs: Option<MemoryNeeds>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum LoadState {
+pub(in crate::model) enum LoadState {
     #[default]
     Unloaded,
     /// The model waits for room. `changed`: the model's settings have changed since its request.
@@ -56,44 +52,44 @@ pub(super) enum LoadState {
 
 /// Memory that the model has requested from the loader.
 #[derive(Debug)]
-pub(super) struct ModelRoom {
-    desk: Arc<LoadingDesk>,
-    pub(super) who: ModelId,
+pub(in crate::model) struct ModelRoom {
+    pub(super) desk: Arc<LoadingDesk>,
+    pub(in crate::model) who: ModelId,
     /// True if processes should run even without waiting requests.
-    pub(super) wanted: bool,
-    pub(super) state: LoadState,
+    pub(in crate::model) wanted: bool,
+    pub(in crate::model) state: LoadState,
     /// Number of the last request for room or question to the loader.
     last_wish: u64,
-    pub(super) manual_pin: Option<ManualPin>,
-    pub(super) configured: Option<ConfiguredCommand>,
+    pub(in crate::model) manual_pin: Option<ManualPin>,
+    pub(in crate::model) configured: Option<ConfiguredCommand>,
 }
 
 impl ModelRoom {
-    pub(super) fn new(desk: Arc<LoadingDesk>, name: ModelName, wanted: bool) -> Self {
+    pub(in crate::model) fn new(desk: Arc<LoadingDesk>, name: ModelName, wanted: bool) -> Self {
         let who = ModelId { name, incarnation: desk.next_life() };
         let state = LoadState::Unloaded;
         Self { desk, who, wanted, state, last_wish: 0, manual_pin: None, configured: None }
     }
 
-    pub(super) fn report(&self, told: LoadingReport) {
+    pub(in crate::model) fn report(&self, told: LoadingReport) {
         self.desk.send_report(&self.who, told);
     }
 
-    pub(super) fn is_granted(&self) -> bool {
+    pub(in crate::model) fn is_granted(&self) -> bool {
         matches!(self.state, LoadState::Granted { .. })
     }
 
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(in crate::model) fn is_waiting(&self) -> bool {
         matches!(self.state, LoadState::Waiting { .. })
     }
 
-    pub(super) fn is_asking_to_stay(&self) -> bool {
+    pub(in crate::model) fn is_asking_to_stay(&self) -> bool {
         matches!(self.state, LoadState::Granted { asking: Some(_), .. })
     }
 
     /// True if the pending question is this one or a later one. The loader counts a model as leaving even if
     /// it has answered an earlier question.
-    pub(super) fn is_asked_since(&self, question: u64) -> bool {
+    pub(in crate::model) fn is_asked_since(&self, question: u64) -> bool {
         matches!(self.state, LoadState::Granted { asking: Some(asked), .. } if asked >= question)
     }
 
@@ -105,7 +101,7 @@ impl ModelRoom {
         }
     }
 
-    pub(super) fn replica_gpus(&self, replica: u32, spec: &ModelSpec) -> Vec<GpuIndex> {
+    pub(in crate::model) fn replica_gpus(&self, replica: u32, spec: &ModelSpec) -> Vec<GpuIndex> {
         let LoadState::Granted { places, .. } = &self.state else { return Vec::new() };
         if !spec.choose_gpus {
             return Vec::new();
@@ -114,7 +110,7 @@ impl ModelRoom {
         place.into_iter().flatten().filter_map(|gpu| u32::try_from(*gpu).ok().map(GpuIndex)).collect()
     }
     /// Requests room from the loader if that was not done yet. Returns true for a new request.
-    pub(super) fn request(&mut self, env: &TaskEnvironment, urgent: bool) -> bool {
+    pub(in crate::model) fn request(&mut self, env: &TaskEnvironment, urgent: bool) -> bool {
         let changed = match self.state {
             LoadState::Unloaded => {
                 // A repeated request for room keeps its number, because the answer may be on its way.
@@ -132,7 +128,7 @@ impl ModelRoom {
 
     /// Takes the room granted to request `asked`, unless the request was withdrawn. Returns true if
     /// processes may start.
-    pub(super) fn take_grant(&mut self, places: Vec<Vec<usize>>, asked: u64) -> bool {
+    pub(in crate::model) fn take_grant(&mut self, places: Vec<Vec<usize>>, asked: u64) -> bool {
         let LoadState::Waiting { changed, .. } = self.state else { return false };
         if self.last_wish != asked {
             return false;
@@ -146,7 +142,12 @@ impl ModelRoom {
     }
 
     /// Handles the permission to stay. Returns true if it answers the pending question.
-    pub(super) fn note_stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) -> bool {
+    pub(in crate::model) fn note_stay(
+        &mut self,
+        now: Vec<Vec<usize>>,
+        fits_beside: bool,
+        question: u64,
+    ) -> bool {
         let LoadState::Granted { places, asking, beside, .. } = &mut self.state else { return false };
         if *asking != Some(question) {
             return false;
@@ -158,7 +159,7 @@ impl ModelRoom {
     }
 
     /// Registers the model with the loader, whose orders become messages to the task.
-    pub(super) fn join(&self, env: &TaskEnvironment, outbox: TaskOutbox) {
+    pub(in crate::model) fn join(&self, env: &TaskEnvironment, outbox: TaskOutbox) {
         let listener =
             Box::new(move |order| outbox.send(TaskMessage::Control(ControlMessage::Loading(order))));
         self.report(LoadingReport::Joined { leases: Arc::clone(&env.leases), listener });
@@ -166,12 +167,12 @@ impl ModelRoom {
     }
 
     /// Reports new settings. A loaded model stays loaded.
-    pub(super) fn report_settings(&self, env: &TaskEnvironment) {
+    pub(in crate::model) fn report_settings(&self, env: &TaskEnvironment) {
         self.report(LoadingReport::SettingsChanged(Box::new(self.loading_spec(env))));
     }
 
     /// Present memory needs, with measurements of processes with the same command.
-    pub(super) fn loading_spec(&self, env: &TaskEnvironment) -> LoadSpec {
+    pub(in crate::model) fn loading_spec(&self, env: &TaskEnvironment) -> LoadSpec {
         let mut spec = LoadSpec {
             replicas: env.spec.run.replicas,
             ttl: env.spec.ttl,
@@ -193,7 +194,7 @@ impl ModelRoom {
 
     /// Asks the loader whether the model may stay, if new settings change its memory or GPUs. No process is
     /// started before the answer.
-    pub(super) fn plan_stay(&mut self, env: &TaskEnvironment, before: &LoadSpec, remade: bool) {
+    pub(in crate::model) fn plan_stay(&mut self, env: &TaskEnvironment, before: &LoadSpec, remade: bool) {
         let now = self.loading_spec(env);
         // Ignore measurements: they belong to the old command, and the new one may need as much.
         let needs = |spec: &LoadSpec| {
@@ -211,7 +212,7 @@ impl ModelRoom {
     }
 
     /// Reports the model's memory to the loader, once the memory of all its processes was read.
-    pub(super) fn report_memory(
+    pub(in crate::model) fn report_memory(
         &self,
         env: &TaskEnvironment,
         units: &UnitList,
@@ -248,16 +249,16 @@ impl ModelRoom {
         self.report(LoadingReport::Measured(reading));
     }
 
-    pub(super) fn is_pinned(&self, spec: &ModelSpec) -> bool {
+    pub(in crate::model) fn is_pinned(&self, spec: &ModelSpec) -> bool {
         self.manual_pin.as_ref().map_or(spec.loading.pin, |said| said.pinned)
     }
 
-    pub(super) fn pin_view(&self, spec: &ModelSpec) -> PinView {
+    pub(in crate::model) fn pin_view(&self, spec: &ModelSpec) -> PinView {
         let by = self.manual_pin.as_ref().map(|said| said.by.clone());
         PinView { pinned: self.is_pinned(spec), by }
     }
 
-    pub(super) fn set_pin(
+    pub(in crate::model) fn set_pin(
         &mut self,
         env: &TaskEnvironment,
         pinned: bool,
@@ -270,7 +271,7 @@ impl ModelRoom {
         if self.manual_pin.as_ref().is_none_or(|said| said.pinned != pinned) {
             self.manual_pin = Some(ManualPin { pinned, by: by.to_owned() });
             self.report_settings(env);
-            let ledger = &env.context.ledger;
+            let ledger = &env.context.records.ledger;
             let entry = PinEntry {
                 kind: PinKind::Pin,
                 id: ledger.next_number(),
@@ -286,7 +287,7 @@ impl ModelRoom {
         Ok(self.pin_view(&env.spec))
     }
 
-    pub(super) fn use_fallback(&mut self, spec: &mut ModelSpec, fallback: FallbackSpec) {
+    pub(in crate::model) fn use_fallback(&mut self, spec: &mut ModelSpec, fallback: FallbackSpec) {
         let command = spec.command.clone();
         spec.command.args.extend(fallback.args);
         let needs = std::mem::replace(&mut spec.loading.needs, fallback.needs);
@@ -294,7 +295,7 @@ impl ModelRoom {
     }
 
     /// Restores the configured command: the next start may have more room.
-    pub(super) fn restore_configured(&mut self, spec: &mut ModelSpec) {
+    pub(in crate::model) fn restore_configured(&mut self, spec: &mut ModelSpec) {
         if let Some(ConfiguredCommand { command, needs }) = self.configured.take() {
             spec.command = command;
             spec.loading.needs = needs;
@@ -302,7 +303,7 @@ impl ModelRoom {
     }
 
     /// Keeps the fallback if new settings have the same command and fallback arguments.
-    pub(super) fn keep_fallback(&mut self, old: &ModelSpec, new: &mut ModelSpec) {
+    pub(in crate::model) fn keep_fallback(&mut self, old: &ModelSpec, new: &mut ModelSpec) {
         let Some(whole) = self.configured.take() else { return };
         let Some(fallback) = new.fallback.clone() else { return };
         let had_same = old.fallback.as_ref().is_some_and(|known| known.args == fallback.args);
@@ -311,133 +312,5 @@ impl ModelRoom {
             let needs = std::mem::replace(&mut new.loading.needs, fallback.needs);
             self.configured = Some(ConfiguredCommand { needs, ..whole });
         }
-    }
-}
-
-/// Mode of a replacement by the available memory, with an explanation for people.
-impl ModelRoom {
-    pub(super) fn choose_mode(
-        &self,
-        env: &TaskEnvironment,
-        unit: &ProcessUnit,
-    ) -> (ReplacementMode, Option<String>) {
-        self.replace_mode(env, unit, || env.context.world.available_memory())
-    }
-
-    /// True if a replacement now would overlap. Uses the available memory of the last sample, and reads it
-    /// only if there is none.
-    pub(super) fn would_overlap(&self, env: &TaskEnvironment, unit: &ProcessUnit) -> bool {
-        let sampled = unit.live.as_ref().and_then(|live| live.memory.last.totals);
-        let available =
-            || sampled.map(|totals| totals.available).or_else(|| env.context.world.available_memory());
-        self.replace_mode(env, unit, available).0 == ReplacementMode::Overlap
-    }
-
-    /// Permit for a replacement that the policy has decided.
-    pub(super) fn policy_permit(
-        &self,
-        env: &TaskEnvironment,
-        unit: &ProcessUnit,
-    ) -> Option<ReplacementPermit> {
-        // Two overlapping replacements would count the same free memory twice.
-        let overlaps = self.would_overlap(env, unit);
-        let reach = if overlaps { ReplacementReach::Machine } else { ReplacementReach::Gpus };
-        env.replacement_permit(unit.replica, &unit.live.as_ref()?.memory.used_gpus(), reach)
-    }
-
-    fn replace_mode(
-        &self,
-        env: &TaskEnvironment,
-        unit: &ProcessUnit,
-        available: impl FnOnce() -> Option<u64>,
-    ) -> (ReplacementMode, Option<String>) {
-        if unit.phase() != BackendPhase::Ready {
-            return (
-                ReplacementMode::Sequential,
-                Some(format!("sequential: the process is {}", unit.phase())),
-            );
-        }
-        match env.spec.run.replace {
-            ReplaceMode::Sequential => {
-                (ReplacementMode::Sequential, Some("sequential: as configured".to_owned()))
-            }
-            ReplaceMode::Overlap => (ReplacementMode::Overlap, Some("overlap: as configured".to_owned())),
-            ReplaceMode::Auto if !self.fits_next_to_old(env, unit) => {
-                let why = "sequential: with its new settings it has no room beside the process that is there";
-                (ReplacementMode::Sequential, Some(why.to_owned()))
-            }
-            ReplaceMode::Auto => {
-                let (mode, note) = self.mode_by_memory(env, unit, available);
-                (mode, Some(note))
-            }
-        }
-    }
-
-    /// True if a process with the latest settings has room next to the old one.
-    fn fits_next_to_old(&self, env: &TaskEnvironment, unit: &ProcessUnit) -> bool {
-        let is_older = || unit.live.as_ref().is_some_and(|live| live.recipe != process_recipe(&env.spec));
-        !matches!(self.state, LoadState::Granted { beside: false, .. }) || !is_older()
-    }
-
-    fn mode_by_memory(
-        &self,
-        env: &TaskEnvironment,
-        unit: &ProcessUnit,
-        available: impl FnOnce() -> Option<u64>,
-    ) -> (ReplacementMode, String) {
-        let sequential = |why: String| (ReplacementMode::Sequential, format!("sequential: {why}"));
-        let Some(live) = &unit.live else { return sequential("nothing is known of its memory".to_owned()) };
-        let last = &live.memory.last;
-        if let Some(no_vram) = last.no_vram.as_ref().filter(|no_vram| !no_vram.is_normal) {
-            return sequential(format!("a GPU is present, and {}", no_vram.why));
-        }
-        if last.devices.as_ref().is_none_or(|devices| devices.readings.is_empty())
-            && env.context.world.has_gpu()
-        {
-            return sequential("a GPU is present, and its memory might not hold two".to_owned());
-        }
-        match available() {
-            Some(available) => self.mode_by_room(env, live, available),
-            None => sequential("the available memory is unknown".to_owned()),
-        }
-    }
-
-    fn mode_by_room(
-        &self,
-        env: &TaskEnvironment,
-        live: &LiveGeneration,
-        available: u64,
-    ) -> (ReplacementMode, String) {
-        let policy = &env.spec.recycle.common;
-        let held = live.memory.history.host.map_or(0, HostMemory::charged);
-        let needed = scale_bytes(held.max(policy.overlap_floor.0), policy.overlap_headroom);
-        let promised = |memory| self.desk.promised_to_others(&self.who, memory);
-        let available = available.saturating_sub(promised(MemoryKind::Host));
-        let mut words = vec![format!("{} available, {} needed", ByteSize(available), ByteSize(needed))];
-        let mut fits = available >= needed;
-        for vram in &live.memory.history.vram {
-            // The next process will reach the same peak. Memory that present processes gave back counts too,
-            // because they may take it again.
-            let all = &env.context.fleet_memory;
-            let peak = vram.bytes.max(all.vram_peak(live.id, vram.gpu));
-            let needed = scale_bytes(peak, policy.overlap_headroom);
-            // Memory reserved for models that are being loaded still looks free.
-            let reserved =
-                all.reserved_vram(None, vram.gpu).saturating_add(promised(MemoryKind::Vram(vram.gpu)));
-            let devices = live.memory.last.devices.as_ref();
-            let free = devices.and_then(|devices| devices.reading(vram.gpu)?.free);
-            fits &= free.is_some_and(|free| free.saturating_sub(reserved) >= needed);
-            let free = free.map_or_else(|| "an unknown amount".to_owned(), |free| ByteSize(free).to_string());
-            let reserved = match reserved {
-                0 => String::new(),
-                bytes => format!(
-                    ", {} of it reserved for others and for pools that were given back",
-                    ByteSize(bytes)
-                ),
-            };
-            words.push(format!("{free} free on GPU {}{reserved}, {} needed", vram.gpu.0, ByteSize(needed)));
-        }
-        let mode = if fits { ReplacementMode::Overlap } else { ReplacementMode::Sequential };
-        (mode, format!("{}: {}", mode.as_str(), words.join(", ")))
     }
 }

@@ -9,18 +9,19 @@ use tokio_util::sync::CancellationToken;
 use warden_policies::GenerationId;
 use warden_policies::lifecycle::{BackendPhase, EndCause, LifecycleEffect, LifecycleEvent, LifecycleTimer};
 
-use super::environment::TaskEnvironment;
-use super::message::TaskMail;
-use super::unit::{LiveGeneration, PendingSignal, ProcessUnit, UnitId};
-use super::{HelperReport, ModelTask, TaskMessage};
 use crate::error::FailureKind;
 use crate::memory::loading::LoadingReport;
+use crate::model::ModelTask;
+use crate::model::environment::TaskEnvironment;
+use crate::model::generation::{LiveGeneration, PendingSignal};
+use crate::model::message::{HelperReport, TaskMail, TaskMessage};
+use crate::model::unit::{ProcessUnit, UnitId};
 use crate::process::failure::{self, StartEnd, StartLateness};
 use crate::process::{BackendProcess, discreet, reclaim_file, report_file, until_stalled};
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    pub(super) fn take_report(&mut self, generation: GenerationId, report: HelperReport) {
+    pub(in crate::model) fn take_report(&mut self, generation: GenerationId, report: HelperReport) {
         if let HelperReport::MemoryReturned(returned) = &report {
             self.life.dying.retain(|known| *known != generation);
             self.env.context.fleet_memory.remove_generation(generation);
@@ -249,7 +250,7 @@ impl LiveGeneration {
         self.store_held_memory(env);
     }
 
-    pub(super) fn store_held_memory(&self, env: &TaskEnvironment) {
+    pub(in crate::model) fn store_held_memory(&self, env: &TaskEnvironment) {
         let held = self.memory.held_memory();
         if !held.is_empty() {
             let keep = env.watch.sensors.priors_kept;

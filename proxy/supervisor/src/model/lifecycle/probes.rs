@@ -9,22 +9,25 @@ use warden_policies::lifecycle::{
     BackendPhase, LifecycleEffect, LifecycleEvent, LifecyclePolicy, LifecycleTimer,
 };
 
-use super::environment::TaskEnvironment;
-use super::experience::ModelExperience;
-use super::message::{ProbeReport, TaskMail};
-use super::replacement::ReplacementTracker;
-use super::spread::apply_all_settings;
-use super::unit::{LiveGeneration, UnitId, UnitList, UnitRole, take_due};
-use super::warm::unpack::WarmingResult;
-use super::{HelperReport, ModelTask};
 use crate::clock;
+use crate::model::ModelTask;
+use crate::model::environment::TaskEnvironment;
+use crate::model::experience::ModelExperience;
+use crate::model::generation::LiveGeneration;
+use crate::model::generation::timers::take_due;
+use crate::model::lifecycle::spread::apply_all_settings;
+use crate::model::message::{HelperReport, ProbeReport, TaskMail};
+use crate::model::replacement::tracker::ReplacementTracker;
+use crate::model::unit::list::UnitList;
+use crate::model::unit::{UnitId, UnitRole};
+use crate::model::warm::unpack::WarmingResult;
 use crate::process::failure::StartLateness;
 use crate::process::{ProbeResult, SampleOptions, ServerProps};
 use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
 impl ModelTask {
-    pub(super) fn note_probe(&mut self, id: UnitId, report: ProbeReport) {
+    pub(in crate::model) fn note_probe(&mut self, id: UnitId, report: ProbeReport) {
         let ProbeReport { sent, mut health, props, vram, warmed, .. } = report;
         if health == ProbeResult::SocketGone {
             let Some((phase, live)) = self.units.phase_and_live(id) else { return };
@@ -135,7 +138,7 @@ impl ModelTask {
 
 impl TaskMail {
     /// Starts a helper that probes a process, if its probe is due.
-    pub(super) fn fire_probe(
+    pub(in crate::model) fn fire_probe(
         &mut self,
         env: &TaskEnvironment,
         units: &mut UnitList,
@@ -196,7 +199,7 @@ impl TaskMail {
 
 impl LiveGeneration {
     /// Ends a process that is not ready in time.
-    pub(super) fn note_late_start(&mut self, lateness: StartLateness) -> LifecycleEvent {
+    pub(in crate::model) fn note_late_start(&mut self, lateness: StartLateness) -> LifecycleEvent {
         self.start.timed_out = Some(lateness);
         LifecycleEvent::Timer(LifecycleTimer::Start)
     }
@@ -232,7 +235,7 @@ impl LiveGeneration {
     /// Probes a process at once after a crash line. Most crashed processes end within a second, but some
     /// builds wait for a debugger for ever. The line may also be a client's text. Returns true if the process has
     /// less time left to answer.
-    pub(super) fn note_alarm(&mut self, phase: BackendPhase, pause: Duration) -> bool {
+    pub(in crate::model) fn note_alarm(&mut self, phase: BackendPhase, pause: Duration) -> bool {
         if self.probing.crash_logged_at.is_some()
             || !matches!(phase, BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining)
         {

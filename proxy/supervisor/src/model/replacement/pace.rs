@@ -6,24 +6,24 @@ use warden_policies::RecycleDecision;
 use warden_policies::cooldown::RecycleCooldown;
 use warden_policies::replacement_cost::LullHistory;
 
-use super::environment::TaskEnvironment;
+use crate::model::environment::TaskEnvironment;
 use crate::view::event::EventKind;
 
 #[derive(Debug)]
-pub(super) struct RecyclePace {
-    pub(super) cooldown: RecycleCooldown,
+pub(in crate::model) struct RecyclePace {
+    pub(in crate::model) cooldown: RecycleCooldown,
     /// Time from the spawn until the process was ready, at the last start.
-    pub(super) load_time: Option<Duration>,
+    pub(in crate::model) load_time: Option<Duration>,
     /// Idle periods that would have sufficed for a replacement.
-    pub(super) lulls: LullHistory,
+    pub(in crate::model) lulls: LullHistory,
 }
 
 impl RecyclePace {
-    pub(super) fn new(lulls: LullHistory) -> Self {
+    pub(in crate::model) fn new(lulls: LullHistory) -> Self {
         Self { cooldown: RecycleCooldown::default(), load_time: None, lulls }
     }
 
-    pub(super) fn note_policy_start(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
+    pub(in crate::model) fn note_policy_start(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
         let Some(reason) = decision.reason else { return };
         if let Some(held) = self.cooldown.record_start(env.context.now(), reason, &env.spec.recycle) {
             env.log_event(None, EventKind::PolicyOff { message: held.to_string() });

@@ -18,17 +18,19 @@ use warden_policies::reclaim::{NoReclaim, ReclaimDecision, ReclaimParts, Reclaim
 use warden_policies::recycle::RecycleHindrance;
 use warden_policies::{GenerationId, Reason, RecycleAction, RecycleDecision};
 
-use super::environment::TaskEnvironment;
-use super::message::{RequestedBy, TaskMail};
-use super::operators::{OperatorRequests, ReclaimRequest};
-use super::reclaim::{PendingReclaim, ReclaimCounts};
-use super::replacement::ReplacementTracker;
-use super::room::ModelRoom;
-use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitList};
-use super::{HelperReport, ModelTask};
 use crate::clock;
 use crate::error::ControlError;
 use crate::memory::loading::LoadingReport;
+use crate::model::ModelTask;
+use crate::model::environment::TaskEnvironment;
+use crate::model::generation::LiveGeneration;
+use crate::model::generation::reclaim::{PendingReclaim, ReclaimCounts};
+use crate::model::loading::room::ModelRoom;
+use crate::model::message::{HelperReport, RequestedBy, TaskMail};
+use crate::model::operators::{OperatorRequests, ReclaimRequest};
+use crate::model::replacement::tracker::ReplacementTracker;
+use crate::model::unit::list::UnitList;
+use crate::model::unit::{ProcessUnit, UnitId};
 use crate::process::reclaim_file::ReclaimResult;
 use crate::spec::ModelSpec;
 use crate::view::ReclaimView;
@@ -37,7 +39,7 @@ use crate::view::event::EventKind;
 
 impl ModelTask {
     /// Handles the answer to a reclaim request, or its timeout.
-    pub(super) fn note_reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
+    pub(in crate::model) fn note_reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
         let at = self.env.context.now();
         let Some(live) = self.units.live_mut(id) else { return };
         let Some(asked) = &mut live.reclaim.pending else { return };
@@ -52,7 +54,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    pub(super) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
+    pub(in crate::model) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
         let Some(live) = self.units.live_mut(id) else { return };
         let by = self.operators.who_reclaims(live.id);
         let Some(entry) = live.end_reclaim(&self.env, worth, by) else { return };
@@ -66,7 +68,7 @@ impl ModelTask {
 
 impl ModelRoom {
     /// Reports to the loader if no request that frees memory for another model is pending any more.
-    pub(super) fn report_reclaimed(
+    pub(in crate::model) fn report_reclaimed(
         &self,
         env: &TaskEnvironment,
         units: &UnitList,
@@ -83,7 +85,7 @@ impl ModelRoom {
 
 impl OperatorRequests {
     /// Asks all serving processes at once; the operator gets one entry per process.
-    pub(super) fn begin_reclaim(
+    pub(in crate::model) fn begin_reclaim(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -105,7 +107,7 @@ impl OperatorRequests {
 
 impl UnitList {
     /// Asks each process that can give memory back, because another model needs memory.
-    pub(super) fn reclaim_for_other(&mut self, env: &TaskEnvironment, mail: &mut TaskMail) {
+    pub(in crate::model) fn reclaim_for_other(&mut self, env: &TaskEnvironment, mail: &mut TaskMail) {
         let able = |unit: &&ProcessUnit| {
             let live = unit.live.as_ref();
             unit.phase() == BackendPhase::Ready
@@ -162,11 +164,11 @@ impl UnitList {
 
 impl LiveGeneration {
     /// True if the policy allows reclaims and the process has parts that can give memory back.
-    pub(super) fn can_reclaim(&self, policy: &Recycle) -> bool {
+    pub(in crate::model) fn can_reclaim(&self, policy: &Recycle) -> bool {
         policy.reclaim && self.memory.last.parts.is_some_and(ReclaimParts::any)
     }
 
-    pub(super) fn reclaim_view(&self) -> ReclaimView {
+    pub(in crate::model) fn reclaim_view(&self) -> ReclaimView {
         ReclaimView {
             parts: self.memory.last.parts,
             wanted: self.recipe.reclaim,
@@ -177,7 +179,7 @@ impl LiveGeneration {
     }
 
     /// Reason for not asking the process to give memory back, if worth logging.
-    pub(super) fn logged_no_reclaim(&self) -> Option<NoReclaim> {
+    pub(in crate::model) fn logged_no_reclaim(&self) -> Option<NoReclaim> {
         self.reclaim.refusal.filter(|why| {
             matches!(why, NoReclaim::NoHelp { .. } | NoReclaim::NoAnswer | NoReclaim::TooOften { .. })
         })
@@ -185,7 +187,7 @@ impl LiveGeneration {
 
     /// Tries to make the process give memory back. Returns `None` if `decision` is to be carried out now, or
     /// a decision that holds it back. `is_free`: no other replacement of the model goes first.
-    pub(super) fn try_reclaim(
+    pub(in crate::model) fn try_reclaim(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -258,7 +260,7 @@ impl LiveGeneration {
     ) -> Option<ReclaimEntry> {
         let asked = self.reclaim.pending.take()?;
         let entry = ReclaimEntry {
-            id: env.context.ledger.next_number(),
+            id: env.context.records.ledger.next_number(),
             at: clock::wall_time(),
             helped: match worth {
                 Some(ReclaimWorth::Enough) => Some(true),
@@ -268,7 +270,7 @@ impl LiveGeneration {
             by,
             ..asked.entry
         };
-        env.context.ledger.append(&entry);
+        env.context.records.ledger.append(&entry);
         self.reclaim.count += 1;
         self.reclaim.last = Some(entry.clone());
         env.log_event(Some(entry.generation), EventKind::Reclaimed { entry: Box::new(entry.clone()) });
@@ -276,7 +278,11 @@ impl LiveGeneration {
     }
 
     /// Completes the pending entry with the first reading that began after the answer.
-    pub(super) fn note_reclaim_effect(&mut self, number: u64, at: Duration) -> Option<ReclaimWorth> {
+    pub(in crate::model) fn note_reclaim_effect(
+        &mut self,
+        number: u64,
+        at: Duration,
+    ) -> Option<ReclaimWorth> {
         let asked = self.reclaim.pending.as_mut()?;
         if asked.answered_at_reading.is_none_or(|answered| number <= answered) {
             return None;

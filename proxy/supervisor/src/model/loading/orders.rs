@@ -14,16 +14,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 
-use super::ModelTask;
-use super::environment::TaskEnvironment;
-use super::life::{ROOM_CHECK_INTERVAL, TaskEnd, TaskLife};
-use super::replacement::ReplacementTracker;
-use super::room::{LoadState, ModelRoom};
-use super::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
-use super::warm::KeptState;
 use crate::clock;
 use crate::error::LeaseDenied;
 use crate::memory::loading::{LoadingOrder, LoadingReport};
+use crate::model::ModelTask;
+use crate::model::environment::TaskEnvironment;
+use crate::model::life::{ROOM_CHECK_INTERVAL, TaskEnd, TaskLife};
+use crate::model::loading::room::{LoadState, ModelRoom};
+use crate::model::replacement::tracker::ReplacementTracker;
+use crate::model::unit::list::UnitList;
+use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
+use crate::model::warm::KeptState;
 use crate::view::event::EventKind;
 
 /// Interval for checking whether a model kept loaded because of another one must still stay.
@@ -31,7 +32,7 @@ const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ModelTask {
     /// Returns true if processes may be started. Otherwise requests room from the loader.
-    pub(super) fn may_start(&mut self) -> bool {
+    pub(in crate::model) fn may_start(&mut self) -> bool {
         if self.room.request(&self.env, !self.operators.restarts.is_empty()) {
             self.life.note_action();
         }
@@ -39,7 +40,7 @@ impl ModelTask {
     }
 
     /// Starts processes, or queues the starts until room is granted.
-    pub(super) fn revive_all(&mut self, starts: Vec<(UnitId, LifecycleEvent)>) {
+    pub(in crate::model) fn revive_all(&mut self, starts: Vec<(UnitId, LifecycleEvent)>) {
         for (id, event) in starts {
             if self.may_start() {
                 self.step_machine(id, event);
@@ -49,7 +50,7 @@ impl ModelTask {
         }
     }
 
-    pub(super) fn follow_loader(&mut self, order: LoadingOrder) {
+    pub(in crate::model) fn follow_loader(&mut self, order: LoadingOrder) {
         match order {
             LoadingOrder::Load(places, asked) => {
                 if self.room.take_grant(places, asked) {
@@ -108,7 +109,7 @@ impl ModelTask {
 
 impl ModelRoom {
     /// Requests room, or gives it back. `any`: the model has a process or searches for a way to start one.
-    pub(super) fn settle(
+    pub(in crate::model) fn settle(
         &mut self,
         env: &mut TaskEnvironment,
         units: &UnitList,
@@ -145,7 +146,7 @@ impl ModelRoom {
 
     /// True if the model is to be unloaded, because none of its processes had a request for `ttl`. Otherwise
     /// sets the time of the next check.
-    pub(super) fn is_ttl_over(
+    pub(in crate::model) fn is_ttl_over(
         &self,
         env: &TaskEnvironment,
         units: &UnitList,
@@ -180,7 +181,7 @@ impl ModelRoom {
     }
 
     /// True if an idle unit is to be started.
-    pub(super) fn needs_start(
+    pub(in crate::model) fn needs_start(
         &mut self,
         env: &TaskEnvironment,
         units: &UnitList,

@@ -23,19 +23,20 @@ use warden_policies::recycle::{
 use warden_policies::replacement_cost::ReplacementLoad;
 use warden_policies::{MemoryKind, Reason, RecycleAction};
 
-use super::ModelTask;
-use super::environment::TaskEnvironment;
-use super::life::TaskLife;
-use super::message::TaskMail;
-use super::needs::{READ_AHEAD_LIMIT, URGENT_READ_AHEAD_LIMIT};
-use super::pace::RecyclePace;
-use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitRole};
 use crate::clock;
+use crate::model::ModelTask;
+use crate::model::environment::TaskEnvironment;
+use crate::model::generation::LiveGeneration;
+use crate::model::life::TaskLife;
+use crate::model::message::TaskMail;
+use crate::model::replacement::needs::{READ_AHEAD_LIMIT, URGENT_READ_AHEAD_LIMIT};
+use crate::model::replacement::pace::RecyclePace;
+use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
 use crate::sync::lock;
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    pub(super) fn judge_unit(&mut self, id: UnitId) {
+    pub(in crate::model) fn judge_unit(&mut self, id: UnitId) {
         let now = Instant::now();
         let policy = &self.env.spec.recycle;
         let Some(unit) = self.units.get_mut(id) else { return };
@@ -281,7 +282,7 @@ impl ProcessUnit {
 
 impl LiveGeneration {
     /// Prepares the end of a drain, which interrupts its running requests.
-    pub(super) fn cut_drain(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
+    pub(in crate::model) fn cut_drain(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
         self.child.short_grace = true;
         tracing::warn!(
             model = %env.spec.name, generation = ?Some(self.id), ?decision,

@@ -15,13 +15,15 @@ use warden_policies::health::{GpuOffload, OffloadLoss};
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::{Reason, units};
 
-use super::context::FleetContext;
-use super::environment::TaskEnvironment;
-use super::life::{OffloadRecovery, TaskLife};
-use super::replacement::ReplacementTracker;
-use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitList, UnitRole};
 use crate::clock;
 use crate::error::{BackendFailure, FailureKind};
+use crate::model::context::FleetContext;
+use crate::model::environment::TaskEnvironment;
+use crate::model::generation::LiveGeneration;
+use crate::model::life::{OffloadRecovery, TaskLife};
+use crate::model::replacement::tracker::ReplacementTracker;
+use crate::model::unit::list::UnitList;
+use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
 use crate::view::event::EventKind;
 
 /// After these symptoms the old process serves no better than a new one on the CPU.
@@ -54,7 +56,7 @@ impl LiveGeneration {
 impl ReplacementTracker {
     /// Rejects a ready successor that lacks much on the GPU if the old process can serve. Returns true if so.
     /// `vram`: bytes that the successor holds now, if known.
-    pub(super) fn rejects_successor(
+    pub(in crate::model) fn rejects_successor(
         &self,
         env: &TaskEnvironment,
         units: &mut UnitList,
@@ -88,7 +90,7 @@ impl ReplacementTracker {
 impl TaskLife {
     /// Judges how much of the model the process has on GPUs: when it becomes ready, and again after a
     /// reading. `is_settled`: the reading is final, so a complete offload is remembered.
-    pub(super) fn judge_offload(
+    pub(in crate::model) fn judge_offload(
         &mut self,
         env: &TaskEnvironment,
         units: &mut UnitList,
@@ -126,7 +128,7 @@ impl TaskLife {
 
     /// Returns the replica whose process lost its GPU and is to be restarted, because enough memory is available
     /// again.
-    pub(super) fn take_recovery(
+    pub(in crate::model) fn take_recovery(
         &mut self,
         env: &TaskEnvironment,
         units: &UnitList,

@@ -15,23 +15,31 @@ use warden_policies::sample::SampleEdge;
 use warden_policies::share::SharedMember;
 use warden_policies::{MemoryKind, Reason};
 
-use super::environment::TaskEnvironment;
-use super::message::TaskMail;
-use super::pace::RecyclePace;
-use super::replacement::decision_for;
-use super::room::ModelRoom;
-use super::unit::{LiveGeneration, ProcessUnit, UnitId, UnitList, UnitRole, take_due};
-use super::words::verdict_sentence;
-use super::{HelperReport, ModelTask};
 use crate::clock;
 use crate::lease::admit::{MemoryHeadroom, ProcessHeadroom};
 use crate::memory::fleet_memory::ReturnedMemory;
 use crate::memory::tracker::{ReadingContext, ReadingResult};
+use crate::model::ModelTask;
+use crate::model::environment::TaskEnvironment;
+use crate::model::generation::LiveGeneration;
+use crate::model::generation::timers::take_due;
+use crate::model::loading::room::ModelRoom;
+use crate::model::message::{HelperReport, TaskMail};
+use crate::model::recycling::words::verdict_sentence;
+use crate::model::replacement::pace::RecyclePace;
+use crate::model::replacement::record::decision_for;
+use crate::model::unit::list::UnitList;
+use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
 use crate::process::{ProcessSample, SampleOptions};
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    pub(super) fn note_sample(&mut self, id: UnitId, taken: &ReadingContext, sample: &ProcessSample) {
+    pub(in crate::model) fn note_sample(
+        &mut self,
+        id: UnitId,
+        taken: &ReadingContext,
+        sample: &ProcessSample,
+    ) {
         let Some(live) = self.units.live_mut(id) else { return };
         let ill_before = live.health.symptoms();
         let Some(ReadingResult { first, changes }) =
@@ -71,7 +79,7 @@ impl ModelTask {
             self.env.log_event(Some(generation), EventKind::VramUnknown { message });
         }
         if let Some(devices) = &sample.devices {
-            self.env.context.publisher.set_machine(devices.views(), sample.totals);
+            self.env.context.records.publisher.set_machine(devices.views(), sample.totals);
         }
         self.life.note_action();
         let Some(live) = self.units.live_mut(id) else { return };
@@ -98,7 +106,7 @@ impl ModelTask {
 
 impl RecyclePace {
     /// Requests that a replacement of this process would affect now.
-    pub(super) fn replacement_load(
+    pub(in crate::model) fn replacement_load(
         &self,
         env: &TaskEnvironment,
         live: &LiveGeneration,
@@ -146,7 +154,7 @@ impl RecyclePace {
     }
 
     /// Records the memory freed after the end of a process.
-    pub(super) fn note_returned(&mut self, env: &TaskEnvironment, returned: &ReturnedMemory) {
+    pub(in crate::model) fn note_returned(&mut self, env: &TaskEnvironment, returned: &ReturnedMemory) {
         for (series, missing) in &returned.missing {
             let gpu = match series {
                 MemoryKind::Host => None,
@@ -155,13 +163,13 @@ impl RecyclePace {
             if let Some(gpu) = gpu
                 && missing.is_none()
             {
-                env.context.publisher.set_leak(gpu, None);
+                env.context.records.publisher.set_leak(gpu, None);
             }
             let cooldown = &mut self.cooldown;
             let Some(held) = cooldown.record_exit(*series, *missing, &env.spec.recycle) else { continue };
             let message = held.to_string();
             if let Some(gpu) = gpu {
-                env.context.publisher.set_leak(gpu, Some(message.clone()));
+                env.context.records.publisher.set_leak(gpu, Some(message.clone()));
             }
             let bytes = match held {
                 HoldReason::DriverLeak { bytes, .. } => bytes,
@@ -196,7 +204,7 @@ impl ModelRoom {
 
 impl LiveGeneration {
     /// Takes a reading that is due. Returns true if the process is to be judged without one.
-    pub(super) fn fire_samples(
+    pub(in crate::model) fn fire_samples(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use warden_policies::lifecycle::BackendPhase;
 
-use super::message::{HelperReport, TaskMail};
-use super::unit::UnitList;
 use crate::lease::queue::LeaseQueue;
+use crate::model::message::{HelperReport, TaskMail};
+use crate::model::unit::list::UnitList;
 use crate::process::BackendProcess;
 use crate::process::settings::{ClientSetting, ClientSettings};
 
@@ -24,7 +24,12 @@ use crate::process::settings::{ClientSetting, ClientSettings};
 const MAX_SETTING_ROUNDS: usize = 8;
 
 impl UnitList {
-    pub(super) fn spread_settings(&self, leases: &Arc<LeaseQueue>, timeout: Duration, mail: &mut TaskMail) {
+    pub(in crate::model) fn spread_settings(
+        &self,
+        leases: &Arc<LeaseQueue>,
+        timeout: Duration,
+        mail: &mut TaskMail,
+    ) {
         for (from, path) in leases.settings.take_fresh() {
             for unit in &self.all {
                 let Some(live) = unit.live.as_ref().filter(|live| live.id != from) else { continue };
@@ -51,7 +56,7 @@ impl UnitList {
 }
 
 /// Applies all settings before a process serves. Returns descriptions of failures.
-pub(super) async fn apply_all_settings(
+pub(in crate::model) async fn apply_all_settings(
     process: &dyn BackendProcess,
     leases: &LeaseQueue,
     timeout: Duration,

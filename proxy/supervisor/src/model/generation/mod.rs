@@ -1,0 +1,218 @@
+//! A process of a model, and what its task knows of it.
+
+pub(super) mod health;
+pub(super) mod probing;
+pub(super) mod recipe;
+pub(super) mod reclaim;
+pub(super) mod timers;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
+use warden_policies::cooldown::HoldReason;
+use warden_policies::cooldown::working_set::PassedBudgets;
+use warden_policies::health::HealthSymptom;
+use warden_policies::lifecycle::{BackendPhase, LifecyclePolicy};
+use warden_policies::{GenerationId, RecycleDecision};
+
+use crate::clock;
+use crate::lease::cell::GenerationCell;
+use crate::memory::tracker::MemoryTracker;
+use crate::model::generation::health::HealthTracker;
+use crate::model::generation::probing::ProbeState;
+use crate::model::generation::recipe::ProcessRecipe;
+use crate::model::generation::reclaim::ReclaimState;
+use crate::model::generation::timers::GenerationTimers;
+use crate::process::failure::StartLateness;
+use crate::process::slot_files::SlotFiles;
+use crate::process::{BackendProcess, failure};
+use crate::spec::ServerCommand;
+use crate::view::log::LogRing;
+
+#[derive(Debug, Default)]
+pub(in crate::model) struct PolicyWish {
+    pub(in crate::model) last_decision: Option<(RecycleDecision, Option<HoldReason>)>,
+    pub(in crate::model) since: Option<Instant>,
+    /// Begin of a drain that the policy demands at once.
+    pub(in crate::model) urgent_since: Option<Instant>,
+    /// Earliest time of the next drain, set when requests outlasted the last one.
+    pub(in crate::model) not_before: Option<Instant>,
+    pub(in crate::model) passed: PassedBudgets,
+    /// Random number that spreads the replacements of several processes in time.
+    pub(in crate::model) random: f64,
+}
+
+/// Signal to send as soon as the process has been created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::model) enum PendingSignal {
+    Terminate,
+    Kill,
+}
+
+#[derive(Debug)]
+pub(in crate::model) struct ChildHandle {
+    pub(in crate::model) socket: PathBuf,
+    pub(in crate::model) process: Option<Arc<dyn BackendProcess>>,
+    pub(in crate::model) pending: Option<PendingSignal>,
+    /// Start command, including added arguments.
+    pub(in crate::model) started_with: Option<ServerCommand>,
+    pub(in crate::model) short_grace: bool,
+}
+
+impl ChildHandle {
+    pub(in crate::model) fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.pid())
+    }
+}
+
+#[derive(Debug)]
+pub(in crate::model) struct StartProgress {
+    pub(in crate::model) spawned: Instant,
+    /// Load time of a process that the previous instance created.
+    pub(in crate::model) adopted: Option<Duration>,
+    /// Stops the helper that watches for a stalled start, when dropped.
+    pub(in crate::model) watch: Option<DropGuard>,
+    pub(in crate::model) timed_out: Option<StartLateness>,
+    pub(in crate::model) ready: Option<Instant>,
+    /// Number of slots that the ready process reported.
+    pub(in crate::model) slots: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::model) enum PackProgress {
+    #[default]
+    NotYet,
+    UnderWay,
+    Done,
+}
+
+#[derive(Debug, Default)]
+pub(in crate::model) struct WarmProgress {
+    /// Directory for saved slots, if the process can save any.
+    pub(in crate::model) files: Option<Arc<SlotFiles>>,
+    pub(in crate::model) packed: PackProgress,
+    pub(in crate::model) from: Option<GenerationId>,
+}
+
+#[derive(Debug)]
+pub(in crate::model) struct LiveGeneration {
+    pub(in crate::model) id: GenerationId,
+    pub(in crate::model) cell: Arc<GenerationCell>,
+    pub(in crate::model) recipe: ProcessRecipe,
+    pub(in crate::model) child: ChildHandle,
+    pub(in crate::model) start: StartProgress,
+    pub(in crate::model) probing: ProbeState,
+    pub(in crate::model) timers: GenerationTimers,
+    pub(in crate::model) memory: Box<MemoryTracker>,
+    pub(in crate::model) health: Box<HealthTracker>,
+    pub(in crate::model) wish: PolicyWish,
+    pub(in crate::model) reclaim: ReclaimState,
+    pub(in crate::model) warm: WarmProgress,
+}
+
+impl LiveGeneration {
+    pub(in crate::model) fn new(
+        id: GenerationId,
+        socket: PathBuf,
+        cell: Arc<GenerationCell>,
+        recipe: ProcessRecipe,
+        memory: MemoryTracker,
+        health: HealthTracker,
+    ) -> Self {
+        let start = StartProgress {
+            spawned: Instant::now(),
+            adopted: None,
+            watch: None,
+            timed_out: None,
+            ready: None,
+            slots: None,
+        };
+        Self {
+            id,
+            cell,
+            recipe,
+            child: ChildHandle {
+                socket,
+                process: None,
+                pending: None,
+                started_with: None,
+                short_grace: false,
+            },
+            start,
+            probing: ProbeState::default(),
+            timers: GenerationTimers::default(),
+            memory: Box::new(memory),
+            health: Box::new(health),
+            wish: PolicyWish { random: rand::random(), ..PolicyWish::default() },
+            reclaim: ReclaimState::default(),
+            warm: WarmProgress::default(),
+        }
+    }
+
+    pub(in crate::model) fn enter_phase(&mut self, phase: BackendPhase, policy: &LifecyclePolicy) {
+        let is_alarmed = self.probing.crash_logged_at.is_some();
+        if matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting) {
+            self.timers.stop(phase, is_alarmed);
+            self.wish.last_decision = None;
+        }
+        if phase == BackendPhase::Draining && !is_alarmed {
+            // Probe during a drain: a process that stops answering must not use the whole deadline.
+            let is_silent = self.probing.silent_for(policy.probes_lost).is_some();
+            let pause = if is_silent { policy.start_probe_interval } else { policy.probe_interval };
+            self.timers.probe = Some(clock::after(Instant::now(), pause));
+        }
+    }
+
+    /// Crash line that the process has logged since it last answered a probe. An older line is ignored:
+    /// it may be text that a client sent.
+    pub(in crate::model) fn crash_line(&self, logs: &LogRing) -> Option<String> {
+        failure::crash_line(&logs.lines_since(self.id, self.probing.lines_at_answer))
+    }
+
+    /// Handles an unanswered probe. Returns the time of the crash if the process has logged one since its
+    /// last answered probe.
+    pub(in crate::model) fn note_crash(&mut self, logs: &LogRing) -> Option<Instant> {
+        let has_line = self.crash_line(logs).is_some();
+        let probing = &mut self.probing;
+        probing.crashed_at = has_line.then(|| probing.crash_logged_at.unwrap_or_else(Instant::now));
+        probing.crashed_at
+    }
+
+    /// Duration of the hang for which a process is ended. Its requests may be the cause.
+    pub(in crate::model) fn hung_for(&self) -> Option<Duration> {
+        let silent = |symptom: &HealthSymptom| match symptom {
+            HealthSymptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
+            _ => None,
+        };
+        let crashed = self.probing.crashed_at.map(|since| since.elapsed());
+        crashed.or_else(|| self.health.symptoms().iter().find_map(silent))
+    }
+
+    /// False if the process is known to answer no more requests, or has to end at once.
+    pub(in crate::model) fn may_drain_on(&self, probes_lost: u32) -> bool {
+        !self.child.short_grace
+            && self.probing.crashed_at.is_none()
+            && self.probing.silent_for(probes_lost).is_none()
+    }
+
+    /// Sends SIGTERM, now or as soon as the process has been created.
+    pub(in crate::model) fn terminate(&mut self) {
+        self.cell.request_stop();
+        match &self.child.process {
+            Some(process) => process.terminate(),
+            None => self.child.pending = self.child.pending.or(Some(PendingSignal::Terminate)),
+        }
+    }
+
+    /// Sends SIGKILL, now or as soon as the process has been created.
+    pub(in crate::model) fn kill(&mut self) {
+        self.cell.request_stop();
+        match &self.child.process {
+            Some(process) => process.kill(),
+            None => self.child.pending = Some(PendingSignal::Kill),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Reads the memory of processes, and decides when one is to give memory back or to be replaced.
+
+mod judge;
+mod offload;
+mod reclaim_steps;
+mod sample;
+pub(super) mod words;
