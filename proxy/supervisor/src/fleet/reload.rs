@@ -129,9 +129,9 @@ impl FleetInner {
             let known = old.get(&spec.name).filter(|handle| !handle.is_remote).cloned();
             let handle = known.unwrap_or_else(|| self.launch_model(spec, config.watch, !gone.is_empty()));
             if spec.canary_of.is_some() {
-                if change.config.model(&spec.name).is_some_and(|before| before != spec) {
-                    handle.apply(spec, config.watch).await;
-                }
+                // The report lists only configured models.
+                let mut unlisted = ApplyReport::default();
+                handle.apply_change(&change.config, spec, config.watch, &mut unlisted).await;
                 canaries.insert(spec.name.clone(), handle);
             } else {
                 handle.apply_change(&change.config, spec, config.watch, &mut report).await;

@@ -44,7 +44,7 @@ impl ModelHandle {
         answer.await.unwrap_or(false)
     }
 
-    pub(super) async fn apply(&self, spec: &SharedSpec, watch: WatchConfig) -> bool {
+    async fn apply(&self, spec: &SharedSpec, watch: WatchConfig) -> bool {
         let (reply, answer) = oneshot::channel();
         self.send(ControlMessage::Apply(spec.clone(), Box::new(watch), reply));
         answer.await.unwrap_or(false)

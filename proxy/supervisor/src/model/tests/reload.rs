@@ -289,3 +289,27 @@ fn preloaded(name: &str) -> SharedSpec {
     spec.run.preload = true;
     spec
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_running_canary_gets_new_settings_of_all_models_too() {
+    let mut rig = Rig::new(|config, _| config.watch.sensors.interval = secs(120)).await;
+    let lease = rig.lease().await.unwrap();
+    let canary = crate::CanarySpec {
+        binary: std::env::current_exe().unwrap(),
+        build: None,
+        facts: ServerFacts::default(),
+        share: 0.1,
+        numbers: defaults().canary,
+    };
+    rig.fleet.start_canary("m", canary).await.unwrap();
+    pass(secs(60)).await;
+    let canary = rig.script.last();
+    let before = canary.readings();
+    rig.apply(|config| config.watch.sensors.interval = secs(1)).await;
+    // The next reading was planned with the old interval.
+    pass(secs(160)).await;
+    let read = canary.readings() - before;
+    assert!(read > 50, "{read} readings");
+    drop(lease);
+    rig.end().await;
+}
