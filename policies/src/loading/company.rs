@@ -92,7 +92,7 @@ impl LoadingState {
     /// Unloads all guests if a model with new settings does not fit next to them; the model stays loaded.
     pub(super) fn guests_leave_for_remade(&mut self, free: Option<&MemoryAmounts>) -> Vec<LoaderOrder> {
         let remade =
-            self.models.all.iter().filter(|(_, model)| model.renewal_asked.is_some() && !model.spec.guest);
+            self.models.all.iter().filter(|(_, model)| model.renewal.asked.is_some() && !model.spec.guest);
         let beside_all = |who: &ModelId| {
             let decision = self.renewal_decision(who, free);
             decision.is_none_or(|decision| matches!(decision, RenewalDecision::Stays(place) if place.beside))

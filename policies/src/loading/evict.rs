@@ -149,19 +149,19 @@ impl LoadingState {
         };
         let helps =
             |model: &LoadedModel| model.reclaimable(now, numbers).is_some_and(|hoard| hoard.is_any_of(short));
-        let able = self.models.all.iter().filter(|(_, model)| !model.reclaiming && helps(model));
+        let able = self.models.all.iter().filter(|(_, model)| !model.reclaim.pending && helps(model));
         let asked: Vec<ModelId> = able.map(|(who, _)| who.clone()).collect();
         if asked.is_empty() {
             let awaited = self
                 .models
                 .all
                 .values()
-                .any(|model| model.reclaiming && model.reclaimable(now, numbers).is_some());
+                .any(|model| model.reclaim.pending && model.reclaimable(now, numbers).is_some());
             return if awaited { ReclaimStep::Awaited } else { ReclaimStep::Useless };
         }
         for who in &asked {
             if let Some(model) = self.models.all.get_mut(who) {
-                (model.reclaiming, model.last_reclaim) = (true, Some(now));
+                (model.reclaim.pending, model.reclaim.last) = (true, Some(now));
             }
         }
         ReclaimStep::Asked(asked)
@@ -197,22 +197,22 @@ impl LoadedModel {
         } else {
             self.demand.expected_gap(seen.idle_for).max(IN_USE_SECONDS)
         };
-        let leaks = self.reading.as_ref().is_some_and(|reading| reading.leaks);
+        let leaks = self.measured.reading.as_ref().is_some_and(|reading| reading.leaks);
         self.load_time.saturating_add(seen.conversations).as_secs_f64() / expected
             * if leaks { leaker } else { 1.0 }
     }
 
     /// Returns the bytes above the promise, if the build supports reclaim and no reclaim was tried lately.
     fn reclaimable(&self, now: Duration, numbers: &LoadingConfig) -> Option<MemoryAmounts> {
-        let reading = self.reading.as_ref().filter(|reading| reading.can_reclaim)?;
-        let since = self.last_reclaim.map(|asked| now.saturating_sub(asked));
+        let reading = self.measured.reading.as_ref().filter(|reading| reading.can_reclaim)?;
+        let since = self.reclaim.last.map(|asked| now.saturating_sub(asked));
         let is_asked = match since {
             // A process that has not answered within `give_back` is not expected to free memory.
-            Some(since) if self.reclaiming => since < numbers.give_back,
+            Some(since) if self.reclaim.pending => since < numbers.give_back,
             Some(since) => since >= RECLAIM_INTERVAL,
             None => true,
         };
-        let hoard = reading.held.minus(&self.promised);
+        let hoard = reading.held.minus(&self.admitted.promised);
         (is_asked && hoard.is_any_of((true, true)) && matches!(self.state, ModelLoadState::Serves { .. }))
             .then_some(hoard)
     }

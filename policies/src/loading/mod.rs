@@ -122,10 +122,10 @@ impl LoadingState {
         if let Some(model) = self.models.all.get_mut(name)
             && let ModelLoadState::Comes { since } = model.state
         {
-            (model.load_time, model.raised) = (now.saturating_sub(since), 1.0);
+            (model.load_time, model.raised.factor) = (now.saturating_sub(since), 1.0);
             let until = now.saturating_add(self.numbers.first_reading);
-            (model.state, model.reading_deadline) = (ModelLoadState::Serves { since: now }, Some(until));
-            if let Some(held) = model.reading.as_ref().map(|reading| reading.held.clone()) {
+            (model.state, model.measured.deadline) = (ModelLoadState::Serves { since: now }, Some(until));
+            if let Some(held) = model.measured.reading.as_ref().map(|reading| reading.held.clone()) {
                 self.record_taken(name, &held);
             }
         }
@@ -135,22 +135,23 @@ impl LoadingState {
     pub fn record_inherited(&mut self, name: &ModelId, places: Vec<Vec<usize>>, now: Duration) {
         if let Some(model) = self.models.all.get_mut(name) {
             let until = now.saturating_add(self.numbers.first_reading);
-            (model.state, model.reading_deadline) = (ModelLoadState::Serves { since: now }, Some(until));
+            (model.state, model.measured.deadline) = (ModelLoadState::Serves { since: now }, Some(until));
             model.places = places;
         }
     }
 
     fn record_taken(&mut self, model: &ModelId, held: &MemoryAmounts) {
-        if self.models.all.get_mut(model).is_some_and(|model| model.reading_deadline.take().is_some()) {
+        if self.models.all.get_mut(model).is_some_and(|model| model.measured.deadline.take().is_some()) {
             self.adjust_before(|before| before.minus(held));
         }
     }
 
     /// Stops waiting for a reading: the last reading counts as held memory, or the promise if there is none.
     fn stop_settling(&mut self, name: &ModelId) {
-        if let Some(model) = self.models.all.get_mut(name).filter(|model| model.reading_deadline.is_some()) {
-            let promised = || ModelReading { held: model.promised.clone(), ..ModelReading::default() };
-            let held = model.reading.get_or_insert_with(promised).held.clone();
+        if let Some(model) = self.models.all.get_mut(name).filter(|model| model.measured.deadline.is_some()) {
+            let promised =
+                || ModelReading { held: model.admitted.promised.clone(), ..ModelReading::default() };
+            let held = model.measured.reading.get_or_insert_with(promised).held.clone();
             self.record_taken(name, &held);
         }
     }
@@ -168,10 +169,11 @@ impl LoadingState {
         else {
             return;
         };
-        if let Some(held) =
-            missing.map(|missing| missing.min(&model.promised)).filter(|_| model.reading.is_none())
+        if let Some(held) = missing
+            .map(|missing| missing.min(&model.admitted.promised))
+            .filter(|_| model.measured.reading.is_none())
         {
-            model.reading = Some(ModelReading { held: held.clone(), ..ModelReading::default() });
+            model.measured.reading = Some(ModelReading { held: held.clone(), ..ModelReading::default() });
             self.adjust_before(|before| before.minus(&held));
         }
     }
@@ -192,7 +194,7 @@ impl LoadingState {
         self.stop_settling(who);
         self.attribute_missing(who);
         if let Some(model) = self.models.all.get_mut(who) {
-            (model.state, model.renewal_asked) = (ModelLoadState::Leaves, None);
+            (model.state, model.renewal.asked) = (ModelLoadState::Leaves, None);
         }
     }
 
@@ -200,28 +202,28 @@ impl LoadingState {
     pub fn record_reading(&mut self, name: &ModelId, mut reading: ModelReading) {
         if let Some(model) = self.models.all.get_mut(name).filter(|model| model.is_there()) {
             if !reading.outdated
-                && let Some(renewed) = model.renewed_promise.take()
+                && let Some(renewed) = model.renewal.promise.take()
             {
-                (model.promised, model.mapped) = (renewed, room::mapped_bytes(model).host);
+                (model.admitted.promised, model.admitted.mapped) = (renewed, room::mapped_bytes(model).host);
             }
             if reading.gpus_unknown {
-                reading.held.gpus.clone_from(&model.promised.gpus);
+                reading.held.gpus.clone_from(&model.admitted.promised.gpus);
             }
             let (held, outdated) = (reading.held.clone(), reading.outdated);
             if matches!(model.state, ModelLoadState::Serves { .. }) && !reading.leaks {
-                let first = !reading.outdated && std::mem::take(&mut model.unread);
+                let first = !reading.outdated && std::mem::take(&mut model.measured.is_due);
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
-                if first && std::mem::take(&mut model.alone) {
+                if first && std::mem::take(&mut model.admitted.alone) {
                     // The model was admitted as too large, but its reading shows that it is not.
-                    model.promised = MemoryAmounts::none();
+                    model.admitted.promised = MemoryAmounts::none();
                 } else if first && !measured {
                     // GPU memory is allocated at once, so the first reading replaces the prediction; host
                     // memory is not.
-                    model.promised.gpus.clear();
+                    model.admitted.promised.gpus.clear();
                 }
-                model.promised = model.promised.max(&reading.held);
+                model.admitted.promised = model.admitted.promised.max(&reading.held);
             }
-            model.reading = Some(reading);
+            model.measured.reading = Some(reading);
             if !outdated {
                 self.record_taken(name, &held);
             }
@@ -246,7 +248,7 @@ impl LoadingState {
             .filter(|(other, known)| known.spec.pin && *other != model && known.is_there());
         let room = self
             .capacity
-            .minus(&pinned.fold(MemoryAmounts::none(), |sum, (_, known)| sum.plus(&known.promised)));
+            .minus(&pinned.fold(MemoryAmounts::none(), |sum, (_, known)| sum.plus(&known.admitted.promised)));
         let Some(known) = self
             .models
             .all
@@ -255,10 +257,10 @@ impl LoadingState {
         else {
             return;
         };
-        let before = known.raised;
-        (known.raised, known.raised_at) = (before * by, now);
+        let before = known.raised.factor;
+        (known.raised.factor, known.raised.at) = (before * by, now);
         if !room::fits(model, known, &room) {
-            known.raised = before;
+            known.raised.factor = before;
         }
     }
 
@@ -268,9 +270,10 @@ impl LoadingState {
             // A model without a reading was not counted as having taken memory.
             let returned = if model.is_taking() { MemoryAmounts::none() } else { model.held() };
             model.state = ModelLoadState::Out;
-            (model.promised, model.mapped, model.reading) = (MemoryAmounts::none(), 0, None);
-            (model.reclaiming, model.last_reclaim) = (false, None);
-            (model.unread, model.renewal_asked, model.renewed_promise, model.reading_deadline) =
+            (model.admitted.promised, model.admitted.mapped, model.measured.reading) =
+                (MemoryAmounts::none(), 0, None);
+            (model.reclaim.pending, model.reclaim.last) = (false, None);
+            (model.measured.is_due, model.renewal.asked, model.renewal.promise, model.measured.deadline) =
                 (true, None, None, None);
             model.places.clear();
             self.kept.retain(|(who, _)| who != name);

@@ -27,7 +27,7 @@ impl LoadedModels {
                     != (&spec.needs, spec.replicas, &spec.gpus)
                 {
                     // Old readings and raised needs belong to the previous settings.
-                    (known.unread, known.raised) = (true, 1.0);
+                    (known.measured.is_due, known.raised.factor) = (true, 1.0);
                 }
                 known.spec = spec;
             }
@@ -54,7 +54,7 @@ impl LoadedModels {
         let moves = |model: &LoadedModel| match model.state {
             ModelLoadState::Wants { .. } | ModelLoadState::Called { .. } => true,
             ModelLoadState::Out => model.call_pending,
-            _ => model.renewal_asked.is_some(),
+            _ => model.renewal.asked.is_some(),
         };
         self.all.values().any(moves)
     }
@@ -86,14 +86,14 @@ impl LoadedModels {
     /// ([`Self::set_spec`]). No effect if the model is not loaded.
     pub fn request_renewal(&mut self, model: &ModelId, now: Duration) {
         if let Some(model) = self.all.get_mut(model) {
-            model.renewal_asked = model.is_staying().then_some(now);
+            model.renewal.asked = model.is_staying().then_some(now);
         }
     }
 
     /// Records that a model's reclaim failed, or that it has ended and the memory was read again.
     pub fn reclaim_ended(&mut self, model: &ModelId) {
         if let Some(model) = self.all.get_mut(model) {
-            model.reclaiming = false;
+            model.reclaim.pending = false;
         }
     }
 
@@ -221,7 +221,7 @@ impl LoadedModels {
 
     /// Returns the additional needs of models that wait for a renewal, reserved before later models.
     pub(super) fn kept_for_remade(&self, capacity: &MemoryAmounts, make_room: bool) -> Reservations {
-        let waiting = self.all.iter().filter(|(_, model)| model.renewal_asked.is_some());
+        let waiting = self.all.iter().filter(|(_, model)| model.renewal.asked.is_some());
         let needs = |(who, model): (&ModelId, &LoadedModel)| {
             let (_, needed) = room::fit_at(who, model, &model.places, capacity, make_room)?;
             Some((who.clone(), needed.minus(&model.held_or_promised())))

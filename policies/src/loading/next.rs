@@ -45,16 +45,17 @@ impl LoadingState {
             self.models.all.keys().map(|name| (name.clone(), seen(name))).collect();
         for (name, model) in &mut self.models.all {
             model.demand.record_total(now, seen[name].requests);
-            if model.raised > 1.0 && now.saturating_sub(model.raised_at) >= self.numbers.short_for {
+            if model.raised.factor > 1.0 && now.saturating_sub(model.raised.at) >= self.numbers.short_for {
                 // Another program may have held the memory when the start failed, and have freed it since.
-                model.raised = 1.0;
+                model.raised.factor = 1.0;
             }
         }
-        for who in self.models.models_with(|model| model.reading_deadline.is_some_and(|until| now >= until)) {
+        for who in self.models.models_with(|model| model.measured.deadline.is_some_and(|until| now >= until))
+        {
             self.stop_settling(&who);
         }
         for who in
-            self.models.models_with(|model| model.renewed_promise.is_some() && now >= model.renewed_until)
+            self.models.models_with(|model| model.renewal.promise.is_some() && now >= model.renewal.until)
         {
             self.renewal_failed(&who);
         }
@@ -161,7 +162,8 @@ impl LoadingState {
         let alone = promised == self.capacity;
         self.free_before_starts = free.map(|free| self.free_before_taking(free));
         if let Some(model) = self.models.all.get_mut(name) {
-            (model.promised, model.mapped, model.alone) = (promised, room::mapped_bytes(model).host, alone);
+            (model.admitted.promised, model.admitted.mapped, model.admitted.alone) =
+                (promised, room::mapped_bytes(model).host, alone);
             model.places = places;
             model.state = ModelLoadState::Comes { since: now };
         }

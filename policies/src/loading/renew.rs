@@ -30,8 +30,8 @@ pub(super) struct RenewalInPlace {
 impl LoadingState {
     /// Records that the new processes did not start; the model keeps its old processes.
     pub fn renewal_failed(&mut self, name: &ModelId) {
-        if let Some(model) = self.models.all.get_mut(name).filter(|model| model.renewed_promise.is_some()) {
-            model.renewed_promise = None;
+        if let Some(model) = self.models.all.get_mut(name).filter(|model| model.renewal.promise.is_some()) {
+            model.renewal.promise = None;
             self.stop_settling(name);
         }
     }
@@ -41,7 +41,7 @@ impl LoadingState {
             .models
             .all
             .iter()
-            .filter_map(|(who, model)| Some((who.clone(), model.renewal_asked?)))
+            .filter_map(|(who, model)| Some((who.clone(), model.renewal.asked?)))
             .collect();
         remade.into_iter().filter_map(|(who, since)| self.renew_one(who, since, now, free)).collect()
     }
@@ -67,13 +67,14 @@ impl LoadingState {
                     self.free_before_starts = before.map(|before| before.plus(&held));
                     // Allow twice the last load time: a failed load must not block others forever.
                     let load = self.numbers.turn_most.max(model.load_time.saturating_mul(2));
-                    model.reading_deadline = Some(now.saturating_add(load.min(self.numbers.short_for)));
+                    model.measured.deadline = Some(now.saturating_add(load.min(self.numbers.short_for)));
                 }
                 let both = if beside { promised.plus(&has) } else { promised.max(&has) };
-                (model.promised, model.renewed_promise) = (both, Some(promised));
-                model.renewed_until = now.saturating_add(self.numbers.short_for);
-                (model.mapped, model.alone) = (room::mapped_bytes(model).host.max(model.mapped), alone);
-                (model.renewal_asked, model.places) = (None, places.clone());
+                (model.admitted.promised, model.renewal.promise) = (both, Some(promised));
+                model.renewal.until = now.saturating_add(self.numbers.short_for);
+                (model.admitted.mapped, model.admitted.alone) =
+                    (room::mapped_bytes(model).host.max(model.admitted.mapped), alone);
+                (model.renewal.asked, model.places) = (None, places.clone());
                 Some(LoaderOrder::Renew { model: who, places, beside })
             }
             RenewalDecision::Waits | RenewalDecision::Leaves => {
@@ -105,7 +106,7 @@ impl LoadingState {
             return Some(RenewalDecision::Leaves);
         }
         let fit = |room: &MemoryAmounts| room::fit_at(who, model, &taken, room, self.numbers.make_room);
-        let of_file = MemoryAmounts { host: model.mapped, gpus: vec![0; self.capacity.gpus.len()] };
+        let of_file = MemoryAmounts { host: model.admitted.mapped, gpus: vec![0; self.capacity.gpus.len()] };
         let stays = |(places, promised): (Vec<Vec<usize>>, MemoryAmounts), room: &MemoryAmounts| {
             // Old and new processes map the same file, unless the file changed.
             let both = promised.plus(&model.held_or_renewed()).plus(&of_file.max(&room::mapped_bytes(model)));
@@ -119,7 +120,7 @@ impl LoadingState {
         // Memory of models that are being unloaded is not free yet.
         let now = self.room_left(free).plus(&model.held_or_promised()).plus(&of_file).min(&soon);
         // Needs within the model's own promise always fit: that memory is not available to waiting models.
-        if let Some(fits) = fit(&now).or_else(|| fit(&model.promised.plus(&of_file))) {
+        if let Some(fits) = fit(&now).or_else(|| fit(&model.admitted.promised.plus(&of_file))) {
             return Some(stays(fits, &now));
         }
         if fit(&soon).is_some() {
@@ -146,14 +147,14 @@ impl LoadingState {
 impl LoadedModel {
     /// Returns the known memory: at least the old promise while processes with earlier settings run.
     fn held_or_renewed(&self) -> MemoryAmounts {
-        match &self.reading {
-            Some(reading) if self.renewed_promise.is_none() => reading.held.clone(),
+        match &self.measured.reading {
+            Some(reading) if self.renewal.promise.is_none() => reading.held.clone(),
             _ => self.held_or_promised(),
         }
     }
 
     /// Returns the memory that a model holds or was promised, which is available to the model itself.
     pub(super) fn held_or_promised(&self) -> MemoryAmounts {
-        self.promised.max(&self.held())
+        self.admitted.promised.max(&self.held())
     }
 }

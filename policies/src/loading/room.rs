@@ -143,14 +143,14 @@ impl RoomBalance {
                    of: &dyn Fn(&LoadedModel) -> MemoryAmounts| {
             models.fold(MemoryAmounts::default(), |sum, model| sum.plus(&of(model)))
         };
-        let of_file = |model: &LoadedModel| MemoryAmounts { host: model.mapped, gpus: Vec::new() };
-        let promised = |model: &LoadedModel| model.promised.plus(&of_file(model));
+        let of_file = |model: &LoadedModel| MemoryAmounts { host: model.admitted.mapped, gpus: Vec::new() };
+        let promised = |model: &LoadedModel| model.admitted.promised.plus(&of_file(model));
         let held = LoadedModel::held;
         // The kernel counts the pages of a mapped file as free, so reserve the file's size, too.
         let owed = |model: &LoadedModel| model.untaken_promise().plus(&of_file(model));
         // A model with new settings will hold the memory of its new promise.
         let will = |model: &LoadedModel| {
-            model.renewed_promise.as_ref().unwrap_or(&model.promised).plus(&of_file(model))
+            model.renewal.promise.as_ref().unwrap_or(&model.admitted.promised).plus(&of_file(model))
         };
         let mut now = capacity.minus(&all(&mut there(), &promised));
         let mut soon = capacity.minus(&all(&mut stays(), &will));
@@ -159,7 +159,7 @@ impl RoomBalance {
             // Memory that vanished since the starts began counts as taken by them. If another program took
             // it, a start fails and reports the shortage.
             let before = before.unwrap_or(free);
-            let not_taken = all(&mut comes(), &|model| model.promised.clone());
+            let not_taken = all(&mut comes(), &|model| model.admitted.promised.clone());
             let taken = before.minus(free).min(&not_taken);
             let serves = || stays().filter(|model| !model.is_taking());
             let files = all(&mut comes(), &of_file);
@@ -182,12 +182,12 @@ impl LoadedModel {
     }
 
     pub(super) fn held(&self) -> MemoryAmounts {
-        self.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default()
+        self.measured.reading.as_ref().map(|reading| reading.held.clone()).unwrap_or_default()
     }
 
     /// Returns the promised memory that the model has not taken yet, and that therefore still shows as free.
     pub(super) fn untaken_promise(&self) -> MemoryAmounts {
-        self.promised.minus(&self.held())
+        self.admitted.promised.minus(&self.held())
     }
 }
 
@@ -266,7 +266,7 @@ pub(super) enum Compatibility {
 
 /// Returns the bytes that all processes of a model need, if each uses one GPU; `None` if unknown.
 pub(super) fn needed_bytes(model: &LoadedModel) -> Option<MemoryAmounts> {
-    let needs = scaled_needs(model.spec.needs.as_ref()?, model.raised);
+    let needs = scaled_needs(model.spec.needs.as_ref()?, model.raised.factor);
     let count = replicas(model) as u64;
     let host = needs.host_bytes().saturating_mul(count).saturating_add(needs.mapped);
     let gpus = if needs.uses_gpu() { vec![needs.gpu_bytes(1).saturating_mul(count)] } else { Vec::new() };
@@ -383,7 +383,7 @@ pub(super) fn fit_at(
     let Some(needs) = spec.needs.as_ref().filter(|_| counts) else {
         return Some((anywhere(), MemoryAmounts::none()));
     };
-    let needs = &scaled_needs(needs, model.raised);
+    let needs = &scaled_needs(needs, model.raised.factor);
     if needs.uses_gpu() && room.gpus.is_empty() {
         // No GPU reports its memory, so any GPU is accepted.
         return Some((

@@ -78,38 +78,64 @@ pub(super) enum ModelLoadState {
     Leaves,
 }
 
-#[expect(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 #[derive(Debug)]
 pub(super) struct LoadedModel {
     pub(super) spec: LoadSpec,
     pub(super) state: ModelLoadState,
     pub(super) demand: RequestDemand,
-    /// Memory that the model was admitted with and that is reserved for it.
-    pub(super) promised: MemoryAmounts,
-    /// Mapped bytes of the model file, which the kernel counts as free memory.
-    pub(super) mapped: u64,
-    pub(super) reading: Option<ModelReading>,
-    /// Deadline for the first reading of a newly loaded or renewed model, whose memory is unknown until then.
-    pub(super) reading_deadline: Option<Duration>,
-    /// The next reading is the first with the present settings.
-    pub(super) unread: bool,
+    pub(super) admitted: AdmittedMemory,
+    pub(super) measured: MeasuredMemory,
     pub(super) places: Vec<Vec<usize>>,
-    /// Time of the last change of settings, if the decision on it is pending.
-    pub(super) renewal_asked: Option<Duration>,
-    /// Promise with the new settings, if processes with earlier settings still run.
-    pub(super) renewed_promise: Option<MemoryAmounts>,
-    pub(super) renewed_until: Duration,
-    /// The model was admitted although predicted to be too large; all memory is promised to it.
-    pub(super) alone: bool,
+    pub(super) renewal: SettingsRenewal,
     pub(super) load_time: Duration,
     /// The model was still being unloaded when another model called it as a companion.
     pub(super) call_pending: bool,
+    pub(super) reclaim: ReclaimCall,
+    pub(super) raised: RaisedNeeds,
+}
+
+/// Memory that a model was admitted with.
+#[derive(Debug, Default)]
+pub(super) struct AdmittedMemory {
+    /// Memory that is reserved for the model.
+    pub(super) promised: MemoryAmounts,
+    /// Mapped bytes of the model file, which the kernel counts as free memory.
+    pub(super) mapped: u64,
+    /// The model was admitted although predicted to be too large; all memory is promised to it.
+    pub(super) alone: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct MeasuredMemory {
+    pub(super) reading: Option<ModelReading>,
+    /// Deadline for the first reading of a newly loaded or renewed model, whose memory is unknown until then.
+    pub(super) deadline: Option<Duration>,
+    /// The next reading is the first with the present settings.
+    pub(super) is_due: bool,
+}
+
+/// Change of the settings of a loaded model.
+#[derive(Debug, Default)]
+pub(super) struct SettingsRenewal {
+    /// Time of the last change, if the decision on it is pending.
+    pub(super) asked: Option<Duration>,
+    /// Promise with the new settings, if processes with earlier settings still run.
+    pub(super) promise: Option<MemoryAmounts>,
+    pub(super) until: Duration,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct ReclaimCall {
     /// The model was asked to reclaim memory, and has not answered.
-    pub(super) reclaiming: bool,
-    pub(super) last_reclaim: Option<Duration>,
+    pub(super) pending: bool,
+    pub(super) last: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub(super) struct RaisedNeeds {
     /// Factor on the model's needs, raised when a start runs out of memory.
-    pub(super) raised: f64,
-    pub(super) raised_at: Duration,
+    pub(super) factor: f64,
+    pub(super) at: Duration,
 }
 
 impl LoadedModel {
@@ -118,28 +144,20 @@ impl LoadedModel {
             spec,
             state: ModelLoadState::Out,
             demand: RequestDemand::default(),
-            promised: MemoryAmounts::none(),
-            mapped: 0,
-            reading: None,
-            reading_deadline: None,
-            unread: true,
+            admitted: AdmittedMemory::default(),
+            measured: MeasuredMemory { reading: None, deadline: None, is_due: true },
             places: Vec::new(),
-            renewal_asked: None,
-            renewed_promise: None,
-            renewed_until: Duration::ZERO,
-            alone: false,
+            renewal: SettingsRenewal::default(),
             load_time: Duration::ZERO,
             call_pending: false,
-            reclaiming: false,
-            last_reclaim: None,
-            raised: 1.0,
-            raised_at: Duration::ZERO,
+            reclaim: ReclaimCall::default(),
+            raised: RaisedNeeds { factor: 1.0, at: Duration::ZERO },
         }
     }
 
     /// Returns true if the memory taken by the model shows only as a decrease of free memory.
     pub(super) const fn is_taking(&self) -> bool {
-        matches!(self.state, ModelLoadState::Comes { .. }) || self.reading_deadline.is_some()
+        matches!(self.state, ModelLoadState::Comes { .. }) || self.measured.deadline.is_some()
     }
 
     pub(super) const fn is_there(&self) -> bool {

@@ -40,7 +40,9 @@ pub(crate) fn lost_lines() -> u64 {
 pub(crate) fn start_logging(log: &Log, bare: bool) -> Result<(), CommandError> {
     let mut filter =
         log_filter(&log.level).map_err(|problem| CommandError::usage(format!("log.level: {problem}"), ""))?;
-    if !log.children && let Ok(directive) = "llama_server=off".parse() {
+    if !log.children
+        && let Ok(directive) = "llama_server=off".parse()
+    {
         filter = filter.add_directive(directive);
     }
     let stream = std::env::var_os("JOURNAL_STREAM");

@@ -288,13 +288,13 @@ fn a_start_that_found_too_little_asks_for_more_until_one_did() {
     assert_eq!(orders(&mut all, 101, &[]), ["-a"], "15 and 10 are more than there is");
     all.record_gone(&name("a"));
     assert_eq!(orders(&mut all, 102, &[]), ["+b"]);
-    assert_eq!(all.models.all[&name("b")].promised.gpus, [15 * GIB]);
+    assert_eq!(all.models.all[&name("b")].admitted.promised.gpus, [15 * GIB]);
     all.record_loaded(&name("b"), secs(110));
     all.record_reading(
         &name("b"),
         ModelReading { held: MemoryAmounts { host: 0, gpus: vec![13 * GIB] }, ..ModelReading::default() },
     );
-    assert_eq!(all.models.all[&name("b")].promised.gpus, [13 * GIB], "what it holds is known now");
+    assert_eq!(all.models.all[&name("b")].admitted.promised.gpus, [13 * GIB], "what it holds is known now");
 }
 
 #[test]
@@ -406,7 +406,7 @@ proptest! {
                     LoaderOrder::Reclaim { .. } | LoaderOrder::CallCompanion { .. } => unreachable!("nobody hoards or has company"),
                 }
             }
-            let all_gpus = all.models.all.values().map(|model| &model.promised.gpus);
+            let all_gpus = all.models.all.values().map(|model| &model.admitted.promised.gpus);
             let promised = all_gpus.map(|gpus| gpus.first().copied().unwrap_or(0));
             prop_assert!(promised.sum::<u64>() <= 24 * GIB);
             if next_ask.is_none() && waiting.iter().all(Vec::is_empty) {

@@ -55,13 +55,13 @@ fn needs_are_never_raised_above_what_can_be_and_come_down_again() {
         all.raise_needs(&name("b"), secs(100 + round));
         all.record_gone(&name("b"));
     }
-    assert!(all.models.all[&name("b")].raised < 1.4);
+    assert!(all.models.all[&name("b")].raised.factor < 1.4);
     all.models.enqueue(&name("b"), true);
     assert_eq!(orders(&mut all, 1000, &[]), ["+b"]);
-    assert_eq!(all.models.all[&name("b")].promised.gpus, [14 * GIB], "that was long ago");
+    assert_eq!(all.models.all[&name("b")].admitted.promised.gpus, [14 * GIB], "that was long ago");
     all.record_loaded(&name("b"), secs(1001));
     all.raise_needs(&name("b"), secs(1002));
-    assert!(all.models.all[&name("b")].raised < 1.01, "what it serves with is enough");
+    assert!(all.models.all[&name("b")].raised.factor < 1.01, "what it serves with is enough");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn on_the_host_a_plan_is_kept_until_it_is_used_for_the_first_time() {
                 ..ModelReading::default()
             },
         );
-        all.models.all[&name("a")].promised.host
+        all.models.all[&name("a")].admitted.promised.host
     };
     assert_eq!((read(&mut all, 1), read(&mut all, 6), read(&mut all, 5)), (4 * GIB, 6 * GIB, 6 * GIB));
 }

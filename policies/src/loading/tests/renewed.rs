@@ -45,9 +45,9 @@ fn one_that_is_alone_leaves_for_nobody_and_one_that_can_do_with_less_starts_over
     load(&mut all, &["a"]);
     remake(&mut all, "a", model(30));
     assert_eq!(orders(&mut all, 200, &[]), ["=a"], "the book may be wrong");
-    assert_eq!(all.models.all[&name("a")].promised.gpus, [24 * GIB]);
+    assert_eq!(all.models.all[&name("a")].admitted.promised.gpus, [24 * GIB]);
     all.record_reading(&name("a"), holds(18));
-    assert_eq!(all.models.all[&name("a")].promised.gpus, [18 * GIB]);
+    assert_eq!(all.models.all[&name("a")].admitted.promised.gpus, [18 * GIB]);
     remake(&mut all, "a", LoadSpec { can_do_with_less: true, ..model(30) });
     assert_eq!(orders(&mut all, 201, &[]), ["~a"]);
 }
@@ -65,7 +65,7 @@ fn processes_stay_on_their_gpus_more_of_them_are_placed_and_one_that_may_not_be_
     };
     assert_eq!(places[0], place[0]);
     assert_eq!(places.len(), 3);
-    assert_eq!(all.models.all[&name("a")].promised.gpus.iter().sum::<u64>(), 36 * GIB);
+    assert_eq!(all.models.all[&name("a")].admitted.promised.gpus.iter().sum::<u64>(), 36 * GIB);
     let other = 1 - place[0][0];
     remake(&mut all, "a", LoadSpec { gpus: vec![other], ..model(12) });
     assert_eq!(orders(&mut all, 101, &[]), ["~a"]);
@@ -124,7 +124,7 @@ fn on_gpus_of_which_nothing_is_known_one_that_becomes_smaller_has_less() {
     remake(&mut all, "a", model(9));
     assert_eq!(orders(&mut all, 200, &[]), ["=a"]);
     all.record_reading(&name("a"), unknown);
-    assert_eq!(all.models.all[&name("a")].promised.gpus, [9 * GIB]);
+    assert_eq!(all.models.all[&name("a")].admitted.promised.gpus, [9 * GIB]);
 }
 
 #[test]
@@ -195,6 +195,6 @@ fn who_waits_to_be_made_anew_came_first_and_whose_process_does_not_come_has_what
     all.record_gone(&name("x"));
     assert_eq!(orders(&mut all, 202, &[]), ["=a"]);
     all.renewal_failed(&name("a"));
-    assert_eq!(all.models.all[&name("a")].renewed_promise, None);
-    assert_eq!(all.models.all[&name("a")].promised.gpus, [20 * GIB], "it is tried again");
+    assert_eq!(all.models.all[&name("a")].renewal.promise, None);
+    assert_eq!(all.models.all[&name("a")].admitted.promised.gpus, [20 * GIB], "it is tried again");
 }

@@ -8,7 +8,6 @@ use warden_policies::rollup::SeriesPolicy;
 use warden_policies::{ByteSize, GenerationId, MemoryKind, ModelName, secrets};
 use warden_supervisor::{EventKind, FleetEvent, LedgerEntry};
 
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", from = "String")]
 pub(crate) enum SeriesMarkKind {
