@@ -145,7 +145,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
             // Skip the model: its command or environment selects devices in a form that is not parsed here.
             continue;
         }
-        spec.choose_gpus = nvidia && !says && named.is_empty() && !is_own;
+        spec.start.choose_gpus = nvidia && !says && named.is_empty() && !is_own;
         if spec.loading.gpus.is_empty() {
             // A GPU number in a command is an index into the visible GPUs.
             spec.loading.gpus = match seen {
@@ -157,7 +157,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
         spec.loading.may_split = may_split;
         spec.loading.needs = Some(known.needs);
         let mut command = spec.command.clone();
-        if let Some(fallback) = &mut spec.fallback {
+        if let Some(fallback) = &mut spec.start.fallback {
             command.args.extend(fallback.args.iter().cloned());
             let known = ModelMemoryNeeds::compute(&command, of_server.clone(), server);
             fallback.needs = known.ok().map(|known| known.needs);
@@ -241,7 +241,7 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
     };
     for (one, spec) in &wanted {
         let Err(misfit) = book::fit_models(room, &[one]) else { continue };
-        let message = if let Some(FallbackSpec { args, needs }) = &spec.fallback {
+        let message = if let Some(FallbackSpec { args, needs }) = &spec.start.fallback {
             let less = needs.clone().map(|needs| PlacementRequest { needs, ..one.clone() });
             let misfit = less.and_then(|less| book::fit_models(room, &[&less]).err());
             let Some(misfit) = misfit else { continue };

@@ -76,7 +76,7 @@ fn what_a_valid_sample_says_reaches_the_fleet() {
     assert!(big.command.args[1].ends_with("any.gguf") && Path::new(&big.command.args[1]).is_absolute());
     assert_eq!(big.command.args[2..], ["-np", "2", "--cache-ram", "512"]);
     assert_eq!(big.command.env, [("GGML_CUDA_DISABLE_GRAPHS".to_owned(), "1".to_owned())]);
-    assert_eq!((big.queue.depth, big.queue.wait.as_secs()), (64, 120));
+    assert_eq!((big.requests.queue.depth, big.requests.queue.wait.as_secs()), (64, 120));
     let bytes = |limit: Option<MemoryLimit>| limit.and_then(MemoryLimit::bytes).map(|size| size.0);
     assert!(
         bytes(big.recycle.host_soft) < bytes(big.recycle.host_hard) && big.run.preload && !small.run.preload
@@ -84,7 +84,7 @@ fn what_a_valid_sample_says_reaches_the_fleet() {
     assert_eq!(bytes(small.recycle.host_hard), Some(16 << 30));
     assert_eq!(small.lifecycle.start_timeout.as_secs(), 60);
     assert_eq!(
-        (small.run.replicas, small.max_in_flight, small.recycle.max_requests),
+        (small.run.replicas, small.requests.max_in_flight, small.recycle.max_requests),
         (2, Some(4), Some(10_000))
     );
     assert!((small.recycle.common.overlap_headroom - 2.0).abs() < f64::EPSILON);

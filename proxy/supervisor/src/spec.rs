@@ -110,6 +110,30 @@ pub struct AdmissionSpec {
     pub policy: AdmissionPolicy,
 }
 
+/// Handling of a model's requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestSpec {
+    /// Limits of the queue.
+    pub queue: defaults::Queue,
+    /// Maximum concurrent slot requests per process; `None`: the number of its slots.
+    pub max_in_flight: Option<u32>,
+    /// Handling of prompts that do not fit into memory.
+    pub admission: AdmissionSpec,
+    /// Handling of requests that kill their server.
+    pub quarantine: QuarantinePolicy,
+}
+
+/// Changes that the supervisor may make to a model's command at a start.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StartSpec {
+    /// Arguments to add if the model does not fit into memory.
+    pub fallback: Option<FallbackSpec>,
+    /// Options for a server that dies while loading, the cheapest and likeliest first.
+    pub switches: Vec<StartSwitch>,
+    /// True if the command leaves the choice of GPUs to the supervisor.
+    pub choose_gpus: bool,
+}
+
 /// A model: a name that clients address, and the processes behind it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
@@ -121,28 +145,18 @@ pub struct ModelSpec {
     pub command: ServerCommand,
     /// Run options: number of processes, start, address, recording.
     pub run: defaults::Model,
-    /// Limits of the queue.
-    pub queue: defaults::Queue,
-    /// Maximum concurrent slot requests per process; `None`: the number of its slots.
-    pub max_in_flight: Option<u32>,
+    /// Handling of requests.
+    pub requests: RequestSpec,
     /// Unload after this time without a request; `None`: never.
     pub ttl: Option<Duration>,
     /// Memory needs, and models that may be loaded together with this one.
     pub loading: loading::LoadSpec,
-    /// Arguments to add if the model does not fit into memory.
-    pub fallback: Option<FallbackSpec>,
-    /// Options for a server that dies while loading, the cheapest and likeliest first.
-    pub start_switches: Vec<StartSwitch>,
-    /// True if the command leaves the choice of GPUs to the supervisor.
-    pub choose_gpus: bool,
+    /// Changes that the supervisor may make to the command.
+    pub start: StartSpec,
     /// Crash handling and deadlines.
     pub lifecycle: LifecyclePolicy,
     /// Budgets, and limits on recycling.
     pub recycle: RecyclePolicy,
-    /// Handling of prompts that do not fit into memory.
-    pub admission: AdmissionSpec,
-    /// Handling of requests that kill their server.
-    pub quarantine: QuarantinePolicy,
     /// Number added to the child's `oom_score_adj`, -1000 to 1000.
     pub oom_score_adj: i32,
     /// Model whose canary this is, if any.

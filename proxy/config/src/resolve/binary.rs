@@ -158,7 +158,7 @@ pub async fn fill_binaries(
         spec.command.binary.clone_from(&facts.binary);
         let command = command.respelled(flags);
         set_command(&mut spec.command, &name, command, mitigations, facts, model.cancel, drop_in);
-        spec.start_switches =
+        spec.start.switches =
             start_switches::find_switches(name.as_str(), mitigations, facts, flags, drop_in);
         spec.facts = ServerFacts {
             slot_files: behaves.slot_files,

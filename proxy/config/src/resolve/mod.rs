@@ -30,8 +30,8 @@ use warden_policies::server_flags::FlagList;
 use warden_policies::{HostNames, MemoryLimit, ModelName, ServerFacts, defaults, is_pattern, loading};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
 use warden_supervisor::spec::{
-    AdmissionSpec, FallbackSpec, FleetConfig, ModelSpec, ServerCommand, SharedBudgets, SharedSpec,
-    WatchConfig,
+    AdmissionSpec, FallbackSpec, FleetConfig, ModelSpec, RequestSpec, ServerCommand, SharedBudgets,
+    SharedSpec, StartSpec, WatchConfig,
 };
 
 use self::binary::BinaryChoice;
@@ -463,8 +463,12 @@ impl<'a> ConfigResolver<'a> {
                 directory,
             },
             run: model.run,
-            queue: model.queue,
-            max_in_flight: model.max_in_flight,
+            requests: RequestSpec {
+                queue: model.queue,
+                max_in_flight: model.max_in_flight,
+                admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
+                quarantine: model.quarantine,
+            },
             ttl: model.ttl,
             // Memory needs and exclusions are filled in later: they depend on the command and all models.
             loading: loading::LoadSpec {
@@ -473,16 +477,15 @@ impl<'a> ConfigResolver<'a> {
                 never_with: Vec::new(),
                 ..loading::LoadSpec::default()
             },
-            fallback: (!model.fallback.is_empty())
-                .then(|| FallbackSpec { args: model.fallback.clone(), needs: None }),
-            // The switches are filled in together with the binary.
-            start_switches: Vec::new(),
-            choose_gpus: false,
+            start: StartSpec {
+                fallback: (!model.fallback.is_empty())
+                    .then(|| FallbackSpec { args: model.fallback.clone(), needs: None }),
+                // The switches are filled in together with the binary.
+                ..StartSpec::default()
+            },
             lifecycle: model.lifecycle,
             recycle,
             oom_score_adj: self.loaded.settings.child.oom_score_adj,
-            admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
-            quarantine: model.quarantine,
             canary_of: None,
         };
         (spec, mitigations)

@@ -415,7 +415,7 @@ fn canary_spec(base: &ModelSpec, canary: &CanarySpec) -> ModelSpec {
     (spec.run.replicas, spec.run.preload, spec.run.pin) = (1, true, false);
     // The conversations return to the model's own build after the trial.
     spec.run.warm = warden_policies::modes::WarmMode::Off;
-    (spec.ttl, spec.fallback) = (None, None);
+    (spec.ttl, spec.start.fallback) = (None, None);
     spec.loading.guest = true;
     (spec.loading.pin, spec.loading.ttl) = (false, None);
     spec.loading.companions.clear();

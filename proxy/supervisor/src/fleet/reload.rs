@@ -187,9 +187,11 @@ impl FleetInner {
 
     /// `after_others`: the first process waits for the end of removed models.
     fn launch_model(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
-        let leases = self.new_queue(&spec.name, &spec.queue);
-        leases.change_admission(|admit| admit.set_policy(spec.admission.mode, spec.admission.policy.clone()));
-        leases.ward.set_policy(spec.quarantine);
+        let leases = self.new_queue(&spec.name, &spec.requests.queue);
+        leases.change_admission(|admit| {
+            admit.set_policy(spec.requests.admission.mode, spec.requests.admission.policy.clone())
+        });
+        leases.ward.set_policy(spec.requests.quarantine);
         leases.is_canary.store(spec.canary_of.is_some(), Ordering::Relaxed);
         let logs = Arc::new(LogRing::new(spec.name.clone(), watch.child.log_lines));
         let will = lock(&self.will).as_mut().and_then(|will| will.take_model(spec.name.as_str()));

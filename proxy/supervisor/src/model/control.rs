@@ -124,13 +124,16 @@ impl ModelTask {
         let old = std::mem::replace(&mut self.env.spec, spec);
         self.env.watch = watch;
         self.units.set_facts(&self.env.spec.command.binary, self.env.spec.facts);
-        self.env
-            .leases
-            .with_state(|queue| queue.set_limits(self.env.spec.queue.depth, self.env.spec.queue.wait));
-        self.env.leases.change_admission(|admit| {
-            admit.set_policy(self.env.spec.admission.mode, self.env.spec.admission.policy.clone());
+        self.env.leases.with_state(|queue| {
+            queue.set_limits(self.env.spec.requests.queue.depth, self.env.spec.requests.queue.wait)
         });
-        self.env.leases.ward.set_policy(self.env.spec.quarantine);
+        self.env.leases.change_admission(|admit| {
+            admit.set_policy(
+                self.env.spec.requests.admission.mode,
+                self.env.spec.requests.admission.policy.clone(),
+            );
+        });
+        self.env.leases.ward.set_policy(self.env.spec.requests.quarantine);
         // Changes of admission and overlap settings are ignored: they never prevented a replacement.
         let mut before = old.recycle.clone();
         before.common = Recycle {
@@ -149,7 +152,7 @@ impl ModelTask {
         if self.env.spec.run.preload {
             self.room.wanted |= !old.run.preload;
         }
-        if self.env.spec.max_in_flight != old.max_in_flight {
+        if self.env.spec.requests.max_in_flight != old.requests.max_in_flight {
             for unit in &self.units.all {
                 if let (BackendPhase::Ready, Some(live)) = (unit.phase(), &unit.live) {
                     self.env.leases.open_gate(&live.cell, self.env.lease_limit(live.start.slots));

@@ -34,7 +34,7 @@ impl TaskEnvironment {
     }
 
     pub(super) fn lease_limit(&self, slots: Option<u32>) -> u32 {
-        self.spec.max_in_flight.or(slots).unwrap_or(self.spec.lifecycle.unknown_slots)
+        self.spec.requests.max_in_flight.or(slots).unwrap_or(self.spec.lifecycle.unknown_slots)
     }
 
     pub(super) fn enable_conversations(&self) {

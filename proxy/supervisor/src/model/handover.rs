@@ -102,7 +102,7 @@ impl ModelTask {
         }
         if record.fell_back {
             // The processes were started with the fallback arguments.
-            if let Some(fallback) = self.env.spec.fallback.clone() {
+            if let Some(fallback) = self.env.spec.start.fallback.clone() {
                 self.room.use_fallback(&mut self.env.spec, fallback);
                 self.room.report_settings(&self.env);
             }

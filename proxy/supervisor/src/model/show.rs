@@ -27,7 +27,7 @@ impl ModelTask {
             aliases: self.env.spec.aliases.clone(),
             state,
             waiting: self.env.leases.waiting(),
-            queue_depth: self.env.spec.queue.depth,
+            queue_depth: self.env.spec.requests.queue.depth,
             backends,
             recycles: self.replacements.counts.clone(),
             last_replacement: self.replacements.last.last().map(|entry| (entry.reason, entry.at.clone())),

@@ -16,7 +16,7 @@ pub(super) async fn search_start_switch(
 ) -> Result<StartFinding, CommandError> {
     let hunt = StartSearchRun {
         spec: run.experiment.spec.clone(),
-        switches: run.target.model().start_switches.clone(),
+        switches: run.target.model().start.switches.clone(),
         deaths: 0,
         death: String::new(),
     };

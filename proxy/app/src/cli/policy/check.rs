@@ -158,7 +158,7 @@ fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_
     sheet.add_line("warm", describe_warm_start(spec));
     sheet.add_line(
         "admission",
-        match spec.admission.mode {
+        match spec.requests.admission.mode {
             AdmissionMode::Off => "off: prompts are sent whatever they need",
             AdmissionMode::Warn => "a prompt that may not fit into memory is reported, and sent",
             AdmissionMode::Enforce => {

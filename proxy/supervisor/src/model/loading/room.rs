@@ -103,7 +103,7 @@ impl ModelRoom {
 
     pub(in crate::model) fn replica_gpus(&self, replica: u32, spec: &ModelSpec) -> Vec<GpuIndex> {
         let LoadState::Granted { places, .. } = &self.state else { return Vec::new() };
-        if !spec.choose_gpus {
+        if !spec.start.choose_gpus {
             return Vec::new();
         }
         let place = usize::try_from(replica).ok().and_then(|replica| places.get(replica));
@@ -177,7 +177,7 @@ impl ModelRoom {
             replicas: env.spec.run.replicas,
             ttl: env.spec.ttl,
             pin: self.is_pinned(&env.spec),
-            can_do_with_less: env.spec.fallback.is_some() && self.configured.is_none(),
+            can_do_with_less: env.spec.start.fallback.is_some() && self.configured.is_none(),
             ..env.spec.loading.clone()
         };
         let measured = env.context.leak_history.peak_memory(&leak_history::process_key(&env.spec.command));
@@ -201,7 +201,7 @@ impl ModelRoom {
             spec.needs.clone().map(|needs| MemoryNeeds { measured: MeasuredNeeds::default(), ..needs })
         };
         let places = |spec: &LoadSpec| (spec.gpus.clone(), spec.may_split);
-        let elsewhere = (env.spec.choose_gpus || remade) && places(&now) != places(before);
+        let elsewhere = (env.spec.start.choose_gpus || remade) && places(&now) != places(before);
         if !(remade && needs(&now) != needs(before) || now.replicas != before.replicas || elsewhere) {
             return;
         }
@@ -305,8 +305,8 @@ impl ModelRoom {
     /// Keeps the fallback if new settings have the same command and fallback arguments.
     pub(in crate::model) fn keep_fallback(&mut self, old: &ModelSpec, new: &mut ModelSpec) {
         let Some(whole) = self.configured.take() else { return };
-        let Some(fallback) = new.fallback.clone() else { return };
-        let had_same = old.fallback.as_ref().is_some_and(|known| known.args == fallback.args);
+        let Some(fallback) = new.start.fallback.clone() else { return };
+        let had_same = old.start.fallback.as_ref().is_some_and(|known| known.args == fallback.args);
         if had_same && new.command == whole.command {
             new.command = old.command.clone();
             let needs = std::mem::replace(&mut new.loading.needs, fallback.needs);

@@ -53,7 +53,7 @@ impl ModelRoom {
         if self.configured.is_some() {
             return false;
         }
-        let Some(fallback) = env.spec.fallback.clone() else { return false };
+        let Some(fallback) = env.spec.start.fallback.clone() else { return false };
         let message = format!("started with {} added, because {because}", fallback.args.join(" "));
         self.use_fallback(&mut env.spec, fallback);
         env.log_event(None, EventKind::FallsBack { message });
@@ -141,8 +141,8 @@ impl DeadStarts {
 
     /// Begins a search unless there is nothing to try.
     fn begin_search(&mut self, env: &TaskEnvironment, mail: &mut TaskMail, room: &ModelRoom) {
-        let mut switches = env.spec.start_switches.clone();
-        if let Some(fallback) = &env.spec.fallback
+        let mut switches = env.spec.start.switches.clone();
+        if let Some(fallback) = &env.spec.start.fallback
             && room.configured.is_none()
         {
             let line = "its `fallback` says so".to_owned();

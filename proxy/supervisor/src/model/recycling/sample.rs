@@ -92,7 +92,7 @@ impl ModelTask {
             self.room.publish_memory(&self.env, unit, is_free, self.replacements.pace.load_time);
         }
         self.room.report_memory(&self.env, &self.units, &self.replacements);
-        if self.env.spec.admission.mode != AdmissionMode::Off {
+        if self.env.spec.requests.admission.mode != AdmissionMode::Off {
             let is_free = self.replacements.is_empty() && self.life.end.is_none();
             let known = self.replacements.pace.headroom(&self.env, &self.units, is_free);
             for live in self.units.lives() {

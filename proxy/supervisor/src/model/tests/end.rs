@@ -20,7 +20,7 @@ async fn shutdown_later(rig: &Rig, deadline: Duration) -> AbortOnDropHandle<Dura
 
 #[tokio::test(start_paused = true)]
 async fn running_and_queued_requests_are_served_and_new_ones_are_not() {
-    let rig = Rig::new(|config, _| config.models[0].max_in_flight = Some(1)).await;
+    let rig = Rig::new(|config, _| config.models[0].requests.max_in_flight = Some(1)).await;
     let running = rig.lease().await.unwrap();
     let queued = rig.lease_later().await;
     let ending = shutdown_later(&rig, secs(30)).await;

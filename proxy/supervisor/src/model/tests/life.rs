@@ -204,7 +204,7 @@ async fn an_operator_need_not_wait_for_the_next_start() {
 async fn a_start_that_takes_too_long_is_killed() {
     let slow = Role { ready_after: secs(9999), ..Role::default() };
     let rig = Rig::new(|config, script| {
-        config.models[0].queue.wait = secs(9999);
+        config.models[0].requests.queue.wait = secs(9999);
         script.next(slow);
     })
     .await;
@@ -224,7 +224,7 @@ async fn a_start_that_stands_still_is_killed_before_its_time_is_over_and_one_tha
     let stuck = Role { ready_after: secs(9999), moves_for: secs(900), ..Role::default() };
     let slow = Role { ready_after: secs(7000), ..Role::default() };
     let rig = Rig::new(|config, script| {
-        config.models[0].queue.wait = secs(99_999);
+        config.models[0].requests.queue.wait = secs(99_999);
         script.all([stuck, slow]);
     })
     .await;
@@ -308,7 +308,7 @@ async fn leases_are_limited_by_the_slots_and_the_setting() {
     let waiting = rig.lease_later().await;
     pass(secs(1)).await;
     assert!(!waiting.is_finished(), "two slots");
-    rig.apply(|config| config.models[0].max_in_flight = Some(3)).await;
+    rig.apply(|config| config.models[0].requests.max_in_flight = Some(3)).await;
     let third = waiting.await.unwrap().unwrap();
     drop((held, third));
     rig.end().await;

@@ -201,7 +201,7 @@ async fn a_pin_by_hand_overrules_the_configuration_through_reloads_and_is_told_o
         let shown = rig.fleet.pin("a", true, "a test").await.unwrap();
         assert_eq!(shown, PinView { pinned: true, by: Some("a test".to_owned()) });
     }
-    rig.apply(|config| config.models[0].max_in_flight = Some(7)).await;
+    rig.apply(|config| config.models[0].requests.max_in_flight = Some(7)).await;
     let LeaseDenied::NeverLoaded(why) = rig.lease_of("b").await.unwrap_err() else { panic!("it is no room") };
     assert!(why.contains("(`pin`: `a`) leave"), "{why}");
     // The configuration does not matter after an operator's command.
@@ -397,7 +397,7 @@ async fn storm(ops: Vec<Op>) {
     let mut rig = rig(&[("a", 14), ("b", 14), ("c", 20), ("d", 4)]).await;
     rig.apply(|config| {
         for model in &mut config.models {
-            model.queue.wait = secs(120);
+            model.requests.queue.wait = secs(120);
             model.lifecycle.drain_deadline = secs(8);
             model.lifecycle.start_timeout = secs(20);
         }
@@ -517,7 +517,7 @@ fn is_reduced(rig: &Rig) -> bool {
 fn with_fallback(config: &mut FleetConfig, gib: u64) {
     let less = MemoryNeeds { gpu: vec![(NeedPurpose::Weights, gib * GIB)], ..MemoryNeeds::default() };
     let spec = &mut config.models[0];
-    spec.fallback = Some(FallbackSpec { args: vec!["--less".to_owned()], needs: Some(less) });
+    spec.start.fallback = Some(FallbackSpec { args: vec!["--less".to_owned()], needs: Some(less) });
 }
 
 #[tokio::test(start_paused = true)]
@@ -529,7 +529,7 @@ async fn a_model_that_does_not_fit_is_started_with_its_fallback_arguments_until_
     assert!(is_reduced(&rig) && rig.count("falls_back") == 1);
     // A reload without a change does not affect the model.
     let before = rig.script.children().len();
-    rig.apply(|config| config.models[0].queue.depth += 1).await;
+    rig.apply(|config| config.models[0].requests.queue.depth += 1).await;
     pass(secs(100)).await;
     assert_eq!((rig.script.children().len(), rig.states()[0]), (before, Loaded));
     // After its eviction, a model with smaller needs starts with the configured arguments.

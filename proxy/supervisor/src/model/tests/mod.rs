@@ -153,19 +153,19 @@ fn spec(name: &str) -> SharedSpec {
             ..ServerCommand::from_binary("/opt/llama-server".into())
         },
         run: defaults::Model { replace: ReplaceMode::Sequential, ..defaults.model },
-        queue: defaults.queue,
-        max_in_flight: None,
+        requests: crate::RequestSpec {
+            queue: defaults.queue,
+            max_in_flight: None,
+            admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
+            quarantine: defaults.quarantine,
+        },
         ttl: None,
         loading: warden_policies::loading::LoadSpec::default(),
-        fallback: None,
-        start_switches: Vec::new(),
-        choose_gpus: true,
+        start: crate::StartSpec { choose_gpus: true, ..crate::StartSpec::default() },
         lifecycle: defaults.lifecycle,
         recycle: RecyclePolicy::new(&Recycle { jitter: 0.0, ..*recycle }),
         oom_score_adj: defaults.child.oom_score_adj,
         canary_of: None,
-        quarantine: defaults.quarantine,
-        admission: crate::AdmissionSpec { mode: recycle.admission, policy: defaults.admission.clone() },
     };
     SharedSpec::new(spec, warden_policies::ServerFacts::default())
 }

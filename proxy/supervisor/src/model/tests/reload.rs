@@ -27,7 +27,7 @@ async fn only_models_whose_command_changed_get_new_processes() {
     let report = rig
         .apply(|config| {
             config.models[0].command.args.push("-fa".to_owned());
-            config.models[1].queue.depth = 7;
+            config.models[1].requests.queue.depth = 7;
         })
         .await;
     assert_eq!(report.restarted, names(&["m"]));

@@ -324,7 +324,7 @@ async fn a_policy_waits_for_what_the_next_process_needs() {
 #[tokio::test(start_paused = true)]
 async fn who_waits_from_the_beginning_of_a_replacement_is_served_however_long_a_lease_lasts() {
     let rig = Rig::new(|config, script| {
-        config.models[0].queue.wait = secs(3);
+        config.models[0].requests.queue.wait = secs(3);
         config.models[0].lifecycle.drain_deadline = secs(30);
         script.next(Role::default());
         script.next(Role { ready_after: secs(2), ..Role::default() });

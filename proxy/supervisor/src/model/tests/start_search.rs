@@ -22,7 +22,7 @@ fn switch(flag: &str) -> StartSwitch {
 
 fn searching(config: &mut FleetConfig) {
     config.models[0].run.preload = true;
-    config.models[0].start_switches = vec![switch("--one"), switch("--two")];
+    config.models[0].start.switches = vec![switch("--one"), switch("--two")];
 }
 
 /// Words that each process got in addition to the command.
@@ -91,7 +91,7 @@ async fn a_finding_is_remembered_by_the_next_instance() {
 async fn what_the_fallback_allows_is_used_by_itself() {
     let rig = Rig::new(|config, script| {
         searching(config);
-        config.models[0].fallback = Some(FallbackSpec { args: vec!["--less".to_owned()], needs: None });
+        config.models[0].start.fallback = Some(FallbackSpec { args: vec!["--less".to_owned()], needs: None });
         script.all([dies(), dies(), Role::default(), dies(), Role::default()]);
     })
     .await;

@@ -109,8 +109,8 @@ fn actor(rig: &Script, generation: GenerationId) -> Arc<Actor> {
 async fn storm(ops: Vec<Op>, calm: bool) {
     let mut rig = Rig::new(|config, script| {
         let model = &mut config.models[0];
-        model.queue.wait = secs(60);
-        model.queue.depth = 6;
+        model.requests.queue.wait = secs(60);
+        model.requests.queue.depth = 6;
         model.recycle.host_soft = mib(500);
         model.recycle.host_hard = mib(900);
         model.lifecycle.start_timeout = secs(20);
