@@ -23,11 +23,11 @@ const MIN_SHOWN_STALL: Duration = Duration::from_secs(10);
 const XID_OFF_THE_BUS: u64 = 79;
 
 #[derive(Debug)]
-pub(in crate::model) struct HealthTracker {
+pub(crate) struct HealthTracker {
     health: HealthMonitor,
     faults_seen: Option<u64>,
     /// Tokens per second of one slot, at the last reading.
-    pub(in crate::model) speed: Option<f64>,
+    pub(crate) speed: Option<f64>,
     /// True if a healthy process answers requests for its slots.
     tells_slots: bool,
     /// True if counters may be read while no request runs.
@@ -39,11 +39,11 @@ pub(in crate::model) struct HealthTracker {
     /// Time for which a prompt may still be evaluated after its client has left.
     abandoned_prompt_limit: Duration,
     /// Layers or VRAM missing on GPUs, compared with the best process with the same command.
-    pub(in crate::model) degraded: Option<OffloadLoss>,
+    pub(crate) degraded: Option<OffloadLoss>,
 }
 
 impl HealthTracker {
-    pub(in crate::model) fn new(common: &CommonConfig, command: &ServerCommand) -> Self {
+    pub(crate) fn new(common: &CommonConfig, command: &ServerCommand) -> Self {
         let mut policy = common.health.clone();
         if let Some(tokens) = hints::batch_size(command) {
             policy.prefill_step = tokens;
@@ -62,12 +62,7 @@ impl HealthTracker {
         }
     }
 
-    pub(in crate::model) fn note_ready(
-        &mut self,
-        command: &ServerCommand,
-        props: &ServerProps,
-        start: Duration,
-    ) {
+    pub(crate) fn note_ready(&mut self, command: &ServerCommand, props: &ServerProps, start: Duration) {
         self.tells_slots = props.reports_slots;
         self.asked_idle = hints::may_ask_idle(command, props.build);
         self.wake = if hints::unloads_when_idle(command) { start.saturating_mul(2) } else { Duration::ZERO };
@@ -75,12 +70,12 @@ impl HealthTracker {
 
     /// Returns two flags: request the counters, and request the slots. A sleeping server gets no request,
     /// because a request would wake it.
-    pub(in crate::model) fn what_to_request(&self, in_flight: u32) -> (bool, bool) {
+    pub(crate) fn what_to_request(&self, in_flight: u32) -> (bool, bool) {
         (in_flight > 0 || self.asked_idle, in_flight > 0 && self.tells_slots && self.health.needs_query())
     }
 
     /// `uses` returns true for a GPU on which the process has memory.
-    pub(in crate::model) fn note_reading(
+    pub(crate) fn note_reading(
         &mut self,
         now: Instant,
         spawned: Instant,
@@ -145,11 +140,11 @@ impl HealthTracker {
         self.faults_seen = Some(seen.max(devices.last_fault()));
     }
 
-    pub(in crate::model) fn symptoms(&self) -> Vec<HealthSymptom> {
+    pub(crate) fn symptoms(&self) -> Vec<HealthSymptom> {
         self.health.symptoms()
     }
 
-    pub(in crate::model) fn show(&self, cell: &GenerationCell) -> HealthView {
+    pub(crate) fn show(&self, cell: &GenerationCell) -> HealthView {
         let slow = self.symptoms().into_iter().find_map(|symptom| match symptom {
             HealthSymptom::SlowDecode { baseline, .. } => Some(baseline),
             _ => None,

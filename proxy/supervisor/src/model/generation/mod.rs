@@ -33,56 +33,56 @@ use crate::spec::ServerCommand;
 use crate::view::log::LogRing;
 
 #[derive(Debug, Default)]
-pub(in crate::model) struct PolicyWish {
-    pub(in crate::model) last_decision: Option<(RecycleDecision, Option<HoldReason>)>,
-    pub(in crate::model) since: Option<Instant>,
+pub(crate) struct PolicyWish {
+    pub(crate) last_decision: Option<(RecycleDecision, Option<HoldReason>)>,
+    pub(crate) since: Option<Instant>,
     /// Begin of a drain that the policy demands at once.
-    pub(in crate::model) urgent_since: Option<Instant>,
+    pub(crate) urgent_since: Option<Instant>,
     /// Earliest time of the next drain, set when requests outlasted the last one.
-    pub(in crate::model) not_before: Option<Instant>,
-    pub(in crate::model) passed: PassedBudgets,
+    pub(crate) not_before: Option<Instant>,
+    pub(crate) passed: PassedBudgets,
     /// Random number that spreads the replacements of several processes in time.
-    pub(in crate::model) random: f64,
+    pub(crate) random: f64,
 }
 
 /// Signal to send as soon as the process has been created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::model) enum PendingSignal {
+pub(crate) enum PendingSignal {
     Terminate,
     Kill,
 }
 
 #[derive(Debug)]
-pub(in crate::model) struct ChildHandle {
-    pub(in crate::model) socket: PathBuf,
-    pub(in crate::model) process: Option<Arc<dyn BackendProcess>>,
-    pub(in crate::model) pending: Option<PendingSignal>,
+pub(crate) struct ChildHandle {
+    pub(crate) socket: PathBuf,
+    pub(crate) process: Option<Arc<dyn BackendProcess>>,
+    pub(crate) pending: Option<PendingSignal>,
     /// Start command, including added arguments.
-    pub(in crate::model) started_with: Option<ServerCommand>,
-    pub(in crate::model) short_grace: bool,
+    pub(crate) started_with: Option<ServerCommand>,
+    pub(crate) short_grace: bool,
 }
 
 impl ChildHandle {
-    pub(in crate::model) fn pid(&self) -> Option<u32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.pid())
     }
 }
 
 #[derive(Debug)]
-pub(in crate::model) struct StartProgress {
-    pub(in crate::model) spawned: Instant,
+pub(crate) struct StartProgress {
+    pub(crate) spawned: Instant,
     /// Load time of a process that the previous instance created.
-    pub(in crate::model) adopted: Option<Duration>,
+    pub(crate) adopted: Option<Duration>,
     /// Stops the helper that watches for a stalled start, when dropped.
-    pub(in crate::model) watch: Option<DropGuard>,
-    pub(in crate::model) timed_out: Option<StartLateness>,
-    pub(in crate::model) ready: Option<Instant>,
+    pub(crate) watch: Option<DropGuard>,
+    pub(crate) timed_out: Option<StartLateness>,
+    pub(crate) ready: Option<Instant>,
     /// Number of slots that the ready process reported.
-    pub(in crate::model) slots: Option<u32>,
+    pub(crate) slots: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::model) enum PackProgress {
+pub(crate) enum PackProgress {
     #[default]
     NotYet,
     UnderWay,
@@ -90,31 +90,31 @@ pub(in crate::model) enum PackProgress {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::model) struct WarmProgress {
+pub(crate) struct WarmProgress {
     /// Directory for saved slots, if the process can save any.
-    pub(in crate::model) files: Option<Arc<SlotFiles>>,
-    pub(in crate::model) packed: PackProgress,
-    pub(in crate::model) from: Option<GenerationId>,
+    pub(crate) files: Option<Arc<SlotFiles>>,
+    pub(crate) packed: PackProgress,
+    pub(crate) from: Option<GenerationId>,
 }
 
 #[derive(Debug)]
-pub(in crate::model) struct LiveGeneration {
-    pub(in crate::model) id: GenerationId,
-    pub(in crate::model) cell: Arc<GenerationCell>,
-    pub(in crate::model) recipe: ProcessRecipe,
-    pub(in crate::model) child: ChildHandle,
-    pub(in crate::model) start: StartProgress,
-    pub(in crate::model) probing: ProbeState,
-    pub(in crate::model) timers: GenerationTimers,
-    pub(in crate::model) memory: Box<MemoryTracker>,
-    pub(in crate::model) health: Box<HealthTracker>,
-    pub(in crate::model) wish: PolicyWish,
-    pub(in crate::model) reclaim: ReclaimState,
-    pub(in crate::model) warm: WarmProgress,
+pub(crate) struct LiveGeneration {
+    pub(crate) id: GenerationId,
+    pub(crate) cell: Arc<GenerationCell>,
+    pub(crate) recipe: ProcessRecipe,
+    pub(crate) child: ChildHandle,
+    pub(crate) start: StartProgress,
+    pub(crate) probing: ProbeState,
+    pub(crate) timers: GenerationTimers,
+    pub(crate) memory: Box<MemoryTracker>,
+    pub(crate) health: Box<HealthTracker>,
+    pub(crate) wish: PolicyWish,
+    pub(crate) reclaim: ReclaimState,
+    pub(crate) warm: WarmProgress,
 }
 
 impl LiveGeneration {
-    pub(in crate::model) fn new(
+    pub(crate) fn new(
         id: GenerationId,
         socket: PathBuf,
         cell: Arc<GenerationCell>,
@@ -152,7 +152,7 @@ impl LiveGeneration {
         }
     }
 
-    pub(in crate::model) fn enter_phase(&mut self, phase: BackendPhase, policy: &LifecyclePolicy) {
+    pub(crate) fn enter_phase(&mut self, phase: BackendPhase, policy: &LifecyclePolicy) {
         let is_alarmed = self.probing.crash_logged_at.is_some();
         if matches!(phase, BackendPhase::Draining | BackendPhase::Stopping | BackendPhase::Starting) {
             self.timers.stop(phase, is_alarmed);
@@ -168,13 +168,13 @@ impl LiveGeneration {
 
     /// Crash line that the process has logged since it last answered a probe. An older line is ignored:
     /// it may be text that a client sent.
-    pub(in crate::model) fn crash_line(&self, logs: &LogRing) -> Option<String> {
+    pub(crate) fn crash_line(&self, logs: &LogRing) -> Option<String> {
         failure::crash_line(&logs.lines_since(self.id, self.probing.lines_at_answer))
     }
 
     /// Handles an unanswered probe. Returns the time of the crash if the process has logged one since its
     /// last answered probe.
-    pub(in crate::model) fn note_crash(&mut self, logs: &LogRing) -> Option<Instant> {
+    pub(crate) fn note_crash(&mut self, logs: &LogRing) -> Option<Instant> {
         let has_line = self.crash_line(logs).is_some();
         let probing = &mut self.probing;
         probing.crashed_at = has_line.then(|| probing.crash_logged_at.unwrap_or_else(Instant::now));
@@ -182,7 +182,7 @@ impl LiveGeneration {
     }
 
     /// Duration of the hang for which a process is ended. Its requests may be the cause.
-    pub(in crate::model) fn hung_for(&self) -> Option<Duration> {
+    pub(crate) fn hung_for(&self) -> Option<Duration> {
         let silent = |symptom: &HealthSymptom| match symptom {
             HealthSymptom::Wedged { seconds, .. } => Some(Duration::from_secs(*seconds)),
             _ => None,
@@ -192,14 +192,14 @@ impl LiveGeneration {
     }
 
     /// False if the process is known to answer no more requests, or has to end at once.
-    pub(in crate::model) fn may_drain_on(&self, probes_lost: u32) -> bool {
+    pub(crate) fn may_drain_on(&self, probes_lost: u32) -> bool {
         !self.child.short_grace
             && self.probing.crashed_at.is_none()
             && self.probing.silent_for(probes_lost).is_none()
     }
 
     /// Sends SIGTERM, now or as soon as the process has been created.
-    pub(in crate::model) fn terminate(&mut self) {
+    pub(crate) fn terminate(&mut self) {
         self.cell.request_stop();
         match &self.child.process {
             Some(process) => process.terminate(),
@@ -208,7 +208,7 @@ impl LiveGeneration {
     }
 
     /// Sends SIGKILL, now or as soon as the process has been created.
-    pub(in crate::model) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.cell.request_stop();
         match &self.child.process {
             Some(process) => process.kill(),

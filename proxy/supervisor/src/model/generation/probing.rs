@@ -6,30 +6,30 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::LifecyclePolicy;
 
 #[derive(Debug, Default)]
-pub(in crate::model) struct ProbeState {
-    pub(in crate::model) answered: bool,
-    pub(in crate::model) probes_lost: u32,
-    pub(in crate::model) lost_since: Option<Instant>,
+pub(crate) struct ProbeState {
+    pub(crate) answered: bool,
+    pub(crate) probes_lost: u32,
+    pub(crate) lost_since: Option<Instant>,
     /// True if a short drain deadline was set, because the process is silent.
-    pub(in crate::model) short_drain: bool,
+    pub(crate) short_drain: bool,
     /// Send time of the last probe. Results of earlier probes are ignored.
-    pub(in crate::model) last_probe: Option<Instant>,
+    pub(crate) last_probe: Option<Instant>,
     /// Lines that the model's processes had logged at the last probe.
-    pub(in crate::model) lines_at_probe: u64,
+    pub(crate) lines_at_probe: u64,
     /// Lines that the model's processes had logged at the last answered probe.
-    pub(in crate::model) lines_at_answer: u64,
+    pub(crate) lines_at_answer: u64,
     /// Tokens and complete answers at the last probe.
-    pub(in crate::model) progress_at_probe: u64,
+    pub(crate) progress_at_probe: u64,
     /// Time of a crash line, if the process has answered no probe since.
-    pub(in crate::model) crash_logged_at: Option<Instant>,
+    pub(crate) crash_logged_at: Option<Instant>,
     /// Time of a crash line, if the process is known to be unresponsive.
-    pub(in crate::model) crashed_at: Option<Instant>,
+    pub(crate) crashed_at: Option<Instant>,
     /// Time of a refused connection. Probes sent before it do not count.
-    pub(in crate::model) doubted_at: Option<Instant>,
+    pub(crate) doubted_at: Option<Instant>,
 }
 
 impl ProbeState {
-    pub(in crate::model) fn note_lost(&mut self, sent: Instant) {
+    pub(crate) fn note_lost(&mut self, sent: Instant) {
         if self.probes_lost == 0 {
             self.lost_since = Some(sent);
         }
@@ -38,18 +38,18 @@ impl ProbeState {
 
     /// Records progress of requests. A logged crash is not forgotten: the progress may be older than the
     /// crash line.
-    pub(in crate::model) fn note_progress(&mut self, now: Instant) {
+    pub(crate) fn note_progress(&mut self, now: Instant) {
         self.probes_lost = 0;
         self.crash_logged_at = self.crash_logged_at.map(|_| now);
     }
 
-    pub(in crate::model) fn note_answer(&mut self) {
+    pub(crate) fn note_answer(&mut self) {
         self.probes_lost = 0;
         self.crash_logged_at = None;
         self.lines_at_answer = self.lines_at_probe;
     }
 
-    pub(in crate::model) fn longest_drain(&mut self, timing: &LifecyclePolicy) -> Duration {
+    pub(crate) fn longest_drain(&mut self, timing: &LifecyclePolicy) -> Duration {
         match self.crashed_at {
             // After a crash, the process answers no more requests.
             Some(since) => timing.crash_ends.saturating_sub(since.elapsed()).min(timing.drain_deadline),
@@ -63,7 +63,7 @@ impl ProbeState {
     }
 
     /// Time without answers and progress; `None` until enough probes are lost.
-    pub(in crate::model) fn silent_for(&self, probes_lost: u32) -> Option<Duration> {
+    pub(crate) fn silent_for(&self, probes_lost: u32) -> Option<Duration> {
         let is_silent = self.probes_lost > 0 && self.probes_lost >= probes_lost;
         if is_silent { self.lost_since.map(|since| since.elapsed()) } else { None }
     }

@@ -4,17 +4,17 @@ use tokio::time::Instant;
 use warden_policies::lifecycle::BackendPhase;
 
 #[derive(Debug, Default)]
-pub(in crate::model) struct GenerationTimers {
-    pub(in crate::model) probe: Option<Instant>,
-    pub(in crate::model) sample: Option<Instant>,
+pub(crate) struct GenerationTimers {
+    pub(crate) probe: Option<Instant>,
+    pub(crate) sample: Option<Instant>,
     /// Time of the next idle sample, and the moment from which the process must have been idle.
-    pub(in crate::model) idle_sample: Option<(Instant, Instant)>,
-    pub(in crate::model) judgement: Option<Instant>,
-    pub(in crate::model) idle_seen: Option<Instant>,
+    pub(crate) idle_sample: Option<(Instant, Instant)>,
+    pub(crate) judgement: Option<Instant>,
+    pub(crate) idle_seen: Option<Instant>,
 }
 
 impl GenerationTimers {
-    pub(in crate::model) fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let idle_sample = self.idle_sample.map(|(at, _)| at);
         [self.probe, self.sample, idle_sample, self.judgement].into_iter().flatten().min()
     }
@@ -32,12 +32,12 @@ impl GenerationTimers {
     }
 
     /// Takes an idle sample that is due. Returns since when the process must have been idle.
-    pub(in crate::model) fn take_idle_sample(&mut self, now: Instant) -> Option<Instant> {
+    pub(crate) fn take_idle_sample(&mut self, now: Instant) -> Option<Instant> {
         self.idle_sample.take_if(|(at, _)| *at <= now).map(|(_, since)| since)
     }
 }
 
 /// Clears a timer that is due. Returns true if it was due.
-pub(in crate::model) fn take_due(timer: &mut Option<Instant>, now: Instant) -> bool {
+pub(crate) fn take_due(timer: &mut Option<Instant>, now: Instant) -> bool {
     timer.take_if(|at| *at <= now).is_some()
 }

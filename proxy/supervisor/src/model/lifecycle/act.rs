@@ -21,7 +21,7 @@ use crate::process::group::ProcessExit;
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    pub(in crate::model) fn step_machine(&mut self, id: UnitId, event: LifecycleEvent) {
+    pub(crate) fn step_machine(&mut self, id: UnitId, event: LifecycleEvent) {
         let now = self.env.context.now();
         let policy = self.env.spec.lifecycle;
         let asks = self.room.is_asking_to_stay();
@@ -66,13 +66,13 @@ impl ModelTask {
         }
     }
 
-    pub(in crate::model) fn step_all(&mut self, events: Vec<(UnitId, LifecycleEvent)>) {
+    pub(crate) fn step_all(&mut self, events: Vec<(UnitId, LifecycleEvent)>) {
         for (id, event) in events {
             self.step_machine(id, event);
         }
     }
 
-    pub(in crate::model) fn carry_out_effect(&mut self, id: UnitId, effect: LifecycleEffect) {
+    pub(crate) fn carry_out_effect(&mut self, id: UnitId, effect: LifecycleEffect) {
         match effect {
             LifecycleEffect::Spawn => {
                 self.experience.dead_starts.stop_search();
@@ -142,7 +142,7 @@ impl ReplacementTracker {
 impl TaskMail {
     /// Starts a helper that waits for the end of a process, and then until its memory is free again. The
     /// next start does not wait for that memory.
-    pub(in crate::model) fn await_exit(
+    pub(crate) fn await_exit(
         &mut self,
         env: &TaskEnvironment,
         generation: GenerationId,

@@ -27,7 +27,7 @@ use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
 impl ModelTask {
-    pub(in crate::model) fn note_probe(&mut self, id: UnitId, report: ProbeReport) {
+    pub(crate) fn note_probe(&mut self, id: UnitId, report: ProbeReport) {
         let ProbeReport { sent, mut health, props, vram, warmed, .. } = report;
         if health == ProbeResult::SocketGone {
             let Some((phase, live)) = self.units.phase_and_live(id) else { return };
@@ -138,7 +138,7 @@ impl ModelTask {
 
 impl TaskMail {
     /// Starts a helper that probes a process, if its probe is due.
-    pub(in crate::model) fn fire_probe(
+    pub(crate) fn fire_probe(
         &mut self,
         env: &TaskEnvironment,
         units: &mut UnitList,
@@ -199,7 +199,7 @@ impl TaskMail {
 
 impl LiveGeneration {
     /// Ends a process that is not ready in time.
-    pub(in crate::model) fn note_late_start(&mut self, lateness: StartLateness) -> LifecycleEvent {
+    pub(crate) fn note_late_start(&mut self, lateness: StartLateness) -> LifecycleEvent {
         self.start.timed_out = Some(lateness);
         LifecycleEvent::Timer(LifecycleTimer::Start)
     }
@@ -235,7 +235,7 @@ impl LiveGeneration {
     /// Probes a process at once after a crash line. Most crashed processes end within a second, but some
     /// builds wait for a debugger for ever. The line may also be a client's text. Returns true if the process has
     /// less time left to answer.
-    pub(in crate::model) fn note_alarm(&mut self, phase: BackendPhase, pause: Duration) -> bool {
+    pub(crate) fn note_alarm(&mut self, phase: BackendPhase, pause: Duration) -> bool {
         if self.probing.crash_logged_at.is_some()
             || !matches!(phase, BackendPhase::Ready | BackendPhase::Suspect | BackendPhase::Draining)
         {

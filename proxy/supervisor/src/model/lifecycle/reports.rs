@@ -21,7 +21,7 @@ use crate::process::{BackendProcess, discreet, reclaim_file, report_file, until_
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    pub(in crate::model) fn take_report(&mut self, generation: GenerationId, report: HelperReport) {
+    pub(crate) fn take_report(&mut self, generation: GenerationId, report: HelperReport) {
         if let HelperReport::MemoryReturned(returned) = &report {
             self.life.dying.retain(|known| *known != generation);
             self.env.context.fleet_memory.remove_generation(generation);
@@ -250,7 +250,7 @@ impl LiveGeneration {
         self.store_held_memory(env);
     }
 
-    pub(in crate::model) fn store_held_memory(&self, env: &TaskEnvironment) {
+    pub(crate) fn store_held_memory(&self, env: &TaskEnvironment) {
         let held = self.memory.held_memory();
         if !held.is_empty() {
             let keep = env.watch.sensors.priors_kept;

@@ -24,12 +24,7 @@ use crate::process::settings::{ClientSetting, ClientSettings};
 const MAX_SETTING_ROUNDS: usize = 8;
 
 impl UnitList {
-    pub(in crate::model) fn spread_settings(
-        &self,
-        leases: &Arc<LeaseQueue>,
-        timeout: Duration,
-        mail: &mut TaskMail,
-    ) {
+    pub(crate) fn spread_settings(&self, leases: &Arc<LeaseQueue>, timeout: Duration, mail: &mut TaskMail) {
         for (from, path) in leases.settings.take_fresh() {
             for unit in &self.all {
                 let Some(live) = unit.live.as_ref().filter(|live| live.id != from) else { continue };
@@ -56,7 +51,7 @@ impl UnitList {
 }
 
 /// Applies all settings before a process serves. Returns descriptions of failures.
-pub(in crate::model) async fn apply_all_settings(
+pub(crate) async fn apply_all_settings(
     process: &dyn BackendProcess,
     leases: &LeaseQueue,
     timeout: Duration,

@@ -11,25 +11,25 @@ use crate::spec::ServerCommand;
 use crate::start_search::death_at_load;
 
 #[derive(Debug, Default)]
-pub(in crate::model) struct DeadStarts {
-    pub(in crate::model) command: Option<ServerCommand>,
-    pub(in crate::model) key: String,
-    pub(in crate::model) deaths: u32,
-    pub(in crate::model) death: String,
-    pub(in crate::model) finding: Option<StartFinding>,
-    pub(in crate::model) search: Option<(u64, CancellationToken)>,
-    pub(in crate::model) searches: u64,
+pub(crate) struct DeadStarts {
+    pub(crate) command: Option<ServerCommand>,
+    pub(crate) key: String,
+    pub(crate) deaths: u32,
+    pub(crate) death: String,
+    pub(crate) finding: Option<StartFinding>,
+    pub(crate) search: Option<(u64, CancellationToken)>,
+    pub(crate) searches: u64,
 }
 
 impl DeadStarts {
     /// Resets the count after a successful start, or after a failure with a known cause.
-    pub(in crate::model) fn forget_deaths(&mut self) {
+    pub(crate) fn forget_deaths(&mut self) {
         self.deaths = 0;
     }
 
     /// Handles a death before the process was ready, and adds known facts to `failure`. Returns true if the
     /// next start needs a changed configuration.
-    pub(in crate::model) fn note_death(
+    pub(crate) fn note_death(
         &mut self,
         env: &TaskEnvironment,
         end: &StartEnd<'_>,
@@ -60,12 +60,12 @@ impl DeadStarts {
         finding.switch().is_some_and(|switch| !switch.is_fallback())
     }
 
-    pub(in crate::model) fn is_searching(&self) -> bool {
+    pub(crate) fn is_searching(&self) -> bool {
         self.search.is_some()
     }
 
     /// Cancels a search. Its process is gone when the result message arrives.
-    pub(in crate::model) fn stop_search(&self) {
+    pub(crate) fn stop_search(&self) {
         if let Some((_, stop)) = &self.search {
             stop.cancel();
         }

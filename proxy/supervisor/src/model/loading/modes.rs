@@ -16,7 +16,7 @@ use crate::spec::ReplaceMode;
 use crate::view::ledger::ReplacementMode;
 
 impl ModelRoom {
-    pub(in crate::model) fn choose_mode(
+    pub(crate) fn choose_mode(
         &self,
         env: &TaskEnvironment,
         unit: &ProcessUnit,
@@ -26,7 +26,7 @@ impl ModelRoom {
 
     /// True if a replacement now would overlap. Uses the available memory of the last sample, and reads it
     /// only if there is none.
-    pub(in crate::model) fn would_overlap(&self, env: &TaskEnvironment, unit: &ProcessUnit) -> bool {
+    pub(crate) fn would_overlap(&self, env: &TaskEnvironment, unit: &ProcessUnit) -> bool {
         let sampled = unit.live.as_ref().and_then(|live| live.memory.last.totals);
         let available =
             || sampled.map(|totals| totals.available).or_else(|| env.context.world.available_memory());
@@ -34,7 +34,7 @@ impl ModelRoom {
     }
 
     /// Permit for a replacement that the policy has decided.
-    pub(in crate::model) fn policy_permit(
+    pub(crate) fn policy_permit(
         &self,
         env: &TaskEnvironment,
         unit: &ProcessUnit,

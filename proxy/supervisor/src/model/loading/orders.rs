@@ -32,7 +32,7 @@ const COMPANY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ModelTask {
     /// Returns true if processes may be started. Otherwise requests room from the loader.
-    pub(in crate::model) fn may_start(&mut self) -> bool {
+    pub(crate) fn may_start(&mut self) -> bool {
         if self.room.request(&self.env, !self.operators.restarts.is_empty()) {
             self.life.note_action();
         }
@@ -40,7 +40,7 @@ impl ModelTask {
     }
 
     /// Starts processes, or queues the starts until room is granted.
-    pub(in crate::model) fn revive_all(&mut self, starts: Vec<(UnitId, LifecycleEvent)>) {
+    pub(crate) fn revive_all(&mut self, starts: Vec<(UnitId, LifecycleEvent)>) {
         for (id, event) in starts {
             if self.may_start() {
                 self.step_machine(id, event);
@@ -50,7 +50,7 @@ impl ModelTask {
         }
     }
 
-    pub(in crate::model) fn follow_loader(&mut self, order: LoadingOrder) {
+    pub(crate) fn follow_loader(&mut self, order: LoadingOrder) {
         match order {
             LoadingOrder::Load(places, asked) => {
                 if self.room.take_grant(places, asked) {
@@ -109,7 +109,7 @@ impl ModelTask {
 
 impl ModelRoom {
     /// Requests room, or gives it back. `any`: the model has a process or searches for a way to start one.
-    pub(in crate::model) fn settle(
+    pub(crate) fn settle(
         &mut self,
         env: &mut TaskEnvironment,
         units: &UnitList,
@@ -146,7 +146,7 @@ impl ModelRoom {
 
     /// True if the model is to be unloaded, because none of its processes had a request for `ttl`. Otherwise
     /// sets the time of the next check.
-    pub(in crate::model) fn is_ttl_over(
+    pub(crate) fn is_ttl_over(
         &self,
         env: &TaskEnvironment,
         units: &UnitList,
@@ -181,7 +181,7 @@ impl ModelRoom {
     }
 
     /// True if an idle unit is to be started.
-    pub(in crate::model) fn needs_start(
+    pub(crate) fn needs_start(
         &mut self,
         env: &TaskEnvironment,
         units: &UnitList,

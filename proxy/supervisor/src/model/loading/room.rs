@@ -22,13 +22,13 @@ use crate::view::event::EventKind;
 
 /// Configured command and needs, kept while the fallback is in use.
 #[derive(Debug)]
-pub(in crate::model) struct ConfiguredCommand {
+pub(crate) struct ConfiguredCommand {
     command: ServerCommand,
     needs: Option<MemoryNeeds>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::model) enum LoadState {
+pub(crate) enum LoadState {
     #[default]
     Unloaded,
     /// The model waits for room. `changed`: the model's settings have changed since its request.
@@ -52,44 +52,44 @@ pub(in crate::model) enum LoadState {
 
 /// Memory that the model has requested from the loader.
 #[derive(Debug)]
-pub(in crate::model) struct ModelRoom {
+pub(crate) struct ModelRoom {
     pub(super) desk: Arc<LoadingDesk>,
-    pub(in crate::model) who: ModelId,
+    pub(crate) who: ModelId,
     /// True if processes should run even without waiting requests.
-    pub(in crate::model) wanted: bool,
-    pub(in crate::model) state: LoadState,
+    pub(crate) wanted: bool,
+    pub(crate) state: LoadState,
     /// Number of the last request for room or question to the loader.
     last_wish: u64,
-    pub(in crate::model) manual_pin: Option<ManualPin>,
-    pub(in crate::model) configured: Option<ConfiguredCommand>,
+    pub(crate) manual_pin: Option<ManualPin>,
+    pub(crate) configured: Option<ConfiguredCommand>,
 }
 
 impl ModelRoom {
-    pub(in crate::model) fn new(desk: Arc<LoadingDesk>, name: ModelName, wanted: bool) -> Self {
+    pub(crate) fn new(desk: Arc<LoadingDesk>, name: ModelName, wanted: bool) -> Self {
         let who = ModelId { name, incarnation: desk.next_life() };
         let state = LoadState::Unloaded;
         Self { desk, who, wanted, state, last_wish: 0, manual_pin: None, configured: None }
     }
 
-    pub(in crate::model) fn report(&self, told: LoadingReport) {
+    pub(crate) fn report(&self, told: LoadingReport) {
         self.desk.send_report(&self.who, told);
     }
 
-    pub(in crate::model) fn is_granted(&self) -> bool {
+    pub(crate) fn is_granted(&self) -> bool {
         matches!(self.state, LoadState::Granted { .. })
     }
 
-    pub(in crate::model) fn is_waiting(&self) -> bool {
+    pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.state, LoadState::Waiting { .. })
     }
 
-    pub(in crate::model) fn is_asking_to_stay(&self) -> bool {
+    pub(crate) fn is_asking_to_stay(&self) -> bool {
         matches!(self.state, LoadState::Granted { asking: Some(_), .. })
     }
 
     /// True if the pending question is this one or a later one. The loader counts a model as leaving even if
     /// it has answered an earlier question.
-    pub(in crate::model) fn is_asked_since(&self, question: u64) -> bool {
+    pub(crate) fn is_asked_since(&self, question: u64) -> bool {
         matches!(self.state, LoadState::Granted { asking: Some(asked), .. } if asked >= question)
     }
 
@@ -101,7 +101,7 @@ impl ModelRoom {
         }
     }
 
-    pub(in crate::model) fn replica_gpus(&self, replica: u32, spec: &ModelSpec) -> Vec<GpuIndex> {
+    pub(crate) fn replica_gpus(&self, replica: u32, spec: &ModelSpec) -> Vec<GpuIndex> {
         let LoadState::Granted { places, .. } = &self.state else { return Vec::new() };
         if !spec.start.choose_gpus {
             return Vec::new();
@@ -110,7 +110,7 @@ impl ModelRoom {
         place.into_iter().flatten().filter_map(|gpu| u32::try_from(*gpu).ok().map(GpuIndex)).collect()
     }
     /// Requests room from the loader if that was not done yet. Returns true for a new request.
-    pub(in crate::model) fn request(&mut self, env: &TaskEnvironment, urgent: bool) -> bool {
+    pub(crate) fn request(&mut self, env: &TaskEnvironment, urgent: bool) -> bool {
         let changed = match self.state {
             LoadState::Unloaded => {
                 // A repeated request for room keeps its number, because the answer may be on its way.
@@ -128,7 +128,7 @@ impl ModelRoom {
 
     /// Takes the room granted to request `asked`, unless the request was withdrawn. Returns true if
     /// processes may start.
-    pub(in crate::model) fn take_grant(&mut self, places: Vec<Vec<usize>>, asked: u64) -> bool {
+    pub(crate) fn take_grant(&mut self, places: Vec<Vec<usize>>, asked: u64) -> bool {
         let LoadState::Waiting { changed, .. } = self.state else { return false };
         if self.last_wish != asked {
             return false;
@@ -142,12 +142,7 @@ impl ModelRoom {
     }
 
     /// Handles the permission to stay. Returns true if it answers the pending question.
-    pub(in crate::model) fn note_stay(
-        &mut self,
-        now: Vec<Vec<usize>>,
-        fits_beside: bool,
-        question: u64,
-    ) -> bool {
+    pub(crate) fn note_stay(&mut self, now: Vec<Vec<usize>>, fits_beside: bool, question: u64) -> bool {
         let LoadState::Granted { places, asking, beside, .. } = &mut self.state else { return false };
         if *asking != Some(question) {
             return false;
@@ -159,7 +154,7 @@ impl ModelRoom {
     }
 
     /// Registers the model with the loader, whose orders become messages to the task.
-    pub(in crate::model) fn join(&self, env: &TaskEnvironment, outbox: TaskOutbox) {
+    pub(crate) fn join(&self, env: &TaskEnvironment, outbox: TaskOutbox) {
         let listener =
             Box::new(move |order| outbox.send(TaskMessage::Control(ControlMessage::Loading(order))));
         self.report(LoadingReport::Joined { leases: Arc::clone(&env.leases), listener });
@@ -167,12 +162,12 @@ impl ModelRoom {
     }
 
     /// Reports new settings. A loaded model stays loaded.
-    pub(in crate::model) fn report_settings(&self, env: &TaskEnvironment) {
+    pub(crate) fn report_settings(&self, env: &TaskEnvironment) {
         self.report(LoadingReport::SettingsChanged(Box::new(self.loading_spec(env))));
     }
 
     /// Present memory needs, with measurements of processes with the same command.
-    pub(in crate::model) fn loading_spec(&self, env: &TaskEnvironment) -> LoadSpec {
+    pub(crate) fn loading_spec(&self, env: &TaskEnvironment) -> LoadSpec {
         let mut spec = LoadSpec {
             replicas: env.spec.run.replicas,
             ttl: env.spec.ttl,
@@ -194,7 +189,7 @@ impl ModelRoom {
 
     /// Asks the loader whether the model may stay, if new settings change its memory or GPUs. No process is
     /// started before the answer.
-    pub(in crate::model) fn plan_stay(&mut self, env: &TaskEnvironment, before: &LoadSpec, remade: bool) {
+    pub(crate) fn plan_stay(&mut self, env: &TaskEnvironment, before: &LoadSpec, remade: bool) {
         let now = self.loading_spec(env);
         // Ignore measurements: they belong to the old command, and the new one may need as much.
         let needs = |spec: &LoadSpec| {
@@ -212,7 +207,7 @@ impl ModelRoom {
     }
 
     /// Reports the model's memory to the loader, once the memory of all its processes was read.
-    pub(in crate::model) fn report_memory(
+    pub(crate) fn report_memory(
         &self,
         env: &TaskEnvironment,
         units: &UnitList,
@@ -249,16 +244,16 @@ impl ModelRoom {
         self.report(LoadingReport::Measured(reading));
     }
 
-    pub(in crate::model) fn is_pinned(&self, spec: &ModelSpec) -> bool {
+    pub(crate) fn is_pinned(&self, spec: &ModelSpec) -> bool {
         self.manual_pin.as_ref().map_or(spec.loading.pin, |said| said.pinned)
     }
 
-    pub(in crate::model) fn pin_view(&self, spec: &ModelSpec) -> PinView {
+    pub(crate) fn pin_view(&self, spec: &ModelSpec) -> PinView {
         let by = self.manual_pin.as_ref().map(|said| said.by.clone());
         PinView { pinned: self.is_pinned(spec), by }
     }
 
-    pub(in crate::model) fn set_pin(
+    pub(crate) fn set_pin(
         &mut self,
         env: &TaskEnvironment,
         pinned: bool,
@@ -287,7 +282,7 @@ impl ModelRoom {
         Ok(self.pin_view(&env.spec))
     }
 
-    pub(in crate::model) fn use_fallback(&mut self, spec: &mut ModelSpec, fallback: FallbackSpec) {
+    pub(crate) fn use_fallback(&mut self, spec: &mut ModelSpec, fallback: FallbackSpec) {
         let command = spec.command.clone();
         spec.command.args.extend(fallback.args);
         let needs = std::mem::replace(&mut spec.loading.needs, fallback.needs);
@@ -295,7 +290,7 @@ impl ModelRoom {
     }
 
     /// Restores the configured command: the next start may have more room.
-    pub(in crate::model) fn restore_configured(&mut self, spec: &mut ModelSpec) {
+    pub(crate) fn restore_configured(&mut self, spec: &mut ModelSpec) {
         if let Some(ConfiguredCommand { command, needs }) = self.configured.take() {
             spec.command = command;
             spec.loading.needs = needs;
@@ -303,7 +298,7 @@ impl ModelRoom {
     }
 
     /// Keeps the fallback if new settings have the same command and fallback arguments.
-    pub(in crate::model) fn keep_fallback(&mut self, old: &ModelSpec, new: &mut ModelSpec) {
+    pub(crate) fn keep_fallback(&mut self, old: &ModelSpec, new: &mut ModelSpec) {
         let Some(whole) = self.configured.take() else { return };
         let Some(fallback) = new.start.fallback.clone() else { return };
         let had_same = old.start.fallback.as_ref().is_some_and(|known| known.args == fallback.args);

@@ -37,7 +37,7 @@ use crate::view::event::EventKind;
 impl ModelTask {
     /// Uses the fallback arguments for the next start, if the model has some and runs no process. Returns
     /// true if they were not in use before.
-    pub(in crate::model) fn fall_back(&mut self, because: &str) -> bool {
+    pub(crate) fn fall_back(&mut self, because: &str) -> bool {
         if self.units.any_process() || !self.room.fall_back(&mut self.env, because) {
             return false;
         }
@@ -65,7 +65,7 @@ impl ModelRoom {
 impl DeadStarts {
     /// Begins or stops a search. `is_free`: nothing else uses the model's room. Returns why to use the fallback
     /// arguments if the search found that they help.
-    pub(in crate::model) fn settle(
+    pub(crate) fn settle(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -106,7 +106,7 @@ impl DeadStarts {
     }
 
     /// Handles the result of a search. Returns the events of units that need a changed configuration.
-    pub(in crate::model) fn note_result(
+    pub(crate) fn note_result(
         &mut self,
         env: &TaskEnvironment,
         units: &mut UnitList,

@@ -36,7 +36,7 @@ use crate::sync::lock;
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    pub(in crate::model) fn judge_unit(&mut self, id: UnitId) {
+    pub(crate) fn judge_unit(&mut self, id: UnitId) {
         let now = Instant::now();
         let policy = &self.env.spec.recycle;
         let Some(unit) = self.units.get_mut(id) else { return };
@@ -282,7 +282,7 @@ impl ProcessUnit {
 
 impl LiveGeneration {
     /// Prepares the end of a drain, which interrupts its running requests.
-    pub(in crate::model) fn cut_drain(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
+    pub(crate) fn cut_drain(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
         self.child.short_grace = true;
         tracing::warn!(
             model = %env.spec.name, generation = ?Some(self.id), ?decision,

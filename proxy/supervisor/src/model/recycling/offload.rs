@@ -56,7 +56,7 @@ impl LiveGeneration {
 impl ReplacementTracker {
     /// Rejects a ready successor that lacks much on the GPU if the old process can serve. Returns true if so.
     /// `vram`: bytes that the successor holds now, if known.
-    pub(in crate::model) fn rejects_successor(
+    pub(crate) fn rejects_successor(
         &self,
         env: &TaskEnvironment,
         units: &mut UnitList,
@@ -90,7 +90,7 @@ impl ReplacementTracker {
 impl TaskLife {
     /// Judges how much of the model the process has on GPUs: when it becomes ready, and again after a
     /// reading. `is_settled`: the reading is final, so a complete offload is remembered.
-    pub(in crate::model) fn judge_offload(
+    pub(crate) fn judge_offload(
         &mut self,
         env: &TaskEnvironment,
         units: &mut UnitList,
@@ -128,7 +128,7 @@ impl TaskLife {
 
     /// Returns the replica whose process lost its GPU and is to be restarted, because enough memory is available
     /// again.
-    pub(in crate::model) fn take_recovery(
+    pub(crate) fn take_recovery(
         &mut self,
         env: &TaskEnvironment,
         units: &UnitList,

@@ -39,7 +39,7 @@ use crate::view::event::EventKind;
 
 impl ModelTask {
     /// Handles the answer to a reclaim request, or its timeout.
-    pub(in crate::model) fn note_reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
+    pub(crate) fn note_reclaimed(&mut self, id: UnitId, answer: &ReclaimResult) {
         let at = self.env.context.now();
         let Some(live) = self.units.live_mut(id) else { return };
         let Some(asked) = &mut live.reclaim.pending else { return };
@@ -54,7 +54,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    pub(in crate::model) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
+    pub(crate) fn end_reclaim(&mut self, id: UnitId, worth: Option<ReclaimWorth>) {
         let Some(live) = self.units.live_mut(id) else { return };
         let by = self.operators.who_reclaims(live.id);
         let Some(entry) = live.end_reclaim(&self.env, worth, by) else { return };
@@ -68,7 +68,7 @@ impl ModelTask {
 
 impl ModelRoom {
     /// Reports to the loader if no request that frees memory for another model is pending any more.
-    pub(in crate::model) fn report_reclaimed(
+    pub(crate) fn report_reclaimed(
         &self,
         env: &TaskEnvironment,
         units: &UnitList,
@@ -85,7 +85,7 @@ impl ModelRoom {
 
 impl OperatorRequests {
     /// Asks all serving processes at once; the operator gets one entry per process.
-    pub(in crate::model) fn begin_reclaim(
+    pub(crate) fn begin_reclaim(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -107,7 +107,7 @@ impl OperatorRequests {
 
 impl UnitList {
     /// Asks each process that can give memory back, because another model needs memory.
-    pub(in crate::model) fn reclaim_for_other(&mut self, env: &TaskEnvironment, mail: &mut TaskMail) {
+    pub(crate) fn reclaim_for_other(&mut self, env: &TaskEnvironment, mail: &mut TaskMail) {
         let able = |unit: &&ProcessUnit| {
             let live = unit.live.as_ref();
             unit.phase() == BackendPhase::Ready
@@ -164,11 +164,11 @@ impl UnitList {
 
 impl LiveGeneration {
     /// True if the policy allows reclaims and the process has parts that can give memory back.
-    pub(in crate::model) fn can_reclaim(&self, policy: &Recycle) -> bool {
+    pub(crate) fn can_reclaim(&self, policy: &Recycle) -> bool {
         policy.reclaim && self.memory.last.parts.is_some_and(ReclaimParts::any)
     }
 
-    pub(in crate::model) fn reclaim_view(&self) -> ReclaimView {
+    pub(crate) fn reclaim_view(&self) -> ReclaimView {
         ReclaimView {
             parts: self.memory.last.parts,
             wanted: self.recipe.reclaim,
@@ -179,7 +179,7 @@ impl LiveGeneration {
     }
 
     /// Reason for not asking the process to give memory back, if worth logging.
-    pub(in crate::model) fn logged_no_reclaim(&self) -> Option<NoReclaim> {
+    pub(crate) fn logged_no_reclaim(&self) -> Option<NoReclaim> {
         self.reclaim.refusal.filter(|why| {
             matches!(why, NoReclaim::NoHelp { .. } | NoReclaim::NoAnswer | NoReclaim::TooOften { .. })
         })
@@ -187,7 +187,7 @@ impl LiveGeneration {
 
     /// Tries to make the process give memory back. Returns `None` if `decision` is to be carried out now, or
     /// a decision that holds it back. `is_free`: no other replacement of the model goes first.
-    pub(in crate::model) fn try_reclaim(
+    pub(crate) fn try_reclaim(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -278,11 +278,7 @@ impl LiveGeneration {
     }
 
     /// Completes the pending entry with the first reading that began after the answer.
-    pub(in crate::model) fn note_reclaim_effect(
-        &mut self,
-        number: u64,
-        at: Duration,
-    ) -> Option<ReclaimWorth> {
+    pub(crate) fn note_reclaim_effect(&mut self, number: u64, at: Duration) -> Option<ReclaimWorth> {
         let asked = self.reclaim.pending.as_mut()?;
         if asked.answered_at_reading.is_none_or(|answered| number <= answered) {
             return None;

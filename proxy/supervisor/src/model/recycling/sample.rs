@@ -34,12 +34,7 @@ use crate::process::{ProcessSample, SampleOptions};
 use crate::view::event::EventKind;
 
 impl ModelTask {
-    pub(in crate::model) fn note_sample(
-        &mut self,
-        id: UnitId,
-        taken: &ReadingContext,
-        sample: &ProcessSample,
-    ) {
+    pub(crate) fn note_sample(&mut self, id: UnitId, taken: &ReadingContext, sample: &ProcessSample) {
         let Some(live) = self.units.live_mut(id) else { return };
         let ill_before = live.health.symptoms();
         let Some(ReadingResult { first, changes }) =
@@ -106,7 +101,7 @@ impl ModelTask {
 
 impl RecyclePace {
     /// Requests that a replacement of this process would affect now.
-    pub(in crate::model) fn replacement_load(
+    pub(crate) fn replacement_load(
         &self,
         env: &TaskEnvironment,
         live: &LiveGeneration,
@@ -154,7 +149,7 @@ impl RecyclePace {
     }
 
     /// Records the memory freed after the end of a process.
-    pub(in crate::model) fn note_returned(&mut self, env: &TaskEnvironment, returned: &ReturnedMemory) {
+    pub(crate) fn note_returned(&mut self, env: &TaskEnvironment, returned: &ReturnedMemory) {
         for (series, missing) in &returned.missing {
             let gpu = match series {
                 MemoryKind::Host => None,
@@ -204,7 +199,7 @@ impl ModelRoom {
 
 impl LiveGeneration {
     /// Takes a reading that is due. Returns true if the process is to be judged without one.
-    pub(in crate::model) fn fire_samples(
+    pub(crate) fn fire_samples(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,

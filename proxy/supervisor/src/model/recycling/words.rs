@@ -4,7 +4,7 @@ use warden_policies::growth::VerdictChange;
 use warden_policies::recycle::SeriesFacts;
 use warden_policies::{ByteSize, RecycleDecision, phrases};
 
-pub(in crate::model) fn memory_sentence(decision: &RecycleDecision, facts: &SeriesFacts) -> Option<String> {
+pub(crate) fn memory_sentence(decision: &RecycleDecision, facts: &SeriesFacts) -> Option<String> {
     let holds = format!("{} holds {}", facts.series, ByteSize(facts.charged?));
     let mut parts = vec![holds];
     parts.extend(facts.fresh().map(|fresh| format!("{} when it was young", ByteSize(fresh))));
@@ -16,7 +16,7 @@ pub(in crate::model) fn memory_sentence(decision: &RecycleDecision, facts: &Seri
     Some(parts.join("; "))
 }
 
-pub(in crate::model) fn verdict_sentence(change: &VerdictChange) -> String {
+pub(crate) fn verdict_sentence(change: &VerdictChange) -> String {
     let growth = &change.growth;
     let now = growth.verdict.as_str();
     let before = change.before.as_str();

@@ -17,25 +17,25 @@ use crate::process::needs::{MissingNeed, NeedsCheck};
 const CHECK_MAX_AGE: Duration = Duration::from_secs(2);
 
 /// Time limit for reading model files into the page cache while the old process serves.
-pub(in crate::model) const READ_AHEAD_LIMIT: Duration = Duration::from_secs(30);
-pub(in crate::model) const URGENT_READ_AHEAD_LIMIT: Duration = Duration::from_secs(3);
+pub(crate) const READ_AHEAD_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const URGENT_READ_AHEAD_LIMIT: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Default)]
-pub(in crate::model) struct NeedsState {
-    pub(in crate::model) is_checking: bool,
-    pub(in crate::model) is_wanted: bool,
-    pub(in crate::model) for_replacement: Option<(Instant, ProcessRecipe, NeedsCheck)>,
-    pub(in crate::model) last_missing: Option<NeedsCheck>,
+pub(crate) struct NeedsState {
+    pub(crate) is_checking: bool,
+    pub(crate) is_wanted: bool,
+    pub(crate) for_replacement: Option<(Instant, ProcessRecipe, NeedsCheck)>,
+    pub(crate) last_missing: Option<NeedsCheck>,
     /// Result that prevented a replacement.
-    pub(in crate::model) blocking: Option<NeedsCheck>,
-    pub(in crate::model) pending_replacement: Option<(u32, Reason)>,
+    pub(crate) blocking: Option<NeedsCheck>,
+    pub(crate) pending_replacement: Option<(u32, Reason)>,
 }
 
 impl NeedsState {
     /// Decides whether a unit's process may be replaced; an unhealthy process always may. `Err`: the next
     /// process could not start. `None`: a check is under way, and for at most `patience` model files are
     /// read ahead.
-    pub(in crate::model) fn may_replace(
+    pub(crate) fn may_replace(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -58,7 +58,7 @@ impl NeedsState {
     }
 
     /// `ahead`: time for which the model's files may be read ahead first.
-    pub(in crate::model) fn begin_check(
+    pub(crate) fn begin_check(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -94,7 +94,7 @@ impl NeedsState {
     }
 
     /// Records what prevents a replacement. Returns true if that was known before.
-    pub(in crate::model) fn note_blocking(&mut self) -> bool {
+    pub(crate) fn note_blocking(&mut self) -> bool {
         let sight = self.last_missing.take();
         let known = self.blocking.is_some() && self.blocking == sight;
         self.blocking = sight;
@@ -102,7 +102,7 @@ impl NeedsState {
     }
 
     /// Forgets a result that prevented a replacement if this one differs. Returns true if so.
-    pub(in crate::model) fn unblock(&mut self, sight: &NeedsCheck) -> bool {
+    pub(crate) fn unblock(&mut self, sight: &NeedsCheck) -> bool {
         let differs = |kept: &mut NeedsCheck| kept.stamps != sight.stamps || sight.missing.is_none();
         self.blocking.take_if(differs).is_some()
     }

@@ -10,20 +10,20 @@ use crate::model::environment::TaskEnvironment;
 use crate::view::event::EventKind;
 
 #[derive(Debug)]
-pub(in crate::model) struct RecyclePace {
-    pub(in crate::model) cooldown: RecycleCooldown,
+pub(crate) struct RecyclePace {
+    pub(crate) cooldown: RecycleCooldown,
     /// Time from the spawn until the process was ready, at the last start.
-    pub(in crate::model) load_time: Option<Duration>,
+    pub(crate) load_time: Option<Duration>,
     /// Idle periods that would have sufficed for a replacement.
-    pub(in crate::model) lulls: LullHistory,
+    pub(crate) lulls: LullHistory,
 }
 
 impl RecyclePace {
-    pub(in crate::model) fn new(lulls: LullHistory) -> Self {
+    pub(crate) fn new(lulls: LullHistory) -> Self {
         Self { cooldown: RecycleCooldown::default(), load_time: None, lulls }
     }
 
-    pub(in crate::model) fn note_policy_start(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
+    pub(crate) fn note_policy_start(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
         let Some(reason) = decision.reason else { return };
         if let Some(held) = self.cooldown.record_start(env.context.now(), reason, &env.spec.recycle) {
             env.log_event(None, EventKind::PolicyOff { message: held.to_string() });

@@ -24,7 +24,7 @@ use crate::model::warm::unpack::SharedWarmState;
 use crate::view::ledger::{LedgerEntry, ReplacementEvidence, ReplacementMode};
 
 /// Makes a decision for a replacement that the policy did not decide.
-pub(in crate::model) fn decision_for(reason: Reason) -> RecycleDecision {
+pub(crate) fn decision_for(reason: Reason) -> RecycleDecision {
     RecycleDecision {
         action: RecycleAction::DrainNow,
         reason: Some(reason),
@@ -34,14 +34,14 @@ pub(in crate::model) fn decision_for(reason: Reason) -> RecycleDecision {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(in crate::model) struct ExceededBudget {
-    pub(in crate::model) first: BudgetPass,
+pub(crate) struct ExceededBudget {
+    pub(crate) first: BudgetPass,
     /// True if the previous replacement for this budget helped only for a short time.
-    pub(in crate::model) repeats: bool,
+    pub(crate) repeats: bool,
 }
 
 #[derive(Debug)]
-pub(in crate::model) struct Replacement {
+pub(crate) struct Replacement {
     pub(super) entry: LedgerEntry,
     pub(super) times: ReplacementTimes,
     /// Bytes that the old generation held of the memory in question when it was new.
@@ -52,11 +52,11 @@ pub(in crate::model) struct Replacement {
     /// True if the memory freed by the old process is known.
     pub(super) measured: bool,
     /// True if the result shows nothing about memory, because the end of the old process was not seen.
-    pub(in crate::model) is_inconclusive: bool,
-    pub(in crate::model) budget: Option<ExceededBudget>,
-    pub(in crate::model) permit: Option<ReplacementPermit>,
-    pub(in crate::model) warm_state: Option<SharedWarmState>,
-    pub(in crate::model) no_file: Option<NoFileReason>,
+    pub(crate) is_inconclusive: bool,
+    pub(crate) budget: Option<ExceededBudget>,
+    pub(crate) permit: Option<ReplacementPermit>,
+    pub(crate) warm_state: Option<SharedWarmState>,
+    pub(crate) no_file: Option<NoFileReason>,
 }
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub(super) struct ReplacementTimes {
 
 impl Replacement {
     /// `running`: requests that the old process is serving.
-    pub(in crate::model) fn new(
+    pub(crate) fn new(
         model: &ModelName,
         unit: &ProcessUnit,
         reason: Reason,
@@ -121,20 +121,20 @@ impl Replacement {
         }
     }
 
-    pub(in crate::model) fn reason(&self) -> Reason {
+    pub(crate) fn reason(&self) -> Reason {
         self.entry.reason
     }
 
-    pub(in crate::model) fn replica(&self) -> u32 {
+    pub(crate) fn replica(&self) -> u32 {
         self.entry.replica
     }
 
-    pub(in crate::model) fn from(&self) -> Option<GenerationId> {
+    pub(crate) fn from(&self) -> Option<GenerationId> {
         self.entry.from
     }
 
     /// Returns the ledger entry without time and number. `failed`: why the replacement failed.
-    pub(in crate::model) fn finish(self, failed: Option<String>) -> LedgerEntry {
+    pub(crate) fn finish(self, failed: Option<String>) -> LedgerEntry {
         let times = &self.times;
         // A replacement that did not begin shows nothing about memory.
         let began = times.closed.is_some() || failed.is_none() || self.entry.mode == ReplacementMode::Overlap;
@@ -194,16 +194,16 @@ impl Replacement {
     }
 
     /// True if the new process serves. The old process may still be ending.
-    pub(in crate::model) fn has_taken_over(&self) -> bool {
+    pub(crate) fn has_taken_over(&self) -> bool {
         self.entry.to.is_some()
     }
 
-    pub(in crate::model) fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.is_inconclusive = true;
         self.entry.given_up = true;
     }
 
-    pub(in crate::model) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         let gone = self.entry.from.is_none() || self.times.gone.is_some();
         self.entry.to.is_some() && gone && self.sampled && self.measured
     }

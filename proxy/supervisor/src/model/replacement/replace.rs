@@ -34,7 +34,7 @@ const MAX_PERMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ModelTask {
     /// Begins a replacement that the policy has decided. Without a permit it begins at once.
-    pub(in crate::model) fn replace_by_policy(
+    pub(crate) fn replace_by_policy(
         &mut self,
         id: UnitId,
         decision: RecycleDecision,
@@ -64,7 +64,7 @@ impl ModelTask {
 
     /// Begins to replace the process of a replica, or starts a process if there is none. Only a replacement
     /// for a new configuration waits for a permit.
-    pub(in crate::model) fn replace_replica(&mut self, replica: u32, reason: Reason) {
+    pub(crate) fn replace_replica(&mut self, replica: u32, reason: Reason) {
         if self.units.current(replica).is_none() || !self.may_start() {
             return;
         }
@@ -129,7 +129,7 @@ impl ModelTask {
 
     /// Handles an expired drain deadline without interrupting requests: the process serves again and is
     /// drained later.
-    pub(in crate::model) fn postpone_drain(&mut self, id: UnitId) {
+    pub(crate) fn postpone_drain(&mut self, id: UnitId) {
         let deadline = self.env.spec.lifecycle.drain_deadline;
         let Some(unit) = self.units.get_mut(id) else { return };
         let replica = unit.replica;
@@ -162,7 +162,7 @@ impl ModelTask {
     }
 
     /// Ends a replacement whose new process does not serve. The ledger and operators get the reason.
-    pub(in crate::model) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
+    pub(crate) fn fail_replacement(&mut self, replica: u32, failure: &BackendFailure) {
         let Some(replacement) = self.replacements.take(replica) else { return };
         if replacement.reason() == Reason::Configuration {
             self.room.report(LoadingReport::ReplacementDropped);
@@ -179,7 +179,7 @@ impl ModelTask {
     }
 
     /// Ends all replacements because of another command. The ledger and waiting operators get the reason.
-    pub(in crate::model) fn give_up_replacements(&mut self, because: &str) {
+    pub(crate) fn give_up_replacements(&mut self, because: &str) {
         while let Some(replacement) = self.replacements.take_any() {
             self.replacements.give_up(&self.env, replacement, because);
         }
@@ -192,7 +192,7 @@ impl ModelTask {
         self.life.note_action();
     }
 
-    pub(in crate::model) fn note_needs(&mut self, made_of: ProcessRecipe, sight: NeedsCheck) {
+    pub(crate) fn note_needs(&mut self, made_of: ProcessRecipe, sight: NeedsCheck) {
         self.replacements.needs.is_checking = false;
         let other = |before: &NeedsCheck| before.stamps != sight.stamps;
         if self.replacements.needs.unblock(&sight) {
@@ -233,7 +233,7 @@ impl ModelTask {
 impl ReplacementTracker {
     /// Keeps the present process because the next one could not start. An operator or a reload gets the
     /// reason each time; the ledger gets it only if it changes.
-    pub(in crate::model) fn keep_present(
+    pub(crate) fn keep_present(
         &mut self,
         env: &TaskEnvironment,
         unit: &ProcessUnit,

@@ -25,20 +25,20 @@ use crate::view::event::EventKind;
 use crate::view::ledger::{GpuAfterExit, LedgerEntry, ReplacementMode};
 
 #[derive(Debug)]
-pub(in crate::model) struct ReplacementTracker {
+pub(crate) struct ReplacementTracker {
     under_way: Vec<Replacement>,
-    pub(in crate::model) last: Vec<LedgerEntry>,
+    pub(crate) last: Vec<LedgerEntry>,
     /// Result of the last replacement that carried conversations over.
-    pub(in crate::model) warm: Option<WarmthReport>,
-    pub(in crate::model) counts: Vec<(Reason, u64)>,
-    pub(in crate::model) pace: RecyclePace,
-    pub(in crate::model) needs: NeedsState,
+    pub(crate) warm: Option<WarmthReport>,
+    pub(crate) counts: Vec<(Reason, u64)>,
+    pub(crate) pace: RecyclePace,
+    pub(crate) needs: NeedsState,
     /// Reason for the mode of the last replacement, or for not replacing.
-    pub(in crate::model) note: Option<String>,
+    pub(crate) note: Option<String>,
 }
 
 impl ReplacementTracker {
-    pub(in crate::model) fn new(lulls: LullHistory) -> Self {
+    pub(crate) fn new(lulls: LullHistory) -> Self {
         Self {
             under_way: Vec::new(),
             last: Vec::new(),
@@ -50,24 +50,24 @@ impl ReplacementTracker {
         }
     }
 
-    pub(in crate::model) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.under_way.is_empty()
     }
 
     /// Reason for keeping the present process, or the note of the last replacement.
-    pub(in crate::model) fn note_for_view(&self) -> Option<String> {
+    pub(crate) fn note_for_view(&self) -> Option<String> {
         let missing = self.needs.blocking.as_ref().and_then(|check| check.missing.as_ref());
         missing.map(|missing| missing.message.clone()).or_else(|| self.note.clone())
     }
 
     /// Releases the permits: the next processes may wait long for memory.
-    pub(in crate::model) fn release_permits(&mut self) {
+    pub(crate) fn release_permits(&mut self) {
         for known in &mut self.under_way {
             drop(known.permit.take());
         }
     }
 
-    pub(in crate::model) fn track(
+    pub(crate) fn track(
         &mut self,
         env: &TaskEnvironment,
         unit: &ProcessUnit,
@@ -91,7 +91,7 @@ impl ReplacementTracker {
     }
 
     /// Tracks and logs a replacement. The caller carries it out.
-    pub(in crate::model) fn begin(
+    pub(crate) fn begin(
         &mut self,
         env: &TaskEnvironment,
         unit: &ProcessUnit,
@@ -108,12 +108,7 @@ impl ReplacementTracker {
 
     /// Stops tracking a replacement. It counts as done if the new process already serves, even without
     /// measurements.
-    pub(in crate::model) fn give_up(
-        &mut self,
-        env: &TaskEnvironment,
-        mut replacement: Replacement,
-        because: &str,
-    ) {
+    pub(crate) fn give_up(&mut self, env: &TaskEnvironment, mut replacement: Replacement, because: &str) {
         if replacement.has_taken_over() {
             let entry = self.write_entry(env, replacement, None);
             self.note_completed(entry);
@@ -124,7 +119,7 @@ impl ReplacementTracker {
     }
 
     /// Ends a replacement with an entry in the ledger.
-    pub(in crate::model) fn write_entry(
+    pub(crate) fn write_entry(
         &mut self,
         env: &TaskEnvironment,
         mut replacement: Replacement,
@@ -152,23 +147,20 @@ impl ReplacementTracker {
         entry
     }
 
-    pub(in crate::model) fn reason(&self, replica: u32) -> Option<Reason> {
+    pub(crate) fn reason(&self, replica: u32) -> Option<Reason> {
         self.of_replica(replica).map(Replacement::reason)
     }
 
-    pub(in crate::model) fn replacement_of(&self, generation: GenerationId) -> Option<&Replacement> {
+    pub(crate) fn replacement_of(&self, generation: GenerationId) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.from == Some(generation))
     }
 
-    pub(in crate::model) fn replacement_of_mut(
-        &mut self,
-        generation: GenerationId,
-    ) -> Option<&mut Replacement> {
+    pub(crate) fn replacement_of_mut(&mut self, generation: GenerationId) -> Option<&mut Replacement> {
         self.under_way.iter_mut().find(|known| known.entry.from == Some(generation))
     }
 
     /// Records the operator who requested a restart.
-    pub(in crate::model) fn note_operator(&mut self, replica: u32, by: Option<&str>) {
+    pub(crate) fn note_operator(&mut self, replica: u32, by: Option<&str>) {
         let of_operator =
             |known: &&mut Replacement| known.replica() == replica && known.entry.reason == Reason::Operator;
         if let Some(known) = self.under_way.iter_mut().find(of_operator) {
@@ -176,24 +168,24 @@ impl ReplacementTracker {
         }
     }
 
-    pub(in crate::model) fn of_replica(&self, replica: u32) -> Option<&Replacement> {
+    pub(crate) fn of_replica(&self, replica: u32) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.replica() == replica)
     }
 
     /// Stores conversations and slots of a generation for the next process.
-    pub(in crate::model) fn set_warm_state(&mut self, from: GenerationId, state: WarmState) {
+    pub(crate) fn set_warm_state(&mut self, from: GenerationId, state: WarmState) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.warm_state = Some(Arc::new(Mutex::new(Some(state))));
         }
     }
 
-    pub(in crate::model) fn set_no_file(&mut self, from: GenerationId, why: NoFileReason) {
+    pub(crate) fn set_no_file(&mut self, from: GenerationId, why: NoFileReason) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.no_file = Some(why);
         }
     }
 
-    pub(in crate::model) fn note_warm(&mut self, from: GenerationId, warmth: &WarmthReport) {
+    pub(crate) fn note_warm(&mut self, from: GenerationId, warmth: &WarmthReport) {
         if let Some(replacement) = self.replacement_of_mut(from) {
             replacement.entry.warm = Some(warmth.clone());
         }
@@ -201,17 +193,13 @@ impl ReplacementTracker {
     }
 
     /// Returns for how long a replacement of this generation for this reason has been under way.
-    pub(in crate::model) fn replaced_since(
-        &self,
-        generation: GenerationId,
-        reason: Reason,
-    ) -> Option<Duration> {
+    pub(crate) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
         let known = self.replacement_of(generation).filter(|known| known.entry.reason == reason)?;
         Some(known.times.began.elapsed())
     }
 
     /// True if a drain may exceed its deadline: the reason is size, age or speed, and memory suffices.
-    pub(in crate::model) fn may_outlast_drain(&self, unit: &ProcessUnit, spec: &ModelSpec) -> bool {
+    pub(crate) fn may_outlast_drain(&self, unit: &ProcessUnit, spec: &ModelSpec) -> bool {
         let Some(live) = &unit.live else { return false };
         let Some(reason) = self.replacement_of(live.id).map(Replacement::reason) else { return false };
         let ill = matches!(
@@ -227,23 +215,20 @@ impl ReplacementTracker {
             && live.may_drain_on(spec.lifecycle.probes_lost)
     }
 
-    pub(in crate::model) fn take(&mut self, replica: u32) -> Option<Replacement> {
+    pub(crate) fn take(&mut self, replica: u32) -> Option<Replacement> {
         self.take_first(|known| known.replica() == replica)
     }
 
-    pub(in crate::model) fn take_first(
-        &mut self,
-        wanted: impl Fn(&Replacement) -> bool,
-    ) -> Option<Replacement> {
+    pub(crate) fn take_first(&mut self, wanted: impl Fn(&Replacement) -> bool) -> Option<Replacement> {
         let index = self.under_way.iter().position(wanted)?;
         Some(self.under_way.remove(index))
     }
 
-    pub(in crate::model) fn take_any(&mut self) -> Option<Replacement> {
+    pub(crate) fn take_any(&mut self) -> Option<Replacement> {
         self.under_way.pop()
     }
 
-    pub(in crate::model) fn note_completed(&mut self, entry: LedgerEntry) {
+    pub(crate) fn note_completed(&mut self, entry: LedgerEntry) {
         match self.counts.iter_mut().find(|(known, _)| *known == entry.reason) {
             Some((_, count)) => *count += 1,
             None => self.counts.push((entry.reason, 1)),
@@ -254,7 +239,7 @@ impl ReplacementTracker {
 
     // --- events of the old and new generations ---
 
-    pub(in crate::model) fn note_closed(&mut self, generation: GenerationId, running: u32) {
+    pub(crate) fn note_closed(&mut self, generation: GenerationId, running: u32) {
         if let Some(replacement) = self.replacement_of_mut(generation)
             && replacement.times.closed.is_none()
         {
@@ -265,7 +250,7 @@ impl ReplacementTracker {
         self.note_sampled(generation, None, &[]);
     }
 
-    pub(in crate::model) fn note_stopped(&mut self, generation: GenerationId, running: u32) {
+    pub(crate) fn note_stopped(&mut self, generation: GenerationId, running: u32) {
         if let Some(replacement) = self.replacement_of_mut(generation)
             && replacement.times.drained.is_none()
         {
@@ -274,7 +259,7 @@ impl ReplacementTracker {
         }
     }
 
-    pub(in crate::model) fn note_gone(&mut self, generation: GenerationId, running: u32) {
+    pub(crate) fn note_gone(&mut self, generation: GenerationId, running: u32) {
         // Requests on a process that dies while it drains count as cut.
         self.note_stopped(generation, running);
         if let Some(replacement) = self.replacement_of_mut(generation) {
@@ -308,7 +293,7 @@ impl ReplacementTracker {
     }
 
     /// Opens the gate of a ready process. It may end a replacement.
-    pub(in crate::model) fn open_gate(&mut self, env: &TaskEnvironment, unit: &ProcessUnit) {
+    pub(crate) fn open_gate(&mut self, env: &TaskEnvironment, unit: &ProcessUnit) {
         let Some(live) = &unit.live else { return };
         let limit = env.lease_limit(live.start.slots);
         let spawned = live.start.spawned;
@@ -326,7 +311,7 @@ impl ReplacementTracker {
         }
     }
 
-    pub(in crate::model) fn note_sampled(
+    pub(crate) fn note_sampled(
         &mut self,
         generation: GenerationId,
         host: Option<HostMemory>,
@@ -342,7 +327,7 @@ impl ReplacementTracker {
         }
     }
 
-    pub(in crate::model) fn note_after_exit(&mut self, generation: GenerationId, gpus: &[GpuAfterExit]) {
+    pub(crate) fn note_after_exit(&mut self, generation: GenerationId, gpus: &[GpuAfterExit]) {
         if let Some(replacement) = self.replacement_of_mut(generation) {
             replacement.entry.vram_after_exit = gpus.to_vec();
             replacement.measured = true;

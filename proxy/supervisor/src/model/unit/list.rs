@@ -17,13 +17,13 @@ use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
 const SHORT_STARTS: u32 = 2;
 
 #[derive(Debug, Default)]
-pub(in crate::model) struct UnitList {
-    pub(in crate::model) all: Vec<ProcessUnit>,
+pub(crate) struct UnitList {
+    pub(crate) all: Vec<ProcessUnit>,
     next: u64,
 }
 
 impl UnitList {
-    pub(in crate::model) fn add(&mut self, replica: u32, role: UnitRole) -> UnitId {
+    pub(crate) fn add(&mut self, replica: u32, role: UnitRole) -> UnitId {
         let id = UnitId(self.next);
         self.next += 1;
         // Most models have one unit; `push` would reserve four.
@@ -32,70 +32,67 @@ impl UnitList {
         id
     }
 
-    pub(in crate::model) fn ids(&self) -> Vec<UnitId> {
+    pub(crate) fn ids(&self) -> Vec<UnitId> {
         self.all.iter().map(|unit| unit.id).collect()
     }
 
-    pub(in crate::model) fn get(&self, id: UnitId) -> Option<&ProcessUnit> {
+    pub(crate) fn get(&self, id: UnitId) -> Option<&ProcessUnit> {
         self.all.iter().find(|unit| unit.id == id)
     }
 
-    pub(in crate::model) fn get_mut(&mut self, id: UnitId) -> Option<&mut ProcessUnit> {
+    pub(crate) fn get_mut(&mut self, id: UnitId) -> Option<&mut ProcessUnit> {
         self.all.iter_mut().find(|unit| unit.id == id)
     }
 
-    pub(in crate::model) fn live(&self, id: UnitId) -> Option<&LiveGeneration> {
+    pub(crate) fn live(&self, id: UnitId) -> Option<&LiveGeneration> {
         self.get(id)?.live.as_deref()
     }
 
-    pub(in crate::model) fn live_mut(&mut self, id: UnitId) -> Option<&mut LiveGeneration> {
+    pub(crate) fn live_mut(&mut self, id: UnitId) -> Option<&mut LiveGeneration> {
         self.get_mut(id)?.live.as_deref_mut()
     }
 
-    pub(in crate::model) fn phase_and_live(
-        &mut self,
-        id: UnitId,
-    ) -> Option<(BackendPhase, &mut LiveGeneration)> {
+    pub(crate) fn phase_and_live(&mut self, id: UnitId) -> Option<(BackendPhase, &mut LiveGeneration)> {
         let unit = self.get_mut(id)?;
         let phase = unit.phase();
         Some((phase, unit.live.as_deref_mut()?))
     }
 
-    pub(in crate::model) fn lives(&self) -> impl Iterator<Item = &LiveGeneration> {
+    pub(crate) fn lives(&self) -> impl Iterator<Item = &LiveGeneration> {
         self.all.iter().filter_map(|unit| unit.live.as_deref())
     }
 
-    pub(in crate::model) fn lives_mut(&mut self) -> impl Iterator<Item = &mut LiveGeneration> {
+    pub(crate) fn lives_mut(&mut self) -> impl Iterator<Item = &mut LiveGeneration> {
         self.all.iter_mut().filter_map(|unit| unit.live.as_deref_mut())
     }
 
-    pub(in crate::model) fn any_process(&self) -> bool {
+    pub(crate) fn any_process(&self) -> bool {
         self.lives().next().is_some()
     }
 
-    pub(in crate::model) fn generation(&self, id: UnitId) -> Option<GenerationId> {
+    pub(crate) fn generation(&self, id: UnitId) -> Option<GenerationId> {
         Some(self.live(id)?.id)
     }
 
-    pub(in crate::model) fn with_generation(&self, generation: GenerationId) -> Option<&ProcessUnit> {
+    pub(crate) fn with_generation(&self, generation: GenerationId) -> Option<&ProcessUnit> {
         self.all.iter().find(|unit| unit.generation() == Some(generation))
     }
 
-    pub(in crate::model) fn with_role(&self, role: UnitRole) -> impl Iterator<Item = &ProcessUnit> {
+    pub(crate) fn with_role(&self, role: UnitRole) -> impl Iterator<Item = &ProcessUnit> {
         self.all.iter().filter(move |unit| unit.role == role)
     }
 
-    pub(in crate::model) fn staying(&self) -> impl DoubleEndedIterator<Item = &ProcessUnit> {
+    pub(crate) fn staying(&self) -> impl DoubleEndedIterator<Item = &ProcessUnit> {
         self.all.iter().filter(|unit| unit.role != UnitRole::Retiring)
     }
 
-    pub(in crate::model) fn current(&self, replica: u32) -> Option<&ProcessUnit> {
+    pub(crate) fn current(&self, replica: u32) -> Option<&ProcessUnit> {
         self.with_role(UnitRole::Current).find(|unit| unit.replica == replica)
     }
 
     /// Processes that refused a connection. They are probed at once; until they answer, their gates have to be
     /// closed.
-    pub(in crate::model) fn take_doubted(&mut self, leases: &LeaseQueue) -> Vec<UnitId> {
+    pub(crate) fn take_doubted(&mut self, leases: &LeaseQueue) -> Vec<UnitId> {
         let now = Instant::now();
         let mut doubted = Vec::new();
         for generation in leases.with_state(|queue| queue.table.take_doubted()) {
@@ -110,7 +107,7 @@ impl UnitList {
     }
 
     /// Processes that have to be replaced for a waiting prompt, which was not known when they were judged.
-    pub(in crate::model) fn wishing_recycle(&self, leases: &LeaseQueue) -> Vec<UnitId> {
+    pub(crate) fn wishing_recycle(&self, leases: &LeaseQueue) -> Vec<UnitId> {
         let is_news = |live: &LiveGeneration| {
             let wish = leases.admission_wish(live.id);
             wish.is_some() && wish != live.memory.facts.as_ref().and_then(|facts| facts.admission)
@@ -119,18 +116,18 @@ impl UnitList {
         wishing.map(|unit| unit.id).collect()
     }
 
-    pub(in crate::model) fn any_ending(&self) -> bool {
+    pub(crate) fn any_ending(&self) -> bool {
         let phases = [BackendPhase::Draining, BackendPhase::Stopping];
         self.all.iter().any(|unit| phases.contains(&unit.phase()))
     }
 
-    pub(in crate::model) fn starting_since(&self) -> Option<Instant> {
+    pub(crate) fn starting_since(&self) -> Option<Instant> {
         let starting = self.lives().filter(|live| live.start.ready.is_none());
         starting.map(|live| live.start.spawned).min()
     }
 
     /// Replica whose process has another recipe, unless a process fails to start.
-    pub(in crate::model) fn outdated_replica(&self, made_of: &ProcessRecipe) -> Option<u32> {
+    pub(crate) fn outdated_replica(&self, made_of: &ProcessRecipe) -> Option<u32> {
         let stumbled =
             |unit: &ProcessUnit| matches!(unit.phase(), BackendPhase::Backoff | BackendPhase::Failed);
         if self.with_role(UnitRole::Current).any(stumbled) {
@@ -147,7 +144,7 @@ impl UnitList {
     }
 
     /// Failure of a start that lacked memory although other models had made room.
-    pub(in crate::model) fn short_start(&self) -> Option<BackendFailure> {
+    pub(crate) fn short_start(&self) -> Option<BackendFailure> {
         let is_short = |unit: &&ProcessUnit| {
             unit.start_failures >= SHORT_STARTS
                 && unit.failure.as_ref().is_some_and(|failure| failure.kind == FailureKind::OutOfMemory)
@@ -156,7 +153,7 @@ impl UnitList {
     }
 
     /// Refusal of requests, if no start is expected to help.
-    pub(in crate::model) fn refusal(&self, failures_told: u32) -> Option<QueueRefusal> {
+    pub(crate) fn refusal(&self, failures_told: u32) -> Option<QueueRefusal> {
         let units = || self.staying();
         if !units().all(|unit| unit.is_hopeless(failures_told)) {
             return None;
@@ -177,14 +174,14 @@ impl UnitList {
     }
 
     /// Stores measured facts about a binary for its processes.
-    pub(in crate::model) fn set_facts(&self, binary: &Path, facts: ServerFacts) {
+    pub(crate) fn set_facts(&self, binary: &Path, facts: ServerFacts) {
         for live in self.lives().filter(|live| live.recipe.command().binary == binary) {
             live.cell.set_facts(facts);
         }
     }
 
     /// Sends an event to the units in some phases.
-    pub(in crate::model) fn ends(
+    pub(crate) fn ends(
         &self,
         event: LifecycleEvent,
         is_meant: impl Fn(BackendPhase) -> bool,
@@ -193,12 +190,12 @@ impl UnitList {
     }
 
     /// Takes the start events that wait for room.
-    pub(in crate::model) fn take_held_starts(&mut self) -> Vec<(UnitId, LifecycleEvent)> {
+    pub(crate) fn take_held_starts(&mut self) -> Vec<(UnitId, LifecycleEvent)> {
         self.all.iter_mut().filter_map(|unit| Some((unit.id, unit.held_start.take()?))).collect()
     }
 
     /// Forgets the failures of units without a process. Returns the events that start them again.
-    pub(in crate::model) fn forget_failures(&mut self) -> Vec<(UnitId, LifecycleEvent)> {
+    pub(crate) fn forget_failures(&mut self) -> Vec<(UnitId, LifecycleEvent)> {
         let failed =
             |unit: &&mut ProcessUnit| matches!(unit.phase(), BackendPhase::Backoff | BackendPhase::Failed);
         let forget = |unit: &mut ProcessUnit| {
@@ -211,7 +208,7 @@ impl UnitList {
 
     /// Removes successors that did not start. Returns replicas whose next process does not serve, with the
     /// failure.
-    pub(in crate::model) fn take_failed(&mut self, failures_told: u32) -> Vec<(u32, BackendFailure)> {
+    pub(crate) fn take_failed(&mut self, failures_told: u32) -> Vec<(u32, BackendFailure)> {
         let has_failed = |unit: &ProcessUnit| match unit.role {
             // The old process still serves: give up after one failed start.
             UnitRole::Successor => !unit.machine.has_process(),
@@ -225,7 +222,7 @@ impl UnitList {
     }
 
     /// Ends of processes whose successor serves, or that are not to be started again.
-    pub(in crate::model) fn superseded(&self) -> Vec<(UnitId, LifecycleEvent)> {
+    pub(crate) fn superseded(&self) -> Vec<(UnitId, LifecycleEvent)> {
         let superseded = |new: &ProcessUnit| {
             let old = self.current(new.replica)?;
             // The successor serves, so the old process must not be restarted.
@@ -238,7 +235,7 @@ impl UnitList {
     }
 
     /// Makes successors current that serve or whose old process has ended. Returns true if there are any.
-    pub(in crate::model) fn switch_over(&mut self) -> bool {
+    pub(crate) fn switch_over(&mut self) -> bool {
         let successors: Vec<_> = self.with_role(UnitRole::Successor).map(|unit| unit.id).collect();
         let mut any = false;
         for new in successors {
@@ -260,18 +257,18 @@ impl UnitList {
         any
     }
 
-    pub(in crate::model) fn all_serve(&self) -> bool {
+    pub(crate) fn all_serve(&self) -> bool {
         let is_ready = |unit: &ProcessUnit| unit.phase() == BackendPhase::Ready;
         self.with_role(UnitRole::Current).any(is_ready)
             && self.with_role(UnitRole::Current).all(|unit| is_ready(unit) || unit.waits_for_change())
     }
 
-    pub(in crate::model) fn holds_starts(&self) -> bool {
+    pub(crate) fn holds_starts(&self) -> bool {
         self.all.iter().any(|unit| unit.held_start.is_some())
     }
 
     /// True if another replica will start soon and this one serves its requests meanwhile.
-    pub(in crate::model) fn is_another_starting(&self, replica: u32, failures_told: u32) -> bool {
+    pub(crate) fn is_another_starting(&self, replica: u32, failures_told: u32) -> bool {
         self.with_role(UnitRole::Current).any(|unit| {
             let comes = matches!(
                 unit.phase(),

@@ -19,10 +19,10 @@ use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::model) struct UnitId(u64);
+pub(crate) struct UnitId(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::model) enum UnitRole {
+pub(crate) enum UnitRole {
     /// The process serves the replica.
     Current,
     /// The new process of an overlap serves once it is ready.
@@ -32,25 +32,25 @@ pub(in crate::model) enum UnitRole {
 }
 
 #[derive(Debug)]
-pub(in crate::model) struct ProcessUnit {
-    pub(in crate::model) id: UnitId,
-    pub(in crate::model) replica: u32,
-    pub(in crate::model) role: UnitRole,
-    pub(in crate::model) machine: LifecycleMachine,
-    pub(in crate::model) timer: Option<(LifecycleTimer, Instant)>,
+pub(crate) struct ProcessUnit {
+    pub(crate) id: UnitId,
+    pub(crate) replica: u32,
+    pub(crate) role: UnitRole,
+    pub(crate) machine: LifecycleMachine,
+    pub(crate) timer: Option<(LifecycleTimer, Instant)>,
     /// Start event that waits for room.
-    pub(in crate::model) held_start: Option<LifecycleEvent>,
+    pub(crate) held_start: Option<LifecycleEvent>,
     /// Boxed, because a process takes 1.6 KiB, and most models of a large configuration have none.
-    pub(in crate::model) live: Option<Box<LiveGeneration>>,
-    pub(in crate::model) start_failures: u32,
+    pub(crate) live: Option<Box<LiveGeneration>>,
+    pub(crate) start_failures: u32,
     /// Cause of the last unrequested end.
-    pub(in crate::model) failure: Option<BackendFailure>,
+    pub(crate) failure: Option<BackendFailure>,
     /// Result of the file check before the last start.
-    pub(in crate::model) sight: Option<NeedsCheck>,
+    pub(crate) sight: Option<NeedsCheck>,
 }
 
 impl ProcessUnit {
-    pub(in crate::model) fn new(id: UnitId, replica: u32, role: UnitRole) -> Self {
+    pub(crate) fn new(id: UnitId, replica: u32, role: UnitRole) -> Self {
         Self {
             id,
             replica,
@@ -65,44 +65,39 @@ impl ProcessUnit {
         }
     }
 
-    pub(in crate::model) fn phase(&self) -> BackendPhase {
+    pub(crate) fn phase(&self) -> BackendPhase {
         self.machine.phase()
     }
 
-    pub(in crate::model) fn generation(&self) -> Option<GenerationId> {
+    pub(crate) fn generation(&self) -> Option<GenerationId> {
         self.live.as_ref().map(|live| live.id)
     }
 
-    pub(in crate::model) fn due_next(&self) -> Option<Instant> {
+    pub(crate) fn due_next(&self) -> Option<Instant> {
         let of_life = self.timer.map(|(_, at)| at);
         let of_process = self.live.as_ref().and_then(|live| live.timers.next_deadline());
         of_life.into_iter().chain(of_process).min()
     }
 
     /// True if the unit serves its replica, but has no process.
-    pub(in crate::model) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.role == UnitRole::Current && self.phase() == BackendPhase::Idle
     }
 
     /// True if the process drains and has no leases.
-    pub(in crate::model) fn is_drained(&self, leases: &LeaseQueue) -> bool {
+    pub(crate) fn is_drained(&self, leases: &LeaseQueue) -> bool {
         let is_unused = |generation| leases.with_state(|queue| queue.is_unused(generation));
         self.phase() == BackendPhase::Draining && self.generation().is_none_or(is_unused)
     }
 
     /// True if a retiring process is gone.
-    pub(in crate::model) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.role == UnitRole::Retiring && !self.machine.has_process()
     }
 
     /// Detects that the process has become idle or busy. An idle process gets an idle sample, and a judgement
     /// if a replacement waits for a quiet moment.
-    pub(in crate::model) fn watch_idle(
-        &mut self,
-        leases: &LeaseQueue,
-        settle: Duration,
-        quiet_for: Duration,
-    ) {
+    pub(crate) fn watch_idle(&mut self, leases: &LeaseQueue, settle: Duration, quiet_for: Duration) {
         if self.phase() != BackendPhase::Ready {
             return;
         }
@@ -127,7 +122,7 @@ impl ProcessUnit {
     }
 
     /// Starts a timer of the machine, and returns its time.
-    pub(in crate::model) fn arm_timer(
+    pub(crate) fn arm_timer(
         &mut self,
         timer: LifecycleTimer,
         timing: &LifecyclePolicy,
@@ -154,7 +149,7 @@ impl ProcessUnit {
     }
 
     /// Event to log when the unit has changed from one phase to another.
-    pub(in crate::model) fn phase_event(
+    pub(crate) fn phase_event(
         &self,
         before: BackendPhase,
         phase: BackendPhase,
@@ -178,13 +173,13 @@ impl ProcessUnit {
     }
 
     /// True if the unit has no process, or one with at most this number.
-    pub(in crate::model) fn is_not_newer(&self, after: GenerationId) -> bool {
+    pub(crate) fn is_not_newer(&self, after: GenerationId) -> bool {
         self.generation().is_none_or(|generation| generation <= after)
     }
 
     /// True if requests should be refused instead of waiting for the next start. False during a trial start
     /// and after the end of a process that had served: both soon show a result.
-    pub(in crate::model) fn is_hopeless(&self, failures_told: u32) -> bool {
+    pub(crate) fn is_hopeless(&self, failures_told: u32) -> bool {
         // This start waits only for room, which the loader frees for waiting requests.
         if self.held_start.is_some() {
             return false;
@@ -196,7 +191,7 @@ impl ProcessUnit {
         }
     }
 
-    pub(in crate::model) fn waits_for_change(&self) -> bool {
+    pub(crate) fn waits_for_change(&self) -> bool {
         match self.phase() {
             BackendPhase::Failed => true,
             BackendPhase::Backoff => self.start_failures > 0,

@@ -19,12 +19,12 @@ use crate::clock;
 use crate::sync::lock;
 
 #[derive(Debug)]
-pub(in crate::model) struct KeptState {
-    pub(in crate::model) replica: u32,
-    pub(in crate::model) from: GenerationId,
+pub(crate) struct KeptState {
+    pub(crate) replica: u32,
+    pub(crate) from: GenerationId,
     pub(super) warm_state: SharedWarmState,
     pub(super) no_file: Option<NoFileReason>,
-    pub(in crate::model) until: Instant,
+    pub(crate) until: Instant,
 }
 
 impl KeptState {
@@ -40,7 +40,7 @@ impl KeptState {
     }
 
     /// Removes slot files on a tmpfs, which occupy memory. The prompts are kept, to be evaluated again.
-    pub(in crate::model) fn clear_files(&self) {
+    pub(crate) fn clear_files(&self) {
         let mut state = lock(&self.warm_state);
         if matches!(&*state, Some(WarmState::Saved(Some(parcel))) if parcel.files.are_in_memory()) {
             *state = Some(WarmState::Saved(None));

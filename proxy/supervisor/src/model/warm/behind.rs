@@ -19,17 +19,17 @@ use crate::process::{BackendProcess, touch};
 const QUIET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
-pub(in crate::model) struct GateWarmer {
-    pub(in crate::model) process: Arc<dyn BackendProcess>,
-    pub(in crate::model) leases: Arc<LeaseQueue>,
-    pub(in crate::model) from: GenerationId,
-    pub(in crate::model) to: GenerationId,
+pub(crate) struct GateWarmer {
+    pub(crate) process: Arc<dyn BackendProcess>,
+    pub(crate) leases: Arc<LeaseQueue>,
+    pub(crate) from: GenerationId,
+    pub(crate) to: GenerationId,
     /// Slots with restored contents, which must not be overwritten.
-    pub(in crate::model) used_slots: Vec<u32>,
-    pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
+    pub(crate) used_slots: Vec<u32>,
+    pub(crate) restored: Vec<Arc<KeptConversation>>,
     /// Slots with a partly evaluated prompt; available until a request uses them.
-    pub(in crate::model) begun_slots: Vec<u32>,
-    pub(in crate::model) timeout: Duration,
+    pub(crate) begun_slots: Vec<u32>,
+    pub(crate) timeout: Duration,
 }
 
 enum WarmResult {
@@ -40,7 +40,7 @@ enum WarmResult {
 }
 
 impl GateWarmer {
-    pub(in crate::model) async fn run(mut self) -> WarmthReport {
+    pub(crate) async fn run(mut self) -> WarmthReport {
         let begun = Instant::now();
         let until = clock::after(begun, warden_policies::defaults().warmth.behind_gate);
         let mut warmth = WarmthReport::default();

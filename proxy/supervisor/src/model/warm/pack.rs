@@ -16,41 +16,41 @@ use crate::process::slot_talk::{self, SlotFailure, TouchResult};
 use crate::process::{BackendProcess, touch};
 
 #[derive(Debug)]
-pub(in crate::model) struct SlotPacking {
-    pub(in crate::model) process: Arc<dyn BackendProcess>,
-    pub(in crate::model) files: Arc<SlotFiles>,
-    pub(in crate::model) kin: AnswerIdentity,
+pub(crate) struct SlotPacking {
+    pub(crate) process: Arc<dyn BackendProcess>,
+    pub(crate) files: Arc<SlotFiles>,
+    pub(crate) kin: AnswerIdentity,
     /// Conversations, latest first.
-    pub(in crate::model) conversations: Vec<Arc<KeptConversation>>,
-    pub(in crate::model) slots: u32,
+    pub(crate) conversations: Vec<Arc<KeptConversation>>,
+    pub(crate) slots: u32,
     /// Maximum total size of the files, in bytes.
-    pub(in crate::model) bytes: u64,
-    pub(in crate::model) available: Option<u64>,
-    pub(in crate::model) pace: Option<f64>,
-    pub(in crate::model) shows_within: Duration,
-    pub(in crate::model) alone: bool,
-    pub(in crate::model) until: Instant,
+    pub(crate) bytes: u64,
+    pub(crate) available: Option<u64>,
+    pub(crate) pace: Option<f64>,
+    pub(crate) shows_within: Duration,
+    pub(crate) alone: bool,
+    pub(crate) until: Instant,
 }
 
 /// Slots saved to files. Dropping this value removes the files.
 #[derive(Debug)]
 pub(crate) struct SavedSlots {
-    pub(in crate::model) files: Arc<SlotFiles>,
-    pub(in crate::model) kin: AnswerIdentity,
+    pub(crate) files: Arc<SlotFiles>,
+    pub(crate) kin: AnswerIdentity,
     /// Saved slots, latest conversation first.
-    pub(in crate::model) slots: Vec<SavedSlot>,
-    pub(in crate::model) no_file: Option<NoFileReason>,
-    pub(in crate::model) bytes: u64,
-    pub(in crate::model) took: Duration,
+    pub(crate) slots: Vec<SavedSlot>,
+    pub(crate) no_file: Option<NoFileReason>,
+    pub(crate) bytes: u64,
+    pub(crate) took: Duration,
 }
 
 #[derive(Debug)]
-pub(in crate::model) struct SavedSlot {
-    pub(in crate::model) name: String,
+pub(crate) struct SavedSlot {
+    pub(crate) name: String,
     /// Slot of the new process into which the file is to be restored.
-    pub(in crate::model) slot: u32,
-    pub(in crate::model) tokens: u64,
-    pub(in crate::model) conversation: Option<Arc<KeptConversation>>,
+    pub(crate) slot: u32,
+    pub(crate) tokens: u64,
+    pub(crate) conversation: Option<Arc<KeptConversation>>,
 }
 
 enum SaveResult {
@@ -61,7 +61,7 @@ enum SaveResult {
 }
 
 impl SlotPacking {
-    pub(in crate::model) async fn run(self) -> SavedSlots {
+    pub(crate) async fn run(self) -> SavedSlots {
         let begun = Instant::now();
         let numbers = warden_policies::defaults().warmth;
         let mut parcel = SavedSlots {

@@ -53,7 +53,7 @@ impl LiveGeneration {
 }
 
 impl ModelExperience {
-    pub(in crate::model) fn slot_files(&self, spec: &SharedSpec, socket: &Path) -> Option<Arc<SlotFiles>> {
+    pub(crate) fn slot_files(&self, spec: &SharedSpec, socket: &Path) -> Option<Arc<SlotFiles>> {
         let command = &spec.command;
         let saves = self.command_no_file(spec, command).is_none();
         saves.then(|| Arc::new(SlotFiles::from_command(command, socket)))
@@ -61,7 +61,7 @@ impl ModelExperience {
 
     /// Detects from output lines that the slot directory prevented a start: a wrapper may run the server
     /// where the directory does not exist. Later processes of the model then get none.
-    pub(in crate::model) fn note_slot_refusal(&mut self, spec: &SharedSpec, lines: &[String]) -> bool {
+    pub(crate) fn note_slot_refusal(&mut self, spec: &SharedSpec, lines: &[String]) -> bool {
         let news = !self.refuses_slot_files
             && self.command_no_file(spec, &spec.command).is_none()
             && !slot_files::has_given_directory(&spec.command)
@@ -100,7 +100,7 @@ impl ModelExperience {
     }
 
     /// Inputs for saving the slots of a process, or the reason for not saving them.
-    pub(in crate::model) fn make_packing(
+    pub(crate) fn make_packing(
         &self,
         env: &TaskEnvironment,
         live: &LiveGeneration,
@@ -130,7 +130,7 @@ impl ModelExperience {
     }
 
     /// Inputs for warming a new process from the state kept since the model was unloaded.
-    pub(in crate::model) fn unloaded_unpacking(
+    pub(crate) fn unloaded_unpacking(
         &self,
         env: &TaskEnvironment,
         unit: &ProcessUnit,
@@ -143,7 +143,7 @@ impl ModelExperience {
     }
 
     /// False while the slots of a drained process are being saved.
-    pub(in crate::model) fn is_packed(
+    pub(crate) fn is_packed(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,
@@ -210,7 +210,7 @@ impl ModelExperience {
         false
     }
 
-    pub(in crate::model) fn note_packed(
+    pub(crate) fn note_packed(
         &mut self,
         replacements: &mut ReplacementTracker,
         phase: BackendPhase,
@@ -232,7 +232,7 @@ impl ModelExperience {
 
     /// Handles a death before the process was ready. A conversation may be the cause, so the next process is
     /// not warmed.
-    pub(in crate::model) fn note_warming_death(
+    pub(crate) fn note_warming_death(
         &mut self,
         leases: &LeaseQueue,
         replacements: &ReplacementTracker,
@@ -275,7 +275,7 @@ impl ProcessUnit {
 
 impl ReplacementTracker {
     /// Inputs for warming a new process from the process that it replaces.
-    pub(in crate::model) fn warming(
+    pub(crate) fn warming(
         &mut self,
         env: &TaskEnvironment,
         units: &UnitList,
@@ -320,7 +320,7 @@ impl ReplacementTracker {
     }
 
     /// Moves conversations to a process that was warmed, and starts a helper that warms it for the others.
-    pub(in crate::model) fn note_warmed(
+    pub(crate) fn note_warmed(
         &mut self,
         env: &TaskEnvironment,
         mail: &mut TaskMail,

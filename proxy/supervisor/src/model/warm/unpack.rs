@@ -19,10 +19,10 @@ use crate::process::{BackendProcess, touch};
 use crate::sync::lock;
 
 /// Conversations and slots to carry over. If they kill the first ready process, later ones get none.
-pub(in crate::model) type SharedWarmState = Arc<Mutex<Option<WarmState>>>;
+pub(crate) type SharedWarmState = Arc<Mutex<Option<WarmState>>>;
 
 #[derive(Debug)]
-pub(in crate::model) enum WarmState {
+pub(crate) enum WarmState {
     /// The old process has ended; its saved slots, if any.
     Saved(Option<Box<SavedSlots>>),
     /// The old process still serves; inputs for saving its slots, if any.
@@ -30,17 +30,17 @@ pub(in crate::model) enum WarmState {
 }
 
 #[derive(Debug)]
-pub(in crate::model) struct ProcessWarming {
-    pub(in crate::model) warm_state: SharedWarmState,
-    pub(in crate::model) leases: Arc<LeaseQueue>,
-    pub(in crate::model) from: GenerationId,
-    pub(in crate::model) cell: Arc<GenerationCell>,
-    pub(in crate::model) files: Option<Arc<SlotFiles>>,
-    pub(in crate::model) no_file: Option<NoFileReason>,
-    pub(in crate::model) shows_within: Duration,
+pub(crate) struct ProcessWarming {
+    pub(crate) warm_state: SharedWarmState,
+    pub(crate) leases: Arc<LeaseQueue>,
+    pub(crate) from: GenerationId,
+    pub(crate) cell: Arc<GenerationCell>,
+    pub(crate) files: Option<Arc<SlotFiles>>,
+    pub(crate) no_file: Option<NoFileReason>,
+    pub(crate) shows_within: Duration,
     /// True if memory may run out, so that there is little time.
-    pub(in crate::model) urgent: bool,
-    pub(in crate::model) start: Option<Instant>,
+    pub(crate) urgent: bool,
+    pub(crate) start: Option<Instant>,
 }
 
 /// Part of the start's time limit that is reserved for the steps after warming.
@@ -48,23 +48,19 @@ const START_RESERVE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct WarmingResult {
-    pub(in crate::model) from: GenerationId,
-    pub(in crate::model) warmth: WarmthReport,
-    pub(in crate::model) warm: Vec<Arc<KeptConversation>>,
-    pub(in crate::model) restored: Vec<Arc<KeptConversation>>,
-    pub(in crate::model) used: Vec<u32>,
+    pub(crate) from: GenerationId,
+    pub(crate) warmth: WarmthReport,
+    pub(crate) warm: Vec<Arc<KeptConversation>>,
+    pub(crate) restored: Vec<Arc<KeptConversation>>,
+    pub(crate) used: Vec<u32>,
     /// Slots with a partly evaluated prompt.
-    pub(in crate::model) begun: Vec<u32>,
-    pub(in crate::model) took: Duration,
+    pub(crate) begun: Vec<u32>,
+    pub(crate) took: Duration,
 }
 
 impl ProcessWarming {
     /// Returns `None` if there is nothing to do.
-    pub(in crate::model) async fn run(
-        self,
-        process: &dyn BackendProcess,
-        slots: Option<u32>,
-    ) -> Option<WarmingResult> {
+    pub(crate) async fn run(self, process: &dyn BackendProcess, slots: Option<u32>) -> Option<WarmingResult> {
         let state = lock(&self.warm_state).take()?;
         let begun = Instant::now();
         let numbers = warden_policies::defaults().warmth;
