@@ -258,6 +258,26 @@ fn every_file_opens_with_what_it_is_for() -> Outcome {
     Ok(())
 }
 
+/// The manifests turn doctests off, because each crate's run takes two seconds even if it has none.
+#[test]
+fn no_doc_comment_has_an_example_that_nobody_would_run() -> Outcome {
+    for folder in ["policies", "patches", "builder", "proxy", "lab", "tests"] {
+        for file in rust_files(&root().join(folder))? {
+            let text = std::fs::read_to_string(&file)?;
+            let fences = text.lines().filter_map(|line| {
+                let line = line.trim_start();
+                let line = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
+                line.trim_start().strip_prefix("```")
+            });
+            for language in fences.step_by(2) {
+                let is_code = matches!(language, "" | "rust" | "no_run" | "should_panic" | "compile_fail");
+                assert!(!is_code, "{}: write a test instead of the example", file.display());
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn no_test_module_is_forgotten() -> Outcome {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("it");
