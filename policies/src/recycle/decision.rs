@@ -1,4 +1,4 @@
-//! Decisions of the recycle policy: action, reason and hindrance. Data types only, without logic.
+//! Decisions of the recycle policy: action, reason and hindrance.
 
 use std::time::Duration;
 
