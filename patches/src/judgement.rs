@@ -4,7 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::edits::TreeEdits;
 use crate::prove::SetProof;
+use crate::set::fingerprints::SeamSeen;
 use crate::set::life::FixStanding;
 
 /// Status of a set or fix in a tree. Ordered: among several, the greatest counts.
@@ -114,76 +116,4 @@ impl fmt::Display for JudgementReason {
         }
         write!(f, "{}: {}", self.part, self.text)
     }
-}
-
-/// A seam in a tree.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SeamSeen {
-    /// Id of the seam.
-    pub seam: String,
-    /// File that contains the seam.
-    pub file: Option<String>,
-    /// First and last line of the container, from 1; of several containers, those of the first one.
-    pub lines: Option<(usize, usize)>,
-    /// Hash of 16 hexadecimal digits, or `absent`.
-    pub hash: String,
-    /// Hashes of the container's pieces, 8 hexadecimal digits each.
-    #[serde(skip)]
-    pub statements: Vec<String>,
-    /// Label of the matching known version; `None`: a new version.
-    pub known: Option<String>,
-}
-
-/// Changes to a tree, sorted by path.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TreeEdits(pub Vec<FileEdit>);
-
-impl TreeEdits {
-    /// Adds edits that apply on top of `self`.
-    pub(crate) fn merge(&mut self, later: Self) {
-        for edit in later.0 {
-            match self.0.binary_search_by(|known| known.path.cmp(&edit.path)) {
-                Ok(place) => self.0[place].merge(edit),
-                Err(place) => self.0.insert(place, edit),
-            }
-        }
-    }
-}
-
-/// A file of a tree before and after a change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileEdit {
-    /// Path relative to llama.cpp's root.
-    pub path: String,
-    /// Content before; `None`: the file does not exist.
-    pub before: Option<Vec<u8>>,
-    /// Content after.
-    pub after: Vec<u8>,
-    /// Lines inserted by hooks, from top to bottom.
-    pub inserted: Vec<InsertedLine>,
-}
-
-impl FileEdit {
-    /// Adds a later edit of the same file. Earlier insertions below its lines move down.
-    fn merge(&mut self, later: Self) {
-        self.after = later.after;
-        for new in later.inserted {
-            for old in self.inserted.iter_mut().filter(|old| old.line >= new.line) {
-                old.line += 1;
-            }
-            self.inserted.push(new);
-        }
-        self.inserted.sort_by_key(|inserted| inserted.line);
-    }
-}
-
-/// A line inserted by a hook.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InsertedLine {
-    /// Line number in the edited file, from 1.
-    pub line: usize,
-    /// Text of the line without its line end.
-    pub text: String,
-    /// Id of the hook.
-    pub hook: String,
 }

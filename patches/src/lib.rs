@@ -27,6 +27,7 @@
 pub mod apply;
 pub mod binary;
 mod builds;
+mod edits;
 mod embedded;
 mod error;
 pub mod export;
@@ -42,12 +43,12 @@ mod series;
 pub mod set;
 mod tree;
 
+pub use edits::{FileEdit, InsertedLine, TreeEdits};
 pub use error::{PatchError, PatchErrorClass, Result, SetRefusal};
 pub use judge::{CachingJudge, fingerprint, judge};
-pub use judgement::{
-    FileEdit, FixJudgement, InsertedLine, JudgementReason, PatchStatus, SeamSeen, SetJudgement, TreeEdits,
-};
+pub use judgement::{FixJudgement, JudgementReason, PatchStatus, SetJudgement};
 pub use planned::{PlannedSeries, PlannedSet};
 pub use series::PatchSeries;
+pub use set::fingerprints::SeamSeen;
 pub use set::{PatchSet, SelectedSets, SetCatalogue, SetFix, SetHook, SetSelection};
 pub use tree::{FolderTree, OverlayTree, SourceRevision, SourceTree};

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::edits::TreeEdits;
 use crate::error::{PatchError, Result, SetRefusal};
 use crate::judgement::{PatchStatus, SetJudgement};
 use crate::prove::{ProofObstacle, SetProof};
@@ -213,7 +214,7 @@ fn planned_set(set: &PatchSet, judgement: &SetJudgement) -> PlannedSet {
         fixes: fixes.collect(),
         seams: seams.collect(),
         hooks: hooks.collect(),
-        edits: judgement.edits.as_ref().map(series::hash_edits).unwrap_or_default(),
+        edits: judgement.edits.as_ref().map(TreeEdits::hash).unwrap_or_default(),
         allowed_unverified: judgement.status == PatchStatus::Unverified,
         proof: judgement.proof.clone(),
         own: if set.origin == SetOrigin::Embedded { Vec::new() } else { set.fixes.clone() },

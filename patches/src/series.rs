@@ -1,15 +1,13 @@
 //! Judges several sets in sequence, each in the tree as changed by the ones before.
 
-use sha2::{Digest, Sha256};
-
+use crate::edits::TreeEdits;
 use crate::error::Result;
 use crate::judge::judge;
-use crate::judgement::{SetJudgement, TreeEdits};
+use crate::judgement::SetJudgement;
 use crate::prove::ProofRecords;
 use crate::set::PatchSet;
 use crate::tree::{OverlayTree, SourceTree};
 
-const SET_HASH_DIGITS: usize = 12;
 const EMPTY_NAME: &str = "none";
 
 /// Judgements and changes of a series of sets in a tree.
@@ -54,7 +52,7 @@ impl PatchSeries {
 
     /// The sets that change something, as id and hash (twelve hexadecimal digits over their edits).
     pub fn sets(&self) -> Vec<(String, String)> {
-        self.edited().map(|(judgement, edits)| (judgement.set.clone(), hash_edits(edits))).collect()
+        self.edited().map(|(judgement, edits)| (judgement.set.clone(), edits.hash())).collect()
     }
 
     /// The series as one word: `none`, or such as `cuda-memory@0123456789ab+server@ba9876543210`.
@@ -81,23 +79,4 @@ impl PatchSeries {
 pub(crate) fn series_name<'a>(sets: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let sets: Vec<String> = sets.map(|(id, hash)| format!("{id}@{hash}")).collect();
     if sets.is_empty() { EMPTY_NAME.to_owned() } else { sets.join("+") }
-}
-
-pub(crate) fn hash_parts(parts: &[&[u8]]) -> String {
-    let mut hash = Sha256::new();
-    for part in parts {
-        // The length of each part makes the concatenation unambiguous.
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hex::encode(hash.finalize())
-}
-
-/// Hash over everything that edits write, twelve hexadecimal digits; equal for the same set in the same tree.
-pub(crate) fn hash_edits(edits: &TreeEdits) -> String {
-    let parts: Vec<&[u8]> =
-        edits.0.iter().flat_map(|edit| [edit.path.as_bytes(), edit.after.as_slice()]).collect();
-    let mut digits = hash_parts(&parts);
-    digits.truncate(SET_HASH_DIGITS);
-    digits
 }

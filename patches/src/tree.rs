@@ -7,8 +7,8 @@ use std::{fmt, fs, io};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::edits::TreeEdits;
 use crate::error::{Result, io_error};
-use crate::judgement::TreeEdits;
 
 /// A readable llama.cpp. Paths are relative to its root, with `/` as separator.
 pub trait SourceTree: Send + Sync {

@@ -20,8 +20,8 @@ use rustix::io::Errno;
 
 use self::record::{PatchRecord, RecordedFile};
 use self::write::{FileChange, check_all, read_file, sync_folder, write_all};
+use crate::edits::TreeEdits;
 use crate::error::{Result, content_error, io_error};
-use crate::judgement::TreeEdits;
 use crate::marker::parse_marker;
 use crate::series::PatchSeries;
 use crate::tree::{FolderTree, OverlayTree, SourceRevision, sha256};

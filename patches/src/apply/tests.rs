@@ -11,8 +11,9 @@ use tempfile::TempDir;
 
 use super::record::RECORD_FILE;
 use super::*;
+use crate::edits::{FileEdit, InsertedLine};
 use crate::error::{PatchError, PatchErrorClass};
-use crate::judgement::{FileEdit, InsertedLine, PatchStatus, SetJudgement};
+use crate::judgement::{PatchStatus, SetJudgement};
 use crate::marker::marker;
 use crate::tree::SourceTree;
 

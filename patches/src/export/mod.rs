@@ -9,8 +9,9 @@ use std::fmt::Write as _;
 
 use diffy::{DiffOptions, Hunk, Line, PatchFormatter};
 
+use crate::edits::{FileEdit, TreeEdits};
 use crate::error::{Result, io_error};
-use crate::judgement::{FileEdit, PatchStatus, SetJudgement, TreeEdits};
+use crate::judgement::{PatchStatus, SetJudgement};
 use crate::series::PatchSeries;
 use crate::set::PatchSet;
 use crate::tree::SourceTree;

@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use super::anchor::{self, InsertPosition};
 use super::place::{ResolvedPlace, ScannedFile, SourceReader, format_lines};
+use crate::edits::{FileEdit, InsertedLine};
 use crate::error::Result;
-use crate::judgement::{FileEdit, InsertedLine, JudgementReason, PatchStatus};
+use crate::judgement::{JudgementReason, PatchStatus};
 use crate::marker::{marker, parse_marker};
 use crate::scan::{FoundContainer, MacroValue, ScannedSource, reached_errors};
 use crate::set::{HookPosition, PatchSet, SetHook, SetSidecar};

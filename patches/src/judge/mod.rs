@@ -26,8 +26,9 @@ use std::collections::BTreeSet;
 
 use place::SourceReader;
 
+use crate::edits::TreeEdits;
 use crate::error::Result;
-use crate::judgement::{FixJudgement, JudgementReason, PatchStatus, SetJudgement, TreeEdits};
+use crate::judgement::{FixJudgement, JudgementReason, PatchStatus, SetJudgement};
 use crate::set::PatchSet;
 use crate::set::life::{FixStanding, InspectedRevision, LifeState};
 use crate::tree::{OverlayTree, SourceTree};
@@ -100,7 +101,7 @@ pub fn judge(set: &PatchSet, tree: &dyn SourceTree) -> Result<SetJudgement> {
         all.merge(TreeEdits(sidecars));
         all
     });
-    let placed = edits.as_ref().map(crate::prove::placed_hash).unwrap_or_default();
+    let placed = edits.as_ref().map(TreeEdits::placed_hash).unwrap_or_default();
     Ok(SetJudgement { set: set.id.clone(), status, reasons, fixes, edits, seams, placed, proof: None })
 }
 

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use super::place::{ResolvedPlace, SourceReader, format_lines};
 use crate::error::Result;
-use crate::judgement::{JudgementReason, PatchStatus, SeamSeen};
+use crate::judgement::{JudgementReason, PatchStatus};
 use crate::scan::normal::{CodePiece, container_pieces, hash_containers};
+use crate::set::fingerprints::SeamSeen;
 use crate::set::fingerprints::{ABSENT_HASH, KnownVersion};
 use crate::set::{PatchSet, SetSeam};
 use crate::tree::SourceTree;
@@ -113,10 +114,9 @@ fn absent_seam(set: &PatchSet, seam: &SetSeam, file: Option<&str>) -> SeamSeen {
     SeamSeen {
         seam: seam.id.clone(),
         file: file.map(str::to_owned),
-        lines: None,
         hash: ABSENT_HASH.to_owned(),
-        statements: Vec::new(),
         known: known.or_else(|| seam.optional.then(|| ABSENT_HASH.to_owned())),
+        ..SeamSeen::default()
     }
 }
 

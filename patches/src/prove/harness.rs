@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
+use crate::edits::TreeEdits;
 use crate::error::Result;
-use crate::judgement::TreeEdits;
 use crate::scan::{ContainerSearch, ScannedSource};
 use crate::set::PatchSet;
 use crate::set::conformance::{ConformancePart, ConformanceSpec};

@@ -5,5 +5,4 @@ mod harness;
 mod proof;
 
 pub use harness::{ConformanceProgram, assemble_program};
-pub(crate) use proof::placed_hash;
 pub use proof::{PROOFS_SCHEMA, ProofObstacle, ProofRecords, ProofStep, SetProof, StepResult};

@@ -5,8 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::judgement::{PatchStatus, SeamSeen, SetJudgement, TreeEdits};
+use crate::judgement::{PatchStatus, SetJudgement};
 use crate::set::PatchSet;
+use crate::set::fingerprints::SeamSeen;
 
 /// Supported version of the file.
 pub const PROOFS_SCHEMA: u32 = 1;
@@ -23,7 +24,7 @@ pub struct ProofRecords {
 }
 
 /// Record of a set in a tree.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetProof {
     /// Id of the set.
@@ -220,11 +221,9 @@ impl SetProof {
             digest: set.digest.clone(),
             tree,
             shown,
-            host: String::new(),
-            tools: Vec::new(),
-            steps: Vec::new(),
             seams: seam_hashes(&judgement.seams),
             placed: judgement.placed.clone(),
+            ..Self::default()
         }
     }
 
@@ -241,20 +240,6 @@ impl SetProof {
 
 fn seam_hashes(seen: &[SeamSeen]) -> BTreeMap<String, String> {
     seen.iter().map(|seam| (seam.seam.clone(), seam.hash.clone())).collect()
-}
-
-/// Hash of the hooks' inserted lines and the new files: the set's changes, without the rest of the tree.
-pub(crate) fn placed_hash(edits: &TreeEdits) -> String {
-    let mut text = String::new();
-    for edit in &edits.0 {
-        for line in &edit.inserted {
-            text.extend([line.hook.as_str(), "\0", line.text.trim(), "\n"]);
-        }
-        if edit.before.is_none() {
-            text.extend([edit.path.as_str(), "\0", &crate::series::hash_parts(&[&edit.after]), "\n"]);
-        }
-    }
-    crate::series::hash_parts(&[text.as_bytes()])
 }
 
 impl SetJudgement {

@@ -35,14 +35,7 @@ struct ScopeFrame {
 }
 
 pub(super) fn walk_braces(text: &str) -> BraceWalk {
-    let mut walker = BraceWalker {
-        text,
-        walk: BraceWalk::default(),
-        path: Vec::new(),
-        frames: Vec::new(),
-        head: 0,
-        at: 0,
-    };
+    let mut walker = BraceWalker { text, ..BraceWalker::default() };
     if walker.run().is_none() {
         return walker.walk;
     }
@@ -57,6 +50,7 @@ pub(super) fn walk_braces(text: &str) -> BraceWalk {
 const UNCLOSED: &str = "nothing closes this brace";
 
 /// Methods return `None` if the rest cannot be interpreted; [`BraceWalk::trouble`] has the reason.
+#[derive(Default)]
 struct BraceWalker<'a> {
     text: &'a str,
     walk: BraceWalk,

@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::SetSeam;
 use crate::error::PatchError;
-use crate::judgement::SeamSeen;
 use crate::scan::normal::{CONTAINER_DIGITS, NORMALISATION, PIECE_DIGITS};
 
 /// Supported version of the file.
@@ -74,6 +73,24 @@ impl KnownVersion {
             None => Ok(()),
         }
     }
+}
+
+/// A seam in a tree.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SeamSeen {
+    /// Id of the seam.
+    pub seam: String,
+    /// File that contains the seam.
+    pub file: Option<String>,
+    /// First and last line of the container, from 1; of several containers, those of the first one.
+    pub lines: Option<(usize, usize)>,
+    /// Hash of 16 hexadecimal digits, or `absent`.
+    pub hash: String,
+    /// Hashes of the container's pieces, 8 hexadecimal digits each.
+    #[serde(skip)]
+    pub statements: Vec<String>,
+    /// Label of the matching known version; `None`: a new version.
+    pub known: Option<String>,
 }
 
 pub(crate) const ABSENT_HASH: &str = "absent";

@@ -4,8 +4,9 @@
 
 use diffy::Line;
 
+use crate::edits::{FileEdit, TreeEdits};
 use crate::error::Result;
-use crate::judgement::{FileEdit, JudgementReason, PatchStatus, TreeEdits};
+use crate::judgement::{JudgementReason, PatchStatus};
 use crate::set::SetDiff;
 use crate::set::diff::{FileDiff, parse_build_number, parse_diff};
 use crate::tree::{OverlayTree, SourceRevision, SourceTree};

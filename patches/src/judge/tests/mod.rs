@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use super::*;
-use crate::judgement::{FileEdit, PatchStatus, SetJudgement};
+use crate::edits::FileEdit;
+use crate::judgement::{PatchStatus, SetJudgement};
 use crate::scan::{CodeContainer, ContainerKind};
 use crate::set::PatchSet;
 use crate::set::SetCatalogue;

@@ -77,5 +77,5 @@ fn set_digest(set: &PatchSet, text: &str) -> String {
     parts.extend(set.diffs.iter().flat_map(|one| [one.file.as_bytes(), &one.content]));
     let own = set.conformance.iter();
     parts.extend(own.flat_map(|one| [one.before_text.as_slice(), &one.program_text]));
-    crate::series::hash_parts(&parts)
+    crate::edits::hash_parts(&parts)
 }
