@@ -18,7 +18,7 @@
 //! | [`toolchain`] | finds compilers and GPU toolkits, finds or obtains cmake and ninja |
 //! | [`machine`] | checks disk, memory and cores |
 //! | [`plan`] | describes a build as a hashed value |
-//! | [`build`] | executes a plan |
+//! | [`Builder`] | executes a plan |
 //! | [`mod@verify`] | verifies the result |
 //! | [`store`] | keeps builds with their provenance |
 //! | [`weights`] | obtains pinned model files through pip |
@@ -31,7 +31,8 @@
 //! - A source's files are written only into the work folder of its build.
 
 mod archive;
-pub mod build;
+mod build;
+mod builder;
 mod clock;
 mod environment;
 mod error;
@@ -53,7 +54,7 @@ pub mod verify;
 pub mod weights;
 mod whole;
 
-pub use build::{BuildRequest, Builder, BuilderDirs, StoredBuild};
+pub use builder::{BuildRequest, Builder, BuilderDirs, StoredBuild};
 pub use environment::BuildEnvironment;
 pub use error::{BuilderError, ErrorClass, Result};
 pub use event::{BuildEvent, BuildPhase, EventReporter};

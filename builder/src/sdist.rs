@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::error::{BuilderError, Result, io_error, program_error};
 use crate::event::BuildEvent;
 use crate::lock::FileLock;

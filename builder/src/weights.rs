@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::error::{BuilderError, Result, check_cancelled, io_error, program_error};
 use crate::sdist::PipDownload;
 

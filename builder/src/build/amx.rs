@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{BuildRequest, Builder};
+use crate::builder::{BuildRequest, Builder};
 use crate::error::{Result, io_error};
 use crate::plan::{AmxKernels, is_on, option_value};
 use crate::toolchain::BuildCompilers;

@@ -10,7 +10,8 @@ use warden_patches::{PlannedSet, binary};
 
 use super::log::BuildLog;
 use super::work::WorkFolder;
-use super::{BuildRequest, Builder, StoredBuild, failure, planning, trial};
+use super::{failure, planning, trial};
+use crate::builder::{BuildRequest, Builder, StoredBuild};
 use crate::error::{BuilderError, Result, io_error, program_error};
 use crate::event::{BuildEvent, BuildPhase};
 use crate::plan::{BuildPlan, ComputeBackend};

@@ -5,7 +5,8 @@ use std::path::Path;
 use warden_patches::apply::PatchTarget;
 use warden_patches::{PlannedSeries, PlannedSet, SetSelection};
 
-use super::{BuildRequest, Builder, amx};
+use super::amx;
+use crate::builder::{BuildRequest, Builder};
 use crate::error::{BuilderError, Result};
 use crate::plan::{
     AmxKernels, BuildPlan, ComputeBackend, DownloadLibrary, ExtraTools, PlanInputs, SourceFeatures,

@@ -4,10 +4,21 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use warden_patches::SetSelection;
 
 use super::*;
+use crate::builder::BuilderDirs;
+use crate::environment::BuildEnvironment;
 use crate::error::BuilderError;
-use crate::plan::{ComputeBackend, CpuTarget};
+use crate::event::EventReporter;
+use crate::machine::MachineNeeds;
+use crate::plan::{BackendChoice, ComputeBackend, CpuTarget};
+use crate::process::RunPriority;
+use crate::source::BuildSource;
+use crate::store::Provenance;
 
 mod amx;
 mod gpu;

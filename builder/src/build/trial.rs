@@ -10,7 +10,7 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use super::Builder;
+use crate::builder::Builder;
 use crate::error::{BuilderError, Result, io_error};
 use crate::plan::{BuildPlan, ComputeBackend};
 use crate::toolchain::{cuda_architectures, driver_stub, hip_architectures};

@@ -13,7 +13,7 @@ use warden_patches::set::VariableKind;
 
 use super::channel::{RECLAIM_ALL, ReclaimFile, parse_counters};
 use super::questions;
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::environment::{private_folder, short_temporary_folder};
 use crate::error::{BuilderError, Result, io_error};
 use crate::sample_model;

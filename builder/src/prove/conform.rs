@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use warden_patches::prove::{ConformanceProgram, ProofStep, StepResult};
 use warden_patches::set::conformance::{ConformanceScenario, ConformanceSpec, NOT_HERE_STATUS};
 
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::environment::{private_folder, remove_variables};
 use crate::error::{BuilderError, Result, io_error};
 use crate::process::{self, ChildExit};

@@ -76,47 +76,32 @@ pub enum SamplePreset {
 }
 
 impl SamplePreset {
-    /// All presets, in the order of the enum.
-    pub const ALL: [Self; 14] = [
-        Self::Chat,
-        Self::Ends,
-        Self::Plain,
-        Self::Slow,
-        Self::FatKv,
-        Self::Tools,
-        Self::Mmproj,
-        Self::Llama,
-        Self::LlamaGpu,
-        Self::LlamaWide,
-        Self::Gemma4,
-        Self::Gemma4Gpu,
-        Self::Gemma4Vision,
-        Self::Gemma4VisionGpu,
+    /// All presets with their names in options, in the order of the enum.
+    pub const NAMES: [(Self, &'static str); 14] = [
+        (Self::Chat, "chat"),
+        (Self::Ends, "ends"),
+        (Self::Plain, "plain"),
+        (Self::Slow, "slow"),
+        (Self::FatKv, "fat-kv"),
+        (Self::Tools, "tools"),
+        (Self::Mmproj, "mmproj"),
+        (Self::Llama, "llama"),
+        (Self::LlamaGpu, "llama-gpu"),
+        (Self::LlamaWide, "llama-wide"),
+        (Self::Gemma4, "gemma4"),
+        (Self::Gemma4Gpu, "gemma4-gpu"),
+        (Self::Gemma4Vision, "gemma4-vision"),
+        (Self::Gemma4VisionGpu, "gemma4-vision-gpu"),
     ];
 
     /// The name in options.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Chat => "chat",
-            Self::Ends => "ends",
-            Self::Plain => "plain",
-            Self::Slow => "slow",
-            Self::FatKv => "fat-kv",
-            Self::Tools => "tools",
-            Self::Mmproj => "mmproj",
-            Self::Llama => "llama",
-            Self::LlamaGpu => "llama-gpu",
-            Self::LlamaWide => "llama-wide",
-            Self::Gemma4 => "gemma4",
-            Self::Gemma4Gpu => "gemma4-gpu",
-            Self::Gemma4Vision => "gemma4-vision",
-            Self::Gemma4VisionGpu => "gemma4-vision-gpu",
-        }
+        Self::NAMES[self as usize].1
     }
 
     /// Parses a preset's name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|preset| preset.name() == name)
+        Self::NAMES.into_iter().find(|(_, known)| *known == name).map(|(preset, _)| preset)
     }
 
     /// Returns true if the matrices can be stored in another format.

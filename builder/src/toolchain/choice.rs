@@ -3,7 +3,7 @@
 
 use super::found::{ChosenBackend, GpuToolkit};
 use super::toolkit::{self, cuda, hip, vulkan};
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::error::{BuilderError, Result};
 use crate::plan::{ArchChoice, BackendChoice, ComputeBackend, CpuTarget};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::found::BuildCompilers;
 use super::missing_if_failed;
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::environment::BuildEnvironment;
 use crate::error::Result;
 

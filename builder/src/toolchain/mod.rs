@@ -17,7 +17,7 @@ use std::process::ExitStatus;
 use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::environment::BuildEnvironment;
 use crate::error::{BuilderError, Result, program_error};
 use crate::plan::{ComputeBackend, CpuTarget};

@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use tokio::process::Command;
 
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::environment::{BuildEnvironment, remove_variables};
 use crate::error::{BuilderError, Result, io_error};
 use crate::event::BuildEvent;

@@ -10,7 +10,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::error::{BuilderError, Result, io_error, program_error};
 use crate::plan::CpuTarget;
 use crate::process::{ChildExit, output};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{missing_part, program_home, versioned_folders};
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::environment::BuildEnvironment;
 use crate::error::Result;
 use crate::plan::ComputeBackend;

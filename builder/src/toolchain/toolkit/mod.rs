@@ -10,7 +10,7 @@ pub(super) mod vulkan;
 use std::path::{Path, PathBuf};
 
 use super::found::{BuildTool, GpuToolkit};
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::error::{BuilderError, Result};
 use crate::plan::ComputeBackend;
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{missing_part, program_home};
-use crate::build::Builder;
+use crate::builder::Builder;
 use crate::environment::BuildEnvironment;
 use crate::error::Result;
 use crate::plan::ComputeBackend;

@@ -23,7 +23,7 @@ pub(crate) struct SampleModelArgs {
     #[arg(
         long,
         default_value = SampleModelOptions::default().preset.name(),
-        value_parser = PossibleValuesParser::new(SamplePreset::ALL.map(SamplePreset::name))
+        value_parser = PossibleValuesParser::new(SamplePreset::NAMES.map(|(_, name)| name))
     )]
     preset: String,
     /// Storage type of the matrices, for presets from chat to tools. With other types than f32, the model
