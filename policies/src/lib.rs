@@ -58,6 +58,7 @@ pub mod lifecycle;
 pub mod loading;
 pub mod modes;
 pub mod name_pattern;
+mod named;
 mod names;
 pub mod origins;
 pub mod own_variables;

@@ -38,43 +38,31 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::backoff::BackoffPolicy;
+use crate::named::named_enum;
 
-/// Phase in a backend's life cycle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BackendPhase {
-    /// No process runs, and none is wanted.
-    Idle,
-    /// A process runs but does not answer yet.
-    Starting,
-    /// The process answers; leases may be taken.
-    Ready,
-    /// Probes are lost: no new leases, running ones continue.
-    Suspect,
-    /// No new leases are granted; running leases are allowed to finish.
-    Draining,
-    /// The process got a signal to exit.
-    Stopping,
-    /// The process died; the next start waits for a timer.
-    Backoff,
-    /// The backend cannot start until a flag or a file changes; such a change, or an occasional trial, starts
-    /// it.
-    Failed,
-}
-
-impl BackendPhase {
-    /// Returns the name used in status, events and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Starting => "starting",
-            Self::Ready => "ready",
-            Self::Suspect => "suspect",
-            Self::Draining => "draining",
-            Self::Stopping => "stopping",
-            Self::Backoff => "backoff",
-            Self::Failed => "failed",
-        }
+named_enum! {
+    /// Phase in a backend's life cycle.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum BackendPhase {
+        /// No process runs, and none is wanted.
+        #[default]
+        Idle = "idle",
+        /// A process runs but does not answer yet.
+        Starting = "starting",
+        /// The process answers; leases may be taken.
+        Ready = "ready",
+        /// Probes are lost: no new leases, running ones continue.
+        Suspect = "suspect",
+        /// No new leases are granted; running leases are allowed to finish.
+        Draining = "draining",
+        /// The process got a signal to exit.
+        Stopping = "stopping",
+        /// The process died; the next start waits for a timer.
+        Backoff = "backoff",
+        /// The backend cannot start until a flag or a file changes; such a change, or an occasional trial, starts
+        /// it.
+        Failed = "failed",
     }
 }
 
@@ -85,10 +73,11 @@ impl std::fmt::Display for BackendPhase {
 }
 
 /// Next step after a stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AfterStop {
     /// Stay down.
+    #[default]
     Idle,
     /// Start the next generation at once.
     Restart,
@@ -190,7 +179,7 @@ pub enum LifecycleEffect {
 pub type LifecyclePolicy = crate::defaults::Lifecycle;
 
 /// State of one backend's life; the module documentation has a diagram.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LifecycleMachine {
     phase: BackendPhase,
     then: AfterStop,
@@ -218,26 +207,10 @@ impl LifecyclePolicy {
     }
 }
 
-impl Default for LifecycleMachine {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl LifecycleMachine {
     /// Creates a machine in [`BackendPhase::Idle`].
     pub fn new() -> Self {
-        Self {
-            phase: BackendPhase::Idle,
-            then: AfterStop::Idle,
-            was_ready: false,
-            ready_since: None,
-            failures: 0,
-            failed_starts: 0,
-            crowded_starts: 0,
-            recent: VecDeque::new(),
-            alarmed: false,
-        }
+        Self::default()
     }
 
     /// Returns the present phase.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::named::named_enum;
+
 /// Way of replacing a process by its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -83,4 +85,34 @@ pub enum CancelMode {
     Assemble,
     /// Does not stop the computation.
     Off,
+}
+
+named_enum! {
+    /// Handling of a prompt for which memory is insufficient.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum AdmissionMode {
+        /// The gateway checks no prompt.
+        #[default]
+        Off = "off",
+        /// The gateway sends the prompt and logs a warning.
+        Warn = "warn",
+        /// The prompt waits, goes to another replica, or is refused.
+        Enforce = "enforce",
+    }
+}
+
+named_enum! {
+    /// Action on memory that grows without bound, long before it reaches a budget.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum GrowthMode {
+        /// No action; verdicts are still shown.
+        Off = "off",
+        /// llama-warden only reports the action.
+        #[default]
+        Observe = "observe",
+        /// The backend is replaced before it reaches a limit.
+        Recycle = "recycle",
+    }
 }

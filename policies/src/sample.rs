@@ -119,9 +119,10 @@ pub struct VramReading {
 }
 
 /// Kind of memory of a backend; each kind has its own series of readings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryKind {
     /// Anonymous host memory, swapped out or not.
+    #[default]
     Host,
     /// VRAM on a GPU.
     Vram(GpuIndex),

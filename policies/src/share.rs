@@ -187,11 +187,6 @@ impl ReplacementArbiter {
         self.ended.push((series, now));
         true
     }
-
-    /// Returns the number of granted slots.
-    pub const fn holder_count(&self) -> usize {
-        self.holders.len()
-    }
 }
 
 #[cfg(test)]
@@ -308,9 +303,9 @@ mod tests {
         arbiter.release(both);
         let next = granted(&arbiter.request(&model("b"), 0, &[one], ReplacementReach::Gpus));
         arbiter.release(both);
-        assert_eq!(arbiter.holder_count(), 2, "giving back an old slot takes nobody else's");
+        assert_eq!(arbiter.holders.len(), 2, "giving back an old slot takes nobody else's");
         arbiter.release(next);
-        assert_eq!(arbiter.holder_count(), 1);
+        assert_eq!(arbiter.holders.len(), 1);
     }
 
     #[test]

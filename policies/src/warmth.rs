@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::named::named_enum;
 use crate::units::{ByteSize, as_f64, scale_bytes, truncate_to_u64};
 
 /// State of a slot of the old process.
@@ -229,37 +230,25 @@ impl NoFileReason {
     }
 }
 
-/// Reason why a conversation is cold (not cached) in the next process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ColdReason {
-    /// The conversation has images or sound, and no file carried it.
-    Media,
-    /// The request was not kept: it was too large, or requests of its route or kind are not kept.
-    NotKept,
-    /// The time limit was reached.
-    Time,
-    /// The next process refused the conversation's request.
-    Refused,
-    /// There are more conversations than slots.
-    Slots,
+named_enum! {
+    /// Reason why a conversation is cold (not cached) in the next process.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ColdReason {
+        /// The conversation has images or sound, and no file carried it.
+        Media = "media",
+        /// The request was not kept: it was too large, or requests of its route or kind are not kept.
+        NotKept = "not_kept",
+        /// The time limit was reached.
+        Time = "time",
+        /// The next process refused the conversation's request.
+        Refused = "refused",
+        /// There are more conversations than slots.
+        Slots = "slots",
+    }
 }
 
 impl ColdReason {
-    /// All reasons.
-    pub const ALL: [Self; 5] = [Self::Media, Self::NotKept, Self::Time, Self::Refused, Self::Slots];
-
-    /// Returns the name used in the ledger and in metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Media => "media",
-            Self::NotKept => "not_kept",
-            Self::Time => "time",
-            Self::Refused => "refused",
-            Self::Slots => "slots",
-        }
-    }
-
     const fn words(self) -> &'static str {
         match self {
             Self::Media => "with images or sound",

@@ -19,35 +19,9 @@ use serde::{Deserialize, Serialize};
 
 pub use cost::{PromptCost, PromptPrice};
 
+pub use crate::modes::AdmissionMode;
 use crate::sample::MemoryKind;
 use crate::units::{ByteSize, as_f64, truncate_to_u64};
-
-/// Handling of a prompt for which memory is insufficient.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdmissionMode {
-    /// The gateway checks no prompt.
-    #[default]
-    Off,
-    /// The gateway sends the prompt and logs a warning.
-    Warn,
-    /// The prompt waits, goes to another replica, or is refused.
-    Enforce,
-}
-
-impl AdmissionMode {
-    /// All modes, for schemas and messages.
-    pub const ALL: [Self; 3] = [Self::Off, Self::Warn, Self::Enforce];
-
-    /// Returns the name used in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Warn => "warn",
-            Self::Enforce => "enforce",
-        }
-    }
-}
 
 /// Settings of admission. `defaults.toml`, section `[admission]`, gives the reasons.
 pub type AdmissionPolicy = crate::defaults::Admission;

@@ -33,6 +33,7 @@ pub use run::{CacheSettings, CacheType, GpuLayers, GpuPlacement, OutputDemand, S
 pub use shape::{GgufDescription, LayerShape, ModelShape};
 
 use self::computing::{BatchSizes, ComputeBuffers};
+use crate::named::named_enum;
 use crate::sample::MemoryKind;
 use crate::units::MIB;
 
@@ -53,37 +54,22 @@ const CUDA_CONTEXT_BYTES: u64 = 690 * MIB;
 /// Host bytes of a CUDA context with llama.cpp's kernels and cuBLAS.
 const CUDA_HOST_BYTES: u64 = 212 * MIB;
 
-/// Purpose of a part of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NeedPurpose {
-    /// Tensors of the model.
-    Weights,
-    /// Keys and values of all tokens of context.
-    Cache,
-    /// Recurrent state.
-    State,
-    /// Compute buffers.
-    Computing,
-    /// The projector for images and sound.
-    Projector,
-    /// Fixed memory of each process.
-    Fixed,
-}
-
-impl NeedPurpose {
-    const ALL: [Self; 6] =
-        [Self::Weights, Self::Cache, Self::State, Self::Computing, Self::Projector, Self::Fixed];
-
-    /// Returns the word used in reports.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Weights => "weights",
-            Self::Cache => "cache",
-            Self::State => "state",
-            Self::Computing => "computing",
-            Self::Projector => "projector",
-            Self::Fixed => "fixed",
-        }
+named_enum! {
+    /// Purpose of a part of memory.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum NeedPurpose {
+        /// Tensors of the model.
+        Weights = "weights",
+        /// Keys and values of all tokens of context.
+        Cache = "cache",
+        /// Recurrent state.
+        State = "state",
+        /// Compute buffers.
+        Computing = "computing",
+        /// The projector for images and sound.
+        Projector = "projector",
+        /// Fixed memory of each process.
+        Fixed = "fixed",
     }
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::defaults::{Levels, Recycle};
 use crate::sample::GpuIndex;
+use crate::units::ByteSize;
 
 fn policy() -> RecyclePolicy {
     let defaults = crate::defaults();

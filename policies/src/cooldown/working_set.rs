@@ -13,16 +13,16 @@
 //! A barred budget is replaced by the suggested one until an operator acts. If a young process grows beyond
 //! the suggested budget, the suggestion rises; if an older process does, it is recycled.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CooldownQuery, HoldReason, RecycleCooldown};
+use super::hold::{BudgetShortfall, HoldReason};
+use super::{CooldownQuery, RecycleCooldown};
 use crate::book::held::HeldMemory as Seen;
 use crate::recycle::{Reason, RecycleAction, RecycleFacts, RecyclePolicy, SeriesFacts};
 use crate::sample::MemoryKind;
-use crate::units::{ByteSize, scale_bytes};
+use crate::units::scale_bytes;
 
 /// Futile replacements that bar a budget: two in a row are no accident, and each costs a load of the model.
 const BUDGET_TRIES: u32 = 2;
@@ -123,82 +123,6 @@ struct BudgetRecord {
     /// Consecutive replacements of processes that had exceeded the budget soon after ready.
     tries: u32,
     shortfall: Option<BudgetShortfall>,
-}
-
-/// Figures of a budget that is too small.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BudgetShortfall {
-    /// Budget in bytes.
-    #[serde(rename = "budget_bytes")]
-    pub budget: u64,
-    /// Bytes of a fresh process at ready; `None` if not read.
-    #[serde(rename = "ready_bytes")]
-    pub at_ready: Option<u64>,
-    /// Most bytes that a process held soon after ready, with its first work.
-    #[serde(rename = "held_bytes")]
-    pub held: u64,
-    /// Budget in bytes that suffices for the model.
-    #[serde(rename = "suggested_bytes")]
-    pub suggested: u64,
-    /// Futile replacements for the budget.
-    pub tries: u32,
-}
-
-impl BudgetShortfall {
-    /// Returns the figures as a sentence.
-    pub fn figures(&self, series: MemoryKind, reason: Reason) -> String {
-        let memory = series.noun();
-        let mut text = format!(
-            "the budget is below what this model needs to work: `{}` is {}",
-            budget_key(reason),
-            ByteSize(self.budget)
-        );
-        if let Some(at_ready) = self.at_ready {
-            let _infallible =
-                write!(text, ", a fresh process holds {} of {memory} at ready", ByteSize(at_ready));
-        }
-        if self.at_ready.is_none_or(|at_ready| self.held > at_ready) {
-            let _infallible = write!(text, ", {} after work", ByteSize(self.held));
-        }
-        text
-    }
-
-    /// Returns the recommended action.
-    pub fn advice(&self, reason: Reason) -> String {
-        format!(
-            "set `{}` to {} or more, or give the model less context",
-            budget_key(reason),
-            ByteSize(self.suggested).round_up()
-        )
-    }
-
-    pub(super) fn describe(
-        &self,
-        f: &mut std::fmt::Formatter<'_>,
-        series: MemoryKind,
-        reason: Reason,
-    ) -> std::fmt::Result {
-        let tried = match self.tries {
-            0 => "a replacement would bring nothing".to_owned(),
-            tries => format!("{tries} replacements were undone at once"),
-        };
-        write!(
-            f,
-            "{}; {tried}. Below {} nothing is replaced for it: {}",
-            self.figures(series, reason),
-            ByteSize(self.suggested),
-            self.advice(reason)
-        )
-    }
-}
-
-const fn budget_key(reason: Reason) -> &'static str {
-    match reason {
-        Reason::HostHard => "policy.host.hard",
-        Reason::VramSoft => "policy.vram.soft",
-        Reason::VramHard => "policy.vram.hard",
-        _ => "policy.host.soft",
-    }
 }
 
 /// Finds budgets too small for what earlier processes held without a leak. `total`: size of a memory.

@@ -4,7 +4,7 @@ use super::working_set::{BudgetPass, PassedBudgets};
 use super::*;
 use crate::defaults::Recycle;
 use crate::recycle::{MemoryBudget, RecycleFacts, SeriesFacts, decide};
-use crate::units::MemoryLimit;
+use crate::units::{ByteSize, MemoryLimit};
 
 const MIB: u64 = 1 << 20;
 

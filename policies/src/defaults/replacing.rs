@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
 use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
-use crate::admission::AdmissionMode;
-use crate::recycle::GrowthMode;
+use crate::modes::{AdmissionMode, GrowthMode};
 use crate::units::ByteSize;
 
 section!(

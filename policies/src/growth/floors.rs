@@ -19,7 +19,7 @@ use crate::growth::WorkUnit;
 use crate::sample::WorkDone;
 use crate::units::as_f64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct FloorPoint {
     /// Memory in bytes.
     pub(super) level: f64,
@@ -37,7 +37,7 @@ impl FloorPoint {
     }
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct FloorScale {
     /// Steps per floor.
     steps: u64,
@@ -50,7 +50,7 @@ struct FloorScale {
 }
 
 /// Floors of all scales, in bounded memory.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct ScaledFloors {
     scales: Vec<FloorScale>,
     keep: usize,
@@ -65,20 +65,11 @@ pub(super) struct ScaledFloors {
 impl ScaledFloors {
     /// Creates scales, each with stretches twice as long as before and its last `keep` floors.
     pub(super) fn new(scales: u32, keep: usize) -> Self {
-        let scale = |power| FloorScale {
-            steps: 1_u64.checked_shl(power).unwrap_or(u64::MAX),
-            open: 0,
-            lowest: None,
-            floors: VecDeque::new(),
-            count: 0,
+        let scale = |power| {
+            let steps = 1_u64.checked_shl(power).unwrap_or(u64::MAX);
+            FloorScale { steps, ..FloorScale::default() }
         };
-        Self {
-            scales: (0..scales.max(1)).map(scale).collect(),
-            keep,
-            requests: None,
-            latest: WorkDone::default(),
-            before: WorkDone::default(),
-        }
+        Self { scales: (0..scales.max(1)).map(scale).collect(), keep, ..Self::default() }
     }
 
     pub(super) fn len(&self) -> usize {

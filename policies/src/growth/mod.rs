@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::named::named_enum;
 use crate::sample::{MemoryKind, WorkDone};
 
 mod blame;
@@ -32,21 +33,23 @@ pub use monitor::GrowthMonitor;
 pub use stretches::blame_processes;
 pub use stretches::{MemoryLevel, slope};
 
-/// Verdict on the growth of one series.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GrowthVerdict {
-    /// The process has done too little work, or its memory has not settled yet.
-    #[default]
-    Warming,
-    /// Memory does not grow.
-    Steady,
-    /// Memory grows within the declared caches.
-    Bounded,
-    /// Memory may be growing without bound.
-    Suspected,
-    /// Memory grows with work beyond the declared caches, and does not level off.
-    Leaking,
+named_enum! {
+    /// Verdict on the growth of one series.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum GrowthVerdict {
+        /// The process has done too little work, or its memory has not settled yet.
+        #[default]
+        Warming = "warming",
+        /// Memory does not grow.
+        Steady = "steady",
+        /// Memory grows within the declared caches.
+        Bounded = "bounded",
+        /// Memory may be growing without bound.
+        Suspected = "suspected",
+        /// Memory grows with work beyond the declared caches, and does not level off.
+        Leaking = "leaking",
+    }
 }
 
 impl GrowthVerdict {
@@ -64,50 +67,29 @@ impl GrowthVerdict {
     pub const fn leaks(self) -> bool {
         matches!(self, Self::Leaking)
     }
-
-    /// Returns the name used in status and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Warming => "warming",
-            Self::Steady => "steady",
-            Self::Bounded => "bounded",
-            Self::Suspected => "suspected",
-            Self::Leaking => "leaking",
-        }
-    }
 }
 
-/// Unit of work that may cause growth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WorkUnit {
-    /// A request.
-    Request,
-    /// An evaluated prompt token.
-    PromptToken,
-    /// A generated token.
-    OutputToken,
-    /// An image.
-    Image,
-    /// An audio clip.
-    Audio,
-    /// An hour of process life, independent of work.
-    Hour,
+named_enum! {
+    /// Unit of work that may cause growth.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum WorkUnit {
+        /// A request.
+        Request = "request",
+        /// An evaluated prompt token.
+        PromptToken = "prompt_token",
+        /// A generated token.
+        OutputToken = "output_token",
+        /// An image.
+        Image = "image",
+        /// An audio clip.
+        Audio = "audio",
+        /// An hour of process life, independent of work.
+        Hour = "hour",
+    }
 }
 
 impl WorkUnit {
-    /// Returns the name used in status, metrics and JSON.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Request => "request",
-            Self::PromptToken => "prompt_token",
-            Self::OutputToken => "output_token",
-            Self::Image => "image",
-            Self::Audio => "audio",
-            Self::Hour => "hour",
-        }
-    }
-
     /// Returns the amount of the unit in this work; work contains no hours.
     pub(crate) const fn count_in(self, work: &WorkDone) -> u64 {
         match self {
@@ -196,7 +178,7 @@ pub struct GrowthLine {
 }
 
 /// Current state of one series.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SeriesGrowth {
     /// Kind of memory of the series.
     pub series: MemoryKind,
@@ -222,17 +204,7 @@ pub struct SeriesGrowth {
 impl SeriesGrowth {
     /// Creates the state of a series without any readings.
     pub fn without_readings(series: MemoryKind) -> Self {
-        Self {
-            series,
-            verdict: GrowthVerdict::Warming,
-            since_request: 0,
-            slope: None,
-            baseline: None,
-            floor: None,
-            fill: AllowanceFill::default(),
-            blame: None,
-            law: None,
-        }
+        Self { series, ..Self::default() }
     }
 }
 

@@ -52,12 +52,7 @@ pub fn blame_processes(processes: &[Vec<MemoryLevel>], policy: &GrowthPolicy) ->
     for levels in processes {
         let Some(first) = levels.first() else { continue };
         // Join all processes to one curve, so that only differences within a process count.
-        let end = points.last().copied().unwrap_or(FloorPoint {
-            level: 0.0,
-            hours: 0.0,
-            work: WorkDone::default(),
-            fresh: WorkDone::default(),
-        });
+        let end = points.last().copied().unwrap_or_default();
         let point = |level: &MemoryLevel| FloorPoint {
             level: end.level + as_f64(level.bytes) - as_f64(first.bytes),
             hours: end.hours + level.at.saturating_sub(first.at).as_secs_f64() / 3600.0,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::room::MemoryAmounts;
+use super::amounts::MemoryAmounts;
 use crate::ModelName;
 use crate::book::MemoryNeeds;
 

@@ -15,6 +15,7 @@
 //! cannot use. A newly loaded model in use keeps its memory for a turn, a multiple of its load time, so every
 //! waiting model waits at most for the turns of the models before it.
 
+mod amounts;
 mod company;
 mod evict;
 mod facts;
@@ -27,16 +28,20 @@ pub mod simulate;
 mod state;
 #[cfg(test)]
 mod tests;
+mod wish;
 
 use std::time::Duration;
 
+pub use self::amounts::MemoryAmounts;
 pub use self::facts::{LoadSpec, LoaderOrder, MissingRoom, ModelActivity, ModelId, ModelReading};
 pub use self::models::LoadedModels;
-use self::next::{LoadWish, Placement, Reservations};
 use self::returning::ReturningMemory;
-pub use self::room::{LoadRefusal, MemoryAmounts};
+pub use self::room::LoadRefusal;
 pub use self::state::RequestDemand;
-use self::state::{LoadedModel, ModelLoadState};
+use self::state::{
+    AdmittedMemory, LoadedModel, MeasuredMemory, ModelLoadState, ReclaimCall, SettingsRenewal,
+};
+use self::wish::{LoadWish, Placement, Reservations};
 use crate::units;
 
 /// Settings of the loader. `defaults.toml`, section `[loading]`, gives the reasons.
@@ -270,11 +275,10 @@ impl LoadingState {
             // A model without a reading was not counted as having taken memory.
             let returned = if model.is_taking() { MemoryAmounts::none() } else { model.held() };
             model.state = ModelLoadState::Out;
-            (model.admitted.promised, model.admitted.mapped, model.measured.reading) =
-                (MemoryAmounts::none(), 0, None);
-            (model.reclaim.pending, model.reclaim.last) = (false, None);
-            (model.measured.is_due, model.renewal.asked, model.renewal.promise, model.measured.deadline) =
-                (true, None, None, None);
+            model.admitted = AdmittedMemory::default();
+            model.measured = MeasuredMemory::UNREAD;
+            model.renewal = SettingsRenewal::default();
+            model.reclaim = ReclaimCall::default();
             model.places.clear();
             self.kept.retain(|(who, _)| who != name);
             self.adjust_before(|before| before.plus(&returned));

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::next::WaitingModel;
 use super::room::{self, Compatibility};
+use super::wish::WaitingModel;
 use super::{
     LoadRefusal, LoadSpec, LoadWish, LoadedModel, LoaderOrder, MemoryAmounts, ModelActivity, ModelId,
     ModelLoadState, Reservations,

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::room::MemoryAmounts;
+use super::amounts::MemoryAmounts;
 
 #[derive(Debug, Default)]
 pub(super) struct ReturningMemory {

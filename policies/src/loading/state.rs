@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::amounts::MemoryAmounts;
 use super::facts::{LoadSpec, ModelReading};
-use super::room::MemoryAmounts;
 
 /// Time constant in seconds of the fading request count.
 const FADE_SECONDS: f64 = 1800.0;
@@ -33,27 +33,6 @@ impl RequestDemand {
         } else {
             (FADE_SECONDS / self.count).max(idle_for.as_secs_f64())
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_is_asked_often_is_expected_soon_until_he_has_rested_for_long() {
-        let secs = Duration::from_secs;
-        let (mut busy, mut rare, never) =
-            (RequestDemand::default(), RequestDemand::default(), RequestDemand::default());
-        for minute in 0..60 {
-            busy.record_total(secs(minute * 60), (minute + 1) * 10);
-            rare.record_total(secs(minute * 60), minute / 20);
-        }
-        let idle = secs(5);
-        assert!(busy.expected_gap(idle) < 10.0, "{}", busy.expected_gap(idle));
-        assert!((300.0..3600.0).contains(&rare.expected_gap(idle)), "{}", rare.expected_gap(idle));
-        assert!(never.expected_gap(idle).is_infinite());
-        assert!(busy.expected_gap(secs(900)) >= 900.0);
     }
 }
 
@@ -114,6 +93,10 @@ pub(super) struct MeasuredMemory {
     pub(super) is_due: bool,
 }
 
+impl MeasuredMemory {
+    pub(super) const UNREAD: Self = Self { reading: None, deadline: None, is_due: true };
+}
+
 /// Change of the settings of a loaded model.
 #[derive(Debug, Default)]
 pub(super) struct SettingsRenewal {
@@ -145,7 +128,7 @@ impl LoadedModel {
             state: ModelLoadState::Out,
             demand: RequestDemand::default(),
             admitted: AdmittedMemory::default(),
-            measured: MeasuredMemory { reading: None, deadline: None, is_due: true },
+            measured: MeasuredMemory::UNREAD,
             places: Vec::new(),
             renewal: SettingsRenewal::default(),
             load_time: Duration::ZERO,
@@ -165,5 +148,26 @@ impl LoadedModel {
             self.state,
             ModelLoadState::Comes { .. } | ModelLoadState::Serves { .. } | ModelLoadState::Leaves
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_asked_often_is_expected_soon_until_he_has_rested_for_long() {
+        let secs = Duration::from_secs;
+        let (mut busy, mut rare, never) =
+            (RequestDemand::default(), RequestDemand::default(), RequestDemand::default());
+        for minute in 0..60 {
+            busy.record_total(secs(minute * 60), (minute + 1) * 10);
+            rare.record_total(secs(minute * 60), minute / 20);
+        }
+        let idle = secs(5);
+        assert!(busy.expected_gap(idle) < 10.0, "{}", busy.expected_gap(idle));
+        assert!((300.0..3600.0).contains(&rare.expected_gap(idle)), "{}", rare.expected_gap(idle));
+        assert!(never.expected_gap(idle).is_infinite());
+        assert!(busy.expected_gap(secs(900)) >= 900.0);
     }
 }

@@ -4,6 +4,8 @@ pub mod agent;
 
 use std::fmt;
 
+use crate::named::named_enum;
+
 /// Facts about one model for load balancing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BalancedModel {
@@ -39,34 +41,22 @@ pub struct InstanceFacts {
     pub models: Vec<BalancedModel>,
 }
 
-/// Reason for which no new request should be sent to an instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnreadyReason {
-    /// An operator or SIGTERM has asked the instance to drain; requests that still come are served.
-    Draining,
-    /// No model is configured.
-    NoModel,
-    /// No model can start.
-    Refusing,
-    /// All slots and queues are full.
-    Full,
-    /// The connection limit is reached.
-    Connections,
-    /// The last check of the instance is too old, or none was made yet.
-    Unknown,
-}
-
-impl UnreadyReason {
-    /// Returns a word for programs.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Draining => "draining",
-            Self::NoModel => "no_model",
-            Self::Refusing => "refusing",
-            Self::Full => "queues_full",
-            Self::Connections => "connections_full",
-            Self::Unknown => "unknown",
-        }
+named_enum! {
+    /// Reason for which no new request should be sent to an instance.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum UnreadyReason {
+        /// An operator or SIGTERM has asked the instance to drain; requests that still come are served.
+        Draining = "draining",
+        /// No model is configured.
+        NoModel = "no_model",
+        /// No model can start.
+        Refusing = "refusing",
+        /// All slots and queues are full.
+        Full = "queues_full",
+        /// The connection limit is reached.
+        Connections = "connections_full",
+        /// The last check of the instance is too old, or none was made yet.
+        Unknown = "unknown",
     }
 }
 

@@ -54,7 +54,7 @@ struct AbandonedRequest {
     at: Duration,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct QuarantineEntry {
     /// Processes to which connections of this request broke and which may have died.
     doubts: Vec<GenerationId>,
@@ -393,14 +393,7 @@ impl RequestQuarantine {
                 self.entries.remove(&request);
             }
         }
-        let entry = self.entries.entry(request).or_insert(QuarantineEntry {
-            doubts: Vec::new(),
-            suspect: false,
-            refused_until: None,
-            until,
-            deaths: 0,
-            refusals: 0,
-        });
+        let entry = self.entries.entry(request).or_default();
         entry.until = entry.until.max(until);
         entry
     }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::named::named_enum;
 use crate::sample::MemoryKind;
 use crate::units::ByteSize;
 
@@ -39,55 +40,31 @@ impl ReclaimParts {
     }
 }
 
-/// Outcome of a reclaim request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ReclaimOutcome {
-    /// All requested memory was given back, as far as it existed.
-    Done,
-    /// A part of the requested memory was given back.
-    Partly,
-    /// Nothing was given back: the memory was in use all the time.
-    Refused,
-    /// Nothing was given back: CUDA calls failed.
-    Failed,
-    /// Nothing was given back: the last request was too recent.
-    TooSoon,
-    /// Nothing was given back: the allocator does not support it.
-    OtherAllocator,
-    /// No answer came in time.
-    NoAnswer,
-    /// No part of the process supports reclaim.
-    Nobody,
+named_enum! {
+    /// Outcome of a reclaim request.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ReclaimOutcome {
+        /// All requested memory was given back, as far as it existed.
+        Done = "done",
+        /// A part of the requested memory was given back.
+        Partly = "partly",
+        /// Nothing was given back: the memory was in use all the time.
+        Refused = "refused",
+        /// Nothing was given back: CUDA calls failed.
+        Failed = "failed",
+        /// Nothing was given back: the last request was too recent.
+        TooSoon = "too_soon",
+        /// Nothing was given back: the allocator does not support it.
+        OtherAllocator = "other_allocator",
+        /// No answer came in time.
+        NoAnswer = "no_answer",
+        /// No part of the process supports reclaim.
+        Nobody = "nobody",
+    }
 }
 
 impl ReclaimOutcome {
-    /// All outcomes.
-    pub const ALL: [Self; 8] = [
-        Self::Done,
-        Self::Partly,
-        Self::Refused,
-        Self::Failed,
-        Self::TooSoon,
-        Self::OtherAllocator,
-        Self::NoAnswer,
-        Self::Nobody,
-    ];
-
-    /// Returns the name used in JSON and metrics.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Partly => "partly",
-            Self::Refused => "refused",
-            Self::Failed => "failed",
-            Self::TooSoon => "too_soon",
-            Self::OtherAllocator => "other_allocator",
-            Self::NoAnswer => "no_answer",
-            Self::Nobody => "nobody",
-        }
-    }
-
     /// Returns a phrase for people.
     pub const fn phrase(self) -> &'static str {
         match self {

@@ -35,7 +35,7 @@ pub struct SeriesReading {
 }
 
 /// Facts about one kind of memory of a process.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SeriesFacts {
     /// Kind of memory.
     pub series: MemoryKind,
@@ -71,23 +71,8 @@ pub struct SeriesFacts {
 
 impl SeriesFacts {
     /// Creates facts from a reading only.
-    pub const fn from_bytes(series: MemoryKind, charged: Option<u64>) -> Self {
-        Self {
-            series,
-            charged,
-            rising: false,
-            at_ready: None,
-            estimated: false,
-            total: None,
-            free: None,
-            allowance: 0,
-            worst: None,
-            growth: None,
-            to_soft: None,
-            to_hard: None,
-            to_end: None,
-            budget: MemoryBudget { soft: None, hard: None },
-        }
+    pub fn from_bytes(series: MemoryKind, charged: Option<u64>) -> Self {
+        Self { series, charged, ..Self::default() }
     }
 
     /// Combines a reading with the detector's state.

@@ -14,14 +14,18 @@ mod facts;
 mod policy;
 #[cfg(test)]
 mod policy_tests;
+mod reason;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
-pub use decision::{Reason, RecycleAction, RecycleDecision, RecycleHindrance};
+pub use decision::{RecycleDecision, RecycleHindrance};
 pub use facts::{RecycleFacts, SeriesFacts, SeriesReading};
-pub use policy::{GrowthMode, LevelsPolicy, MemoryBudget, RecyclePolicy};
+pub use policy::{LevelsPolicy, MemoryBudget, RecyclePolicy};
+pub use reason::{Reason, RecycleAction};
+
+pub use crate::modes::GrowthMode;
 
 use crate::growth::GrowthForecast;
 use crate::health::HealthSymptom;
@@ -39,6 +43,12 @@ struct RecycleWish {
     limit: Option<u64>,
     observing: bool,
     threat: bool,
+}
+
+impl RecycleWish {
+    const fn new(action: RecycleAction, reason: Reason, series: Option<MemoryKind>) -> Self {
+        Self { action, reason, series, limit: None, observing: false, threat: false }
+    }
 }
 
 /// Judges one process.
@@ -133,53 +143,33 @@ fn collect_wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWi
     for series in &facts.series {
         wishes.extend(budget_wish(policy, series, facts.urgent_for));
     }
-    wishes.extend(facts.shared.map(|chosen| RecycleWish {
-        action: match chosen.level {
+    wishes.extend(facts.shared.map(|chosen| {
+        let action = match chosen.level {
             BudgetLevel::Soft => RecycleAction::RecycleWhenQuiet,
             BudgetLevel::Hard => RecycleAction::DrainNow,
-        },
-        reason: if chosen.series == MemoryKind::Host { Reason::SharedHost } else { Reason::SharedVram },
-        series: Some(chosen.series),
-        limit: Some(chosen.limit),
-        observing: false,
-        threat: false,
+        };
+        let is_host = chosen.series == MemoryKind::Host;
+        let reason = if is_host { Reason::SharedHost } else { Reason::SharedVram };
+        RecycleWish { limit: Some(chosen.limit), ..RecycleWish::new(action, reason, Some(chosen.series)) }
     }));
     wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
         let slow = symptom.reason() == Reason::SlowDecode;
-        let (action, reason) = (symptom_action(symptom, facts.urgent_for), symptom.reason());
-        let wish = RecycleWish {
-            action,
-            reason,
-            series: symptom.series(),
-            limit: None,
-            observing: false,
-            threat: false,
-        };
+        let action = symptom_action(symptom, facts.urgent_for);
+        let wish = RecycleWish::new(action, symptom.reason(), symptom.series());
         match policy.common.growth {
             GrowthMode::Off if slow => None,
             GrowthMode::Observe if slow => Some(RecycleWish { observing: true, ..wish }),
             _ => Some(wish),
         }
     }));
-    wishes.extend(facts.admission.map(|series| RecycleWish {
-        action: RecycleAction::DrainNow,
-        reason: Reason::Admission,
-        series: Some(series),
-        limit: None,
-        observing: false,
-        threat: false,
-    }));
+    let waits = facts
+        .admission
+        .map(|_| RecycleWish::new(RecycleAction::DrainNow, Reason::Admission, facts.admission));
+    wishes.extend(waits);
     for series in &facts.series {
         wishes.extend(growth_wish(policy, facts, series));
     }
-    let plain = |reason| RecycleWish {
-        action: RecycleAction::RecycleWhenQuiet,
-        reason,
-        series: None,
-        limit: None,
-        observing: false,
-        threat: false,
-    };
+    let plain = |reason| RecycleWish::new(RecycleAction::RecycleWhenQuiet, reason, None);
     if policy
         .max_requests
         .is_some_and(|max| facts.work.requests >= jittered(max, policy.common.jitter, facts.unit))
@@ -211,13 +201,11 @@ fn exhaustion_wish(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<Recycl
     let limit = policy.exhaustion_bytes(facts);
     // A GPU that was filled on purpose always has little free VRAM; only a growing process is a danger there.
     let still = facts.series == MemoryKind::Host || facts.rising;
+    let wish = RecycleWish::new(RecycleAction::KillNow, Reason::MemoryExhausted, Some(facts.series));
     (free < limit && still && gain >= limit && !facts.estimated).then_some(RecycleWish {
-        action: RecycleAction::KillNow,
-        reason: Reason::MemoryExhausted,
-        series: Some(facts.series),
         limit: Some(limit),
-        observing: false,
         threat: true,
+        ..wish
     })
 }
 
@@ -233,8 +221,7 @@ fn budget_wish(
         MemoryKind::Vram(_) => (Reason::VramSoft, Reason::VramHard),
     };
     let wish = |action, reason, limit| {
-        let series = Some(facts.series);
-        Some(RecycleWish { action, reason, series, limit: Some(limit), observing: false, threat: false })
+        Some(RecycleWish { limit: Some(limit), ..RecycleWish::new(action, reason, Some(facts.series)) })
     };
     if let Some(limit) = budget.hard.filter(|limit| charged >= *limit) {
         let lost = charged > units::scale_bytes(limit, policy.levels.kill_over)
@@ -275,12 +262,9 @@ fn growth_wish(policy: &RecyclePolicy, facts: &RecycleFacts, series: &SeriesFact
         (None, None) => return None,
     };
     Some(RecycleWish {
-        action,
-        reason: Reason::Growth,
-        series: Some(series.series),
         limit: Some(limit),
         observing: policy.common.growth == GrowthMode::Observe,
-        threat: false,
+        ..RecycleWish::new(action, Reason::Growth, Some(series.series))
     })
 }
 

@@ -22,33 +22,6 @@ use crate::sample::MemoryKind;
 use crate::schedule::DayWindows;
 use crate::units::{ByteSize, MemoryLimit, scale_bytes};
 
-/// Action on memory that grows without bound, long before it reaches a budget.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GrowthMode {
-    /// No action; verdicts are still shown.
-    Off,
-    /// llama-warden only reports the action.
-    #[default]
-    Observe,
-    /// The backend is replaced before it reaches a limit.
-    Recycle,
-}
-
-impl GrowthMode {
-    /// All modes, for schemas and messages.
-    pub const ALL: [Self; 3] = [Self::Off, Self::Observe, Self::Recycle];
-
-    /// Returns the name used in the configuration.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Observe => "observe",
-            Self::Recycle => "recycle",
-        }
-    }
-}
-
 /// Budgets and limits of one model. `None` disables a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecyclePolicy {

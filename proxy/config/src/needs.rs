@@ -10,7 +10,8 @@ use warden_policies::book::{
     self, FitError, LaterMemory, MachineCapacity as Room, MeasuredNeeds, MemoryNeeds, ModelShape,
     PlacementRequest, ServerBuild, ServerRun,
 };
-use warden_policies::cooldown::working_set::{BudgetShortfall, find_shortfalls};
+use warden_policies::cooldown::BudgetShortfall;
+use warden_policies::cooldown::working_set::find_shortfalls;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::{ByteSize, MemoryKind, Reason, loading};
 use warden_sensors::gpu::{GpuDevice, GpuSensors, GpuVendor};

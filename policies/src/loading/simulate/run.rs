@@ -20,15 +20,16 @@ const WAITING_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time after the last arrival at which an unanswered request counts as never answered.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ModelPlace {
+    #[default]
     Out,
     Loading,
     Loaded,
     Leaving,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ModelSight {
     pub(super) here: ModelPlace,
     pub(super) waiting: usize,
@@ -82,17 +83,9 @@ pub fn run(trace: &RequestTrace, numbers: &LoadingConfig) -> TraceScore {
 }
 
 pub(super) fn play(trace: &RequestTrace, rule: &mut dyn LoadingRule) -> TraceScore {
-    let out = ModelSight {
-        here: ModelPlace::Out,
-        waiting: 0,
-        oldest: None,
-        in_flight: 0,
-        used: Duration::ZERO,
-        asked: 0,
-    };
     let mut run = TraceRun {
         trace,
-        sights: vec![out; trace.models.len()],
+        sights: vec![ModelSight::default(); trace.models.len()],
         queues: vec![VecDeque::new(); trace.models.len()],
         events: BinaryHeap::new(),
         waits: Vec::with_capacity(trace.requests.len()),
