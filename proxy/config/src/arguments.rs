@@ -4,6 +4,8 @@
 //! All other flags pass through unchanged. As in llama-server, a flag and its value are separate words
 //! (`--port 9000`, never `--port=9000`), and `_` in a long flag counts as `-`.
 
+pub use warden_policies::server_flags::normal_flag;
+
 /// Meaning of a listening flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListeningFlag {
@@ -39,14 +41,9 @@ const ALIAS_FLAGS: [&str; 2] = ["-a", "--alias"];
 const REMOTE_MODEL_FLAGS: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
-/// Normalises a flag as llama-server does: `_` becomes `-` in long flags.
-pub fn normalize_flag(word: &str) -> String {
-    if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
-}
-
 fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
     // llama-server uses the last occurrence.
-    let at = args.iter().rposition(|word| names.contains(&normalize_flag(word).as_str()))?;
+    let at = args.iter().rposition(|word| names.contains(&normal_flag(word).as_str()))?;
     args.get(at + 1).map(String::as_str)
 }
 
@@ -70,7 +67,7 @@ pub fn aliases(args: &[String]) -> Vec<String> {
 /// path of its file in every answer. Adds none for a router (`--models-dir`), which is no model, and for a
 /// name with a comma, which llama-server would split.
 pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
-    let given = args.iter().any(|word| ALIAS_FLAGS.contains(&normalize_flag(word).as_str()));
+    let given = args.iter().any(|word| ALIAS_FLAGS.contains(&normal_flag(word).as_str()));
     let router = value_of(args, &["--models-dir"]).is_some();
     let model = model_path(args).or_else(|| remote_model(args)).is_some();
     if model && !router && !given && !is_named && !name.contains(',') {
@@ -107,11 +104,11 @@ pub fn http_threads(args: &[String]) -> Option<u32> {
 /// Finds the last of the flags `names` in a command line; returns its text with its value, and true if flag
 /// and value equal `words`.
 pub fn find_given(args: &[String], names: &[String], words: &[&str]) -> Option<(String, bool)> {
-    let at = args.iter().rposition(|word| names.contains(&normalize_flag(word)))?;
+    let at = args.iter().rposition(|word| names.contains(&normal_flag(word)))?;
     let value = args.get(at + 1).filter(|next| !next.starts_with('-') || next.parse::<f64>().is_ok());
     let same = match words {
         // Another spelling of the flag counts as equal, the opposite flag does not.
-        [flag] => normalize_flag(&args[at]) == *flag,
+        [flag] => normal_flag(&args[at]) == *flag,
         [_, wanted] => value.is_some_and(|value| value == wanted),
         _ => false,
     };
@@ -122,7 +119,7 @@ pub fn find_given(args: &[String], names: &[String], words: &[&str]) -> Option<(
 /// The first listening flag among the arguments.
 pub fn first_listening(args: &[String]) -> Option<(&'static str, ListeningFlag)> {
     args.iter().find_map(|word| {
-        let word = normalize_flag(word);
+        let word = normal_flag(word);
         LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == word).map(|(flag, _, what)| (*flag, *what))
     })
 }
@@ -140,7 +137,7 @@ pub fn split_listening(args: &[String]) -> SplitArguments {
     let mut split = SplitArguments { args: Vec::new(), listening: Vec::new() };
     let mut words = args.iter();
     while let Some(word) = words.next() {
-        let found = LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == normalize_flag(word));
+        let found = LISTENING_FLAGS.iter().find(|(flag, ..)| *flag == normal_flag(word));
         match found {
             Some((flag, takes_value, what)) if *what != ListeningFlag::Key => {
                 let value = if *takes_value { words.next().cloned() } else { None };

@@ -6,13 +6,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use warden_gateway::ListingRules;
 
-use super::resolve::ConfigResolver;
 use super::schema;
-
-/// Maximum bytes of one model's fields as JSON, because every list of models contains them.
-const MAX_LISTING_BYTES: usize = 16 << 10;
 
 /// Description of a model in lists of models.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
@@ -69,7 +64,7 @@ pub enum ContentModality {
 
 impl ModelListing {
     /// Members of the model's entry in `/v1/models`.
-    fn fields(&self) -> Map<String, Value> {
+    pub(crate) fn fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         for (key, text) in [("name", &self.name), ("description", &self.description)] {
             let text = text.as_deref().map(str::trim).unwrap_or_default();
@@ -124,21 +119,6 @@ impl ModelCapabilities {
         ];
         let words = words.into_iter().filter(|(_, is)| *is);
         Value::Object(words.map(|(name, is)| (name.to_owned(), json!(is))).collect())
-    }
-}
-
-impl ConfigResolver<'_> {
-    pub(super) fn listing(&mut self, name: &str, listing: &ModelListing) -> ListingRules {
-        let fields = listing.fields();
-        let bytes = json!(fields).to_string().len();
-        if bytes > MAX_LISTING_BYTES {
-            let message = format!(
-                "model `{name}`: its `listing` has {bytes} bytes, at most {MAX_LISTING_BYTES} are taken"
-            );
-            let hint = "each list of models has them: say less";
-            self.report(&["models", name, "listing"], message, hint);
-        }
-        ListingRules { hidden: listing.hidden, fields }
     }
 }
 

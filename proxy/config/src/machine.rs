@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use warden_policies::ByteSize;
+use warden_policies::book::MachineCapacity as Room;
+use warden_policies::{ByteSize, loading};
+use warden_sensors::gpu::GpuSensors;
 
 /// Facts about this machine and process that a configuration depends on.
 #[derive(Clone, Debug)]
@@ -136,4 +138,17 @@ impl HostMachine {
 /// Returns true if a path is a file that this process may execute.
 pub fn is_executable(path: &Path) -> bool {
     path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
+/// Returns the memory in bytes of each GPU that has separate memory and reports its size.
+pub fn own_memory(gpus: &GpuSensors) -> Vec<u64> {
+    gpus.devices().iter().filter(|gpu| !gpu.unified).filter_map(|gpu| gpu.total).collect()
+}
+
+/// Returns the memory of a machine that models may use.
+pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::LoadingConfig) -> Room {
+    Room {
+        host: numbers.left_of_host(host),
+        gpus: gpus.iter().map(|bytes| numbers.left_of_gpu(*bytes)).collect(),
+    }
 }

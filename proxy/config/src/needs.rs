@@ -18,7 +18,7 @@ use warden_sensors::gpu::{GpuDevice, GpuSensors, GpuVendor};
 use warden_supervisor::spec::{FallbackSpec, FleetConfig, ModelSpec, ServerCommand};
 use warden_supervisor::{KnownMemory, has_gpu, known_memory};
 
-use super::machine::HostMachine;
+use super::machine::{HostMachine, left_for_models, own_memory};
 use super::problem::{ConfigPlace, ConfigProblem};
 use super::resolve::ResolvedConfig;
 use super::{arguments, model_files};
@@ -191,19 +191,6 @@ fn small_budget_warnings(
         ConfigProblem::new(ConfigPlace::Nowhere, message).with_hint(shortfall.advice(reason))
     };
     found.into_iter().map(problem).collect()
-}
-
-/// Returns the memory in bytes of each GPU that has separate memory and reports its size.
-pub fn own_memory(gpus: &GpuSensors) -> Vec<u64> {
-    gpus.devices().iter().filter(|gpu| !gpu.unified).filter_map(|gpu| gpu.total).collect()
-}
-
-/// Returns the memory of a machine that models may use.
-pub fn left_for_models(host: u64, gpus: &[u64], numbers: &loading::LoadingConfig) -> Room {
-    Room {
-        host: numbers.left_of_host(host),
-        gpus: gpus.iter().map(|bytes| numbers.left_of_gpu(*bytes)).collect(),
-    }
 }
 
 /// Explains why models do not fit together.

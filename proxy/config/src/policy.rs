@@ -3,7 +3,6 @@
 //! Keeps sizes, percentages and `auto` as written: their values depend on the machine, its GPUs and the
 //! first readings of a backend. Makes no decisions.
 
-use std::path::Path;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -13,11 +12,7 @@ use warden_policies::recycle::RecyclePolicy;
 use warden_policies::schedule::DayWindows;
 use warden_policies::{ByteSize, MemoryLimit};
 
-use super::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
-use super::schema::validate::validate_as;
 use super::schema::{self, SectionSchema};
-use super::source::layers::{ConfigSources, file_tree, load_config, type_problem};
-use super::source::tree::ConfigNode;
 
 /// Limits at which a backend is replaced, and the ways of replacement.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -168,34 +163,4 @@ pub(super) fn optional_duration<'de, D: Deserializer<'de>>(
 ) -> Result<Option<Duration>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     text.map(|text| defaults::parse_duration(&text).map_err(serde::de::Error::custom)).transpose()
-}
-
-/// Reads a file with the keys of one model's `policy`, for `llama-warden policy`; missing keys get the
-/// compiled-in defaults. A file with a single table `[policy]` is accepted, too.
-///
-/// # Errors
-/// The file cannot be read, or a key in it is wrong.
-pub fn load_policy(path: &Path) -> Result<PolicyConfig, ConfigProblems> {
-    let defaults = load_config(ConfigSources::default())?.tree;
-    let mut tree = file_tree(path)?;
-    if let [only] = tree.entries()
-        && only.key == "policy"
-    {
-        tree = only.value.clone();
-    }
-    let problems = validate_as(&mut tree, schema::policy_schema());
-    if !problems.is_empty() {
-        return Err(ConfigProblems(problems));
-    }
-    let mut merged = defaults.find(&["defaults", "policy"]).cloned().unwrap_or_else(ConfigNode::table);
-    merged.merge(tree.clone());
-    let policy: PolicyConfig = merged.read().map_err(|error| type_problem(&tree, &error, &[]))?;
-    let mut problems = Vec::new();
-    for (memory, budgets) in [("host", policy.host), ("vram", policy.vram)] {
-        let Some(wrong) = budgets.order_error(None) else { continue };
-        let place = tree.place_of(&[memory.to_owned(), "hard".to_owned()]);
-        let problem = ConfigProblem::new(place.cloned().unwrap_or(ConfigPlace::Nowhere), wrong);
-        problems.push(problem.with_hint(format!("`{memory}.hard` has to be the larger of the two")));
-    }
-    if problems.is_empty() { Ok(policy) } else { Err(ConfigProblems(problems)) }
 }

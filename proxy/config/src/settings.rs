@@ -86,7 +86,7 @@ pub struct ConfigSettings {
     #[schemars(with = "SectionSchema<defaults::Probe>")]
     pub probe: defaults::Probe,
     /// Settings for all models; a model's own settings override them.
-    #[schemars(with = "AllModels")]
+    #[schemars(with = "AllModels<ModelConfig>")]
     pub defaults: IgnoredAny,
     /// Models, by the name that clients use.
     #[serde(default)]

@@ -10,7 +10,7 @@ use warden_policies::secrets;
 
 use super::machine::HostMachine;
 use super::problem::{ConfigPlace, dotted_key, owned_path, quoted_key};
-use super::resolve::mitigations::explain_mitigations;
+use super::resolve::model_mitigations::explain_mitigations;
 use super::schema::compiled_in;
 use super::source::layers::LoadedConfig;
 use super::source::tree::{ConfigNode, ConfigValue, TableEntry};

@@ -13,7 +13,7 @@ use super::answer::{AdminBody, AdminState, error_response, json_response};
 use super::query::QueryPairs;
 use super::route::CanaryOrder;
 use crate::config::machine::HostMachine;
-use crate::config::resolve::binary::{self, BinaryChoice};
+use crate::config::resolve::binary::{BinaryChoice, BinarySearch};
 use crate::config::resolve::store;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -65,10 +65,14 @@ impl CanaryRequest {
 
     /// Finds the requested llama-server, and runs it once to check that the program is a llama-server.
     async fn resolve_spec(self, tries: &CanarySettings) -> Result<CanarySpec, String> {
-        let look = |id: Option<&str>| store::find_build(&tries.data, id);
-        let machine = HostMachine::read();
-        let found =
-            binary::check_binary(&self.choice, &machine, &look, &tries.cache, tries.version_timeout).await?;
+        let builds = |id: Option<&str>| store::find_build(&tries.data, id);
+        let search = BinarySearch {
+            machine: &HostMachine::read(),
+            builds: &builds,
+            cache: &tries.cache,
+            timeout: tries.version_timeout,
+        };
+        let found = search.check(&self.choice).await?;
         let mut numbers = tries.numbers;
         numbers.requests = self.requests.unwrap_or(numbers.requests);
         numbers.time = self.time.unwrap_or(numbers.time);

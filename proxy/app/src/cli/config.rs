@@ -6,8 +6,8 @@ use warden_policies::secrets;
 use super::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::problem::{ConfigProblem, ConfigProblems};
-use crate::config::resolve::{flags, resolve_config, store};
-use crate::config::schema::{self, markdown};
+use crate::config::resolve::{binary, flags, resolve_config};
+use crate::config::schema::{markdown, root};
 use crate::config::{needs, show};
 use crate::exit::CommandError;
 use crate::out;
@@ -54,7 +54,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
             config.config = file.or(config.config);
             let (machine, loaded) = config.read()?;
             let mut resolved = resolve_config(&loaded, &machine, false)?;
-            super::block_on(store::fill_from_store(&mut resolved, &machine))??;
+            super::block_on(binary::fill_from_store(&mut resolved, &machine))??;
             needs::fill_needs(&mut resolved, &machine);
             let unknown = super::block_on(flags::find_unknown_words(&loaded, &resolved))?;
             print_warnings(&unknown.ignored);
@@ -74,7 +74,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
             out::print_text(&show::print_config(&config.load(&machine, Vec::new())?, &machine, reveal))
         }
         ConfigCommand::Schema { markdown: true } => out::print_text(&markdown::all_tables()),
-        ConfigCommand::Schema { markdown: false } => out::print_json(schema::root_schema()),
+        ConfigCommand::Schema { markdown: false } => out::print_json(root::root_schema()),
     }
 }
 

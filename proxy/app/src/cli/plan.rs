@@ -21,11 +21,9 @@ use warden_supervisor::known_memory;
 use warden_supervisor::spec::ServerCommand;
 
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::HostMachine;
-use crate::config::needs::{
-    ModelMemoryNeeds, is_for_cpu, left_for_models, misfit_text, own_memory, server_build,
-};
-use crate::config::resolve::{resolve_config, store};
+use crate::config::machine::{HostMachine, left_for_models, own_memory};
+use crate::config::needs::{ModelMemoryNeeds, is_for_cpu, misfit_text, server_build};
+use crate::config::resolve::{binary, resolve_config};
 use crate::exit::CommandError;
 use crate::out;
 
@@ -68,7 +66,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
     let room = machine_room(args, &machine)?;
     // Measurements are keyed by the whole command, so resolve the programs. A missing program is no error
     // here.
-    drop(block_on(store::fill_from_store(&mut resolved, &machine))?);
+    drop(block_on(binary::fill_from_store(&mut resolved, &machine))?);
     let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
     env.retain(|name, _| name.starts_with("LLAMA_ARG_"));
     let asked = |name: &str| only.as_deref().is_none_or(|asked| asked == name);

@@ -26,7 +26,7 @@ use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::needs;
 use crate::config::problem::{ConfigPlace, ConfigProblem};
-use crate::config::resolve::store;
+use crate::config::resolve::binary;
 use crate::config::resolve::{ResolvedConfig, resolve_config};
 use crate::config::source::layers::FlagSetting;
 use crate::exit::CommandError;
@@ -82,7 +82,7 @@ impl ConfigSource {
     ) -> Result<ResolvedConfig, CommandError> {
         let mut resolved = self.as_configured(machine)?;
         change(&mut resolved)?;
-        store::fill_from_store(&mut resolved, machine).await?;
+        binary::fill_from_store(&mut resolved, machine).await?;
         needs::fill_needs(&mut resolved, machine);
         Ok(resolved)
     }

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_builder::ServerBehaviour;
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::CancelMode;
 use warden_policies::own_variables::is_own_variable;
@@ -22,41 +21,18 @@ use warden_policies::{ModelName, ServerFacts};
 use warden_supervisor::ServerCommand;
 
 use super::cancel;
-use super::judge::with_access_variables;
 use super::mitigations::{MitigatedCommand, MitigationChecker, ModelMitigations};
+use super::model::with_access_variables;
+use super::resolved::ResolvedConfig;
 use super::server_facts::{self, ServerKnowledge, slot_files_in, unix_sockets_in};
 use super::start_switches;
+pub use super::store::BinaryChoice;
+use super::store::{FindBuild, StoreBuild, find_build};
 use crate::arguments;
 use crate::machine::{HostMachine, is_executable};
 use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems};
-use crate::resolve::ResolvedConfig;
 
 const ALIAS_VARIABLE: &str = "LLAMA_ARG_ALIAS";
-
-/// Binary that a model's configuration asks for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum BinaryChoice {
-    /// A file.
-    Path(PathBuf),
-    /// A program name to be found in PATH.
-    InPath(PathBuf),
-    /// A build in the store, by its id or a prefix of it.
-    Build(String),
-    /// The newest build in the store; without builds, the `llama-server` in PATH.
-    Newest,
-}
-
-/// Finds a build by its id or a prefix of it; with `None`, finds the newest build.
-pub type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<StoreBuild>, String> + Sync);
-
-/// A build of the store.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StoreBuild {
-    /// Facts that decide which mitigations apply.
-    pub facts: BuildFacts,
-    /// Measured behaviour.
-    pub measured: ServerBehaviour,
-}
 
 /// A llama-server that was found: a build in the store with its provenance, or any other file.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,81 +48,36 @@ impl FoundBinary {
             Self::Foreign(path) => path,
         }
     }
-
-    /// Collects the known behaviour of the server: from provenance, earlier measurements, or `--help`.
-    async fn known_behaviour(
-        &self,
-        asked: &ServerCommand,
-        cache: &Path,
-        version: &str,
-        timeout: Duration,
-    ) -> ServerKnowledge {
-        let help = query_help(asked, timeout).await;
-        let slot_files = help.as_deref().and_then(slot_files_in);
-        let flags = help.as_deref().and_then(FlagList::parse).map(Arc::new);
-        match self {
-            Self::Built(build) => {
-                let known = ServerKnowledge::from_build(build.measured, cache, &build.facts.binary, version);
-                ServerKnowledge { slot_files, flags, ..known }
-            }
-            Self::Foreign(path) => {
-                let mut known = ServerKnowledge {
-                    slot_files,
-                    flags,
-                    ..ServerKnowledge::recall_foreign(cache, path, version)
-                };
-                if known.measured.unix_sockets.is_none() {
-                    known.measured.unix_sockets = help.as_deref().and_then(unix_sockets_in);
-                }
-                known
-            }
-        }
-    }
-
-    async fn query(
-        self,
-        asked: ServerCommand,
-        cache: &Path,
-        timeout: Duration,
-        place: &ConfigPlace,
-        machine: &HostMachine,
-    ) -> Result<(BuildFacts, ServerKnowledge), ConfigProblem> {
-        let asked = ServerCommand { binary: self.path().to_owned(), ..asked };
-        let version = try_version(&asked, timeout, place, machine).await?;
-        let behaves = self.known_behaviour(&asked, cache, &version, timeout).await;
-        let facts = match self {
-            Self::Built(build) => build.facts,
-            Self::Foreign(path) => BuildFacts::from_binary(&path, &version),
-        };
-        Ok((facts, behaves))
-    }
 }
 
-/// Finds the binaries of all models, runs each once, and checks the models' mitigations against them.
+/// Finds the binaries of all models, among them builds of the store, runs each once, and checks the models'
+/// mitigations against them.
 ///
 /// # Errors
 /// A binary is missing, is not a llama-server, or does not support the mitigations of its model.
-pub async fn fill_binaries(
+pub async fn fill_from_store(
     resolved: &mut ResolvedConfig,
     machine: &HostMachine,
-    builds: FindBuild<'_>,
 ) -> Result<(), ConfigProblems> {
+    let (data, cache) = (resolved.dirs.data.clone(), resolved.dirs.cache.clone());
+    let other = resolved.other_store.clone();
+    let builds = |id: Option<&str>| match (find_build(&data, id)?, &other) {
+        (None, Some(other)) if id.is_some() => find_build(other, id),
+        (found, _) => Ok(found),
+    };
+    let timeout = resolved.settings.child.version_timeout;
+    let search = BinarySearch { machine, builds: &builds, cache: &cache, timeout };
     let mut problems = Vec::new();
     let mut known: HashMap<(BinaryChoice, ServerCommand), Option<(BuildFacts, ServerKnowledge)>> =
         HashMap::new();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut judge = MitigationChecker::default();
-    let timeout = resolved.settings.child.version_timeout;
     let drop_in = resolved.fleet.any_name;
     for (spec, model) in resolved.fleet.models.iter_mut().zip(&mut resolved.models) {
         let asked = query_command(&spec.command);
         let key = (model.choice.clone(), asked.clone());
         if !known.contains_key(&key) {
-            let place = &model.choice_place;
-            let tried = match find_binary(&model.choice, runs_elsewhere(&asked), place, machine, builds) {
-                Ok(found) => found.query(asked, &resolved.dirs.cache, timeout, place, machine).await,
-                Err(problem) => Err(problem),
-            };
+            let tried = search.query(&model.choice, asked, &model.choice_place).await;
             let facts = tried.map_err(|problem| problems.push(problem)).ok();
             known.insert(key.clone(), facts);
         }
@@ -217,43 +148,176 @@ pub struct CheckedBinary {
     pub facts: ServerFacts,
 }
 
-/// Finds a llama-server and checks that it is one.
-///
-/// # Errors
-/// The file or build does not exist, or is not a llama-server.
-pub async fn check_binary(
-    choice: &BinaryChoice,
-    machine: &HostMachine,
-    builds: FindBuild<'_>,
-    cache: &Path,
-    timeout: Duration,
-) -> Result<CheckedBinary, String> {
-    let told = |problem: ConfigProblem| {
-        let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
-        format!("{}{hint}", problem.message)
-    };
-    let found = find_binary(choice, false, &ConfigPlace::Nowhere, machine, builds).map_err(told)?;
-    let binary = found.path().to_owned();
-    let nothing = ServerCommand::from_binary(binary.clone());
-    let version = try_version(&nothing, timeout, &ConfigPlace::Nowhere, machine).await.map_err(told)?;
-    let ServerKnowledge { measured, slot_files, .. } =
-        found.known_behaviour(&nothing, cache, &version, timeout).await;
-    let build = match (&found, choice) {
-        (FoundBinary::Built(_), BinaryChoice::Build(id)) => {
-            let names = binary.ancestors().filter_map(|path| path.file_name()?.to_str());
-            let whole = names.into_iter().find(|name| name.starts_with(id.as_str()));
-            Some(whole.unwrap_or(id).to_owned())
+/// Finds llama-servers, and runs them.
+pub struct BinarySearch<'a> {
+    /// Machine whose PATH is searched.
+    pub machine: &'a HostMachine,
+    /// Finds builds in the store.
+    pub builds: FindBuild<'a>,
+    /// Directory with cached measurements.
+    pub cache: &'a Path,
+    /// Time limit of each run.
+    pub timeout: Duration,
+}
+
+impl BinarySearch<'_> {
+    /// Finds a llama-server and checks that it is one.
+    ///
+    /// # Errors
+    /// The file or build does not exist, or is not a llama-server.
+    pub async fn check(&self, choice: &BinaryChoice) -> Result<CheckedBinary, String> {
+        let told = |problem: ConfigProblem| {
+            let hint = problem.hint.clone().map(|hint| format!("; {hint}")).unwrap_or_default();
+            format!("{}{hint}", problem.message)
+        };
+        let found = self.find(choice, false, &ConfigPlace::Nowhere).map_err(told)?;
+        let binary = found.path().to_owned();
+        let nothing = ServerCommand::from_binary(binary.clone());
+        let version = self.try_version(&nothing, &ConfigPlace::Nowhere).await.map_err(told)?;
+        let ServerKnowledge { measured, slot_files, .. } =
+            self.known_behaviour(&found, &nothing, &version).await;
+        let build = match (&found, choice) {
+            (FoundBinary::Built(_), BinaryChoice::Build(id)) => {
+                let names = binary.ancestors().filter_map(|path| path.file_name()?.to_str());
+                let whole = names.into_iter().find(|name| name.starts_with(id.as_str()));
+                Some(whole.unwrap_or(id).to_owned())
+            }
+            _ => None,
+        };
+        // Leave facts that depend on a model's flags at their defaults.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut facts = ServerFacts { slot_files, ..server_facts::server_facts(measured, &nothing, cores) };
+        if facts.http_threads != Some(ServerFacts::THREADS_ON_DEMAND) {
+            // The number of threads may depend on flags, which are unknown here; `None` is the safe answer.
+            facts.http_threads = None;
         }
-        _ => None,
-    };
-    // Leave facts that depend on a model's flags at their defaults.
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut facts = ServerFacts { slot_files, ..server_facts::server_facts(measured, &nothing, cores) };
-    if facts.http_threads != Some(ServerFacts::THREADS_ON_DEMAND) {
-        // The number of threads may depend on flags, which are unknown here; `None` is the safe answer.
-        facts.http_threads = None;
+        Ok(CheckedBinary { binary, build, facts })
     }
-    Ok(CheckedBinary { binary, build, facts })
+
+    async fn query(
+        &self,
+        choice: &BinaryChoice,
+        asked: ServerCommand,
+        place: &ConfigPlace,
+    ) -> Result<(BuildFacts, ServerKnowledge), ConfigProblem> {
+        let found = self.find(choice, runs_elsewhere(&asked), place)?;
+        let asked = ServerCommand { binary: found.path().to_owned(), ..asked };
+        let version = self.try_version(&asked, place).await?;
+        let behaves = self.known_behaviour(&found, &asked, &version).await;
+        let facts = match found {
+            FoundBinary::Built(build) => build.facts,
+            FoundBinary::Foreign(path) => BuildFacts::from_binary(&path, &version),
+        };
+        Ok((facts, behaves))
+    }
+
+    /// Collects the known behaviour of a server: from provenance, earlier measurements, or `--help`.
+    async fn known_behaviour(
+        &self,
+        found: &FoundBinary,
+        asked: &ServerCommand,
+        version: &str,
+    ) -> ServerKnowledge {
+        // Without a complete answer in time, the flags stay unknown.
+        let help = tokio::time::timeout(self.timeout, query_program(asked, "--help")).await;
+        let help = help.ok().and_then(Result::ok);
+        let mut known = match found {
+            FoundBinary::Built(build) => {
+                ServerKnowledge::from_build(build.measured, self.cache, &build.facts.binary, version)
+            }
+            FoundBinary::Foreign(path) => {
+                let mut known = ServerKnowledge::recall_foreign(self.cache, path, version);
+                if known.measured.unix_sockets.is_none() {
+                    known.measured.unix_sockets = help.as_deref().and_then(unix_sockets_in);
+                }
+                known
+            }
+        };
+        known.slot_files = help.as_deref().and_then(slot_files_in);
+        known.flags = help.as_deref().and_then(FlagList::parse).map(Arc::new);
+        known
+    }
+
+    /// Finds the chosen binary. With `elsewhere`, a bare name is kept, because it is resolved in another
+    /// system.
+    fn find(
+        &self,
+        choice: &BinaryChoice,
+        elsewhere: bool,
+        place: &ConfigPlace,
+    ) -> Result<FoundBinary, ConfigProblem> {
+        let fail =
+            |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
+        let store =
+            |id: Option<&str>| (self.builds)(id).map_err(|error| ConfigProblem::new(place.clone(), error));
+        match choice {
+            BinaryChoice::Path(path) => Ok(FoundBinary::Foreign(path.clone())),
+            BinaryChoice::InPath(name) if elsewhere => Ok(FoundBinary::Foreign(name.clone())),
+            BinaryChoice::InPath(name) => match self.machine.find_in_path(&name.to_string_lossy()) {
+                Some(path) => Ok(FoundBinary::Foreign(path)),
+                None => fail(
+                    format!("there is no program `{}` in PATH", name.display()),
+                    "give the path of a llama-server, or build one with `llama-warden build`",
+                ),
+            },
+            BinaryChoice::Build(id) => match store(Some(id))? {
+                Some(build) => Ok(FoundBinary::Built(build)),
+                None => fail(
+                    format!("there is no build `{id}` in the store"),
+                    "`llama-warden builds list` shows them",
+                ),
+            },
+            BinaryChoice::Newest => match (store(None)?, self.machine.find_in_path("llama-server")) {
+                (Some(build), _) => Ok(FoundBinary::Built(build)),
+                (None, Some(path)) => Ok(FoundBinary::Foreign(path)),
+                (None, None) => fail(
+                    "there is no llama-server: no build in the store, and none in PATH".to_owned(),
+                    "build one with `llama-warden build`, or set `binary`",
+                ),
+            },
+        }
+    }
+
+    /// Runs `--version`. Returns its output if the binary is a llama-server.
+    async fn try_version(&self, asked: &ServerCommand, place: &ConfigPlace) -> Result<String, ConfigProblem> {
+        let fail =
+            |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
+        let path = asked.binary.as_path();
+        let shown = path.display();
+        let hint = "give the path of a llama-server, or build one with `llama-warden build`";
+        let elsewhere = runs_elsewhere(asked);
+        if !elsewhere && !path.exists() {
+            return fail(format!("there is no file {shown}"), hint);
+        }
+        if !elsewhere && !is_executable(path) {
+            let hint = "`chmod +x` it, or choose another file";
+            return fail(format!("{shown} is not an executable file"), hint);
+        }
+        if path.canonicalize().ok() == self.machine.exe {
+            return fail(format!("{shown} is llama-warden itself, not a llama-server"), hint);
+        }
+        let words = asked.program_words();
+        let shown = words.join(OsStr::new(" "));
+        let shown = shown.display();
+        let timeout = self.timeout;
+        let text = match tokio::time::timeout(timeout, query_program(asked, "--version")).await {
+            Err(_) => {
+                let message = format!("{shown} --version did not answer within {timeout:?}");
+                return fail(message, "is it a llama-server?");
+            }
+            Ok(Err(error)) => return fail(format!("{shown} cannot be run: {error}"), hint),
+            Ok(Ok(text)) => text,
+        };
+        if is_llama(&text) {
+            return Ok(text);
+        }
+        let said = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing").trim();
+        if text.contains("error while loading shared libraries") {
+            let hint = "install the library, or build with `llama-warden build`";
+            return fail(format!("{shown} cannot start: {said}"), hint);
+        }
+        fail(format!("{shown} is not a llama-server: `--version` said `{said}`"), hint)
+    }
 }
 
 impl ResolvedConfig {
@@ -309,89 +373,6 @@ pub(crate) fn query_command(own: &ServerCommand) -> ServerCommand {
     ServerCommand { wrapper: own.wrapper.clone(), env, ..ServerCommand::from_binary(own.binary.clone()) }
 }
 
-/// Finds the chosen binary. With `elsewhere`, a bare name is kept, because it is resolved in another system.
-fn find_binary(
-    choice: &BinaryChoice,
-    elsewhere: bool,
-    place: &ConfigPlace,
-    machine: &HostMachine,
-    builds: FindBuild<'_>,
-) -> Result<FoundBinary, ConfigProblem> {
-    let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
-    let store = |id: Option<&str>| builds(id).map_err(|error| ConfigProblem::new(place.clone(), error));
-    match choice {
-        BinaryChoice::Path(path) => Ok(FoundBinary::Foreign(path.clone())),
-        BinaryChoice::InPath(name) if elsewhere => Ok(FoundBinary::Foreign(name.clone())),
-        BinaryChoice::InPath(name) => match machine.find_in_path(&name.to_string_lossy()) {
-            Some(path) => Ok(FoundBinary::Foreign(path)),
-            None => fail(
-                format!("there is no program `{}` in PATH", name.display()),
-                "give the path of a llama-server, or build one with `llama-warden build`",
-            ),
-        },
-        BinaryChoice::Build(id) => match store(Some(id))? {
-            Some(build) => Ok(FoundBinary::Built(build)),
-            None => fail(
-                format!("there is no build `{id}` in the store"),
-                "`llama-warden builds list` shows them",
-            ),
-        },
-        BinaryChoice::Newest => match (store(None)?, machine.find_in_path("llama-server")) {
-            (Some(build), _) => Ok(FoundBinary::Built(build)),
-            (None, Some(path)) => Ok(FoundBinary::Foreign(path)),
-            (None, None) => fail(
-                "there is no llama-server: no build in the store, and none in PATH".to_owned(),
-                "build one with `llama-warden build`, or set `binary`",
-            ),
-        },
-    }
-}
-
-/// Runs `--version`. Returns its output if the binary is a llama-server.
-async fn try_version(
-    asked: &ServerCommand,
-    timeout: Duration,
-    place: &ConfigPlace,
-    machine: &HostMachine,
-) -> Result<String, ConfigProblem> {
-    let fail = |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
-    let path = asked.binary.as_path();
-    let shown = path.display();
-    let hint = "give the path of a llama-server, or build one with `llama-warden build`";
-    let elsewhere = runs_elsewhere(asked);
-    if !elsewhere && !path.exists() {
-        return fail(format!("there is no file {shown}"), hint);
-    }
-    if !elsewhere && !is_executable(path) {
-        return fail(format!("{shown} is not an executable file"), "`chmod +x` it, or choose another file");
-    }
-    if path.canonicalize().ok() == machine.exe {
-        return fail(format!("{shown} is llama-warden itself, not a llama-server"), hint);
-    }
-    let words = asked.program_words();
-    let shown = words.join(OsStr::new(" "));
-    let shown = shown.display();
-    match tokio::time::timeout(timeout, query_program(asked, "--version")).await {
-        Err(_) => {
-            fail(format!("{shown} --version did not answer within {timeout:?}"), "is it a llama-server?")
-        }
-        Ok(Err(error)) => fail(format!("{shown} cannot be run: {error}"), hint),
-        Ok(Ok(text)) => {
-            if is_llama(&text) {
-                return Ok(text);
-            }
-            let said = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("nothing").trim();
-            if text.contains("error while loading shared libraries") {
-                return fail(
-                    format!("{shown} cannot start: {said}"),
-                    "install the library, or build with `llama-warden build`",
-                );
-            }
-            fail(format!("{shown} is not a llama-server: `--version` said `{said}`"), hint)
-        }
-    }
-}
-
 /// Runs a program with one flag; returns what it writes to stdout and stderr.
 ///
 /// A freshly written file may be "busy" (`ETXTBSY`) for a moment: a child forked by another thread holds a
@@ -426,11 +407,6 @@ pub(crate) async fn query_program(asked: &ServerCommand, flag: &str) -> io::Resu
 const BUSY_RETRY_LIMIT: Duration = Duration::from_secs(2);
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
-/// Returns the output of `--help`; `None` if it is not complete in time.
-async fn query_help(asked: &ServerCommand, timeout: Duration) -> Option<String> {
-    tokio::time::timeout(timeout, query_program(asked, "--help")).await.ok()?.ok()
-}
-
 /// Returns true for the output of llama.cpp, which prints `version: 1234 (abcdef)` and `built with ...`.
 fn is_llama(version: &str) -> bool {
     version.lines().any(|line| line.trim_start().starts_with("version:"))
@@ -438,6 +414,8 @@ fn is_llama(version: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use warden_builder::ServerBehaviour;
+
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
@@ -448,9 +426,13 @@ mod tests {
         path
     }
 
+    fn search(machine: &HostMachine, timeout: Duration) -> BinarySearch<'_> {
+        BinarySearch { machine, builds: &|_| Ok(None), cache: Path::new(""), timeout }
+    }
+
     async fn tried(path: &Path, timeout: Duration) -> Result<(), String> {
         let asked = ServerCommand::from_binary(path.to_owned());
-        let found = try_version(&asked, timeout, &ConfigPlace::Nowhere, &HostMachine::read()).await;
+        let found = search(&HostMachine::read(), timeout).try_version(&asked, &ConfigPlace::Nowhere).await;
         found
             .map(drop)
             .map_err(|problem| format!("{} | {}", problem.message, problem.hint.unwrap_or_default()))
@@ -487,10 +469,11 @@ mod tests {
         };
         let asked = ServerCommand { binary: binary.clone(), ..query_command(&own) };
         let (wait, machine) = (Duration::from_secs(20), HostMachine::read());
-        let told = try_version(&asked, wait, &ConfigPlace::Nowhere, &machine).await;
+        let search = search(&machine, wait);
+        let told = search.try_version(&asked, &ConfigPlace::Nowhere).await;
         assert_eq!(told.unwrap(), "version: 1 (--version)\n");
         let gone = ServerCommand { wrapper: vec!["no-such-wrapper".to_owned()], ..asked.clone() };
-        let told = try_version(&gone, wait, &ConfigPlace::Nowhere, &machine).await.unwrap_err();
+        let told = search.try_version(&gone, &ConfigPlace::Nowhere).await.unwrap_err();
         assert!(
             told.message.contains("no-such-wrapper") && told.message.contains("cannot be run"),
             "{told:?}"
@@ -500,11 +483,9 @@ mod tests {
         let words = [wrapper.to_str().unwrap(), "run", "-c"].map(str::to_owned).to_vec();
         let asked = ServerCommand { wrapper: words, ..ServerCommand::from_binary("llama-server".into()) };
         let choice = BinaryChoice::InPath("llama-server".into());
-        let found =
-            find_binary(&choice, runs_elsewhere(&asked), &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
-                .unwrap();
+        let found = search.find(&choice, runs_elsewhere(&asked), &ConfigPlace::Nowhere).unwrap();
         assert_eq!(found.path(), Path::new("llama-server"));
-        assert!(try_version(&asked, wait, &ConfigPlace::Nowhere, &machine).await.is_ok());
+        assert!(search.try_version(&asked, &ConfigPlace::Nowhere).await.is_ok());
     }
 
     #[tokio::test]
@@ -533,18 +514,17 @@ mod tests {
         let mut machine = HostMachine::read();
         machine.env = vec![("PATH".into(), dir.path().into())];
         let find = |built: Option<StoreBuild>| {
-            find_binary(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &move |_| {
-                Ok(built.clone())
-            })
-            .unwrap()
+            let builds = move |_: Option<&str>| Ok(built.clone());
+            let search = BinarySearch { builds: &builds, ..search(&machine, Duration::ZERO) };
+            search.find(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere).unwrap()
         };
         let facts = BuildFacts { binary: "/store/x".into(), number: None, provenance: None };
         let built = StoreBuild { facts, measured: ServerBehaviour::default() };
         assert_eq!(find(Some(built.clone())), FoundBinary::Built(built));
         assert_eq!(find(None), FoundBinary::Foreign(in_path.clone()));
         machine.exe = in_path.canonicalize().ok();
-        let error = find_binary(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere, &machine, &|_| Ok(None))
-            .unwrap_err();
+        let search = search(&machine, Duration::ZERO);
+        let error = search.find(&BinaryChoice::Newest, false, &ConfigPlace::Nowhere).unwrap_err();
         assert!(error.hint.is_some_and(|hint| hint.contains("llama-warden build")));
     }
 }

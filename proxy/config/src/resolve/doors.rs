@@ -2,16 +2,16 @@
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use warden_gateway::{KeySpec, TlsFiles, TlsState};
 use warden_policies::{AllowedOrigins, HostNames, ModelName, defaults};
 use warden_supervisor::spec::SharedSpec;
 
 use super::keys::KeyFile;
+use super::resolver::ConfigResolver;
 use crate::arguments::{self, ListeningFlag};
 use crate::problem::{ConfigPlace, ConfigProblem, owned_path};
-use crate::resolve::ConfigResolver;
 use crate::settings::ModelConfig;
 
 /// Variable that makes llama-server require an API key itself.
@@ -21,11 +21,6 @@ pub(crate) const KEYS_STOP_HERE: &str =
     "with `server.keys` the clients' keys never reach the process, so it would refuse every request";
 
 impl ConfigResolver<'_> {
-    /// Resolves a configured file relative to the configuration file; `None` if it is empty.
-    pub(crate) fn resolve_file(&self, named: &str) -> Option<PathBuf> {
-        (!named.is_empty()).then(|| self.absolute(Path::new(named)))
-    }
-
     pub(crate) fn has_keys(&self) -> bool {
         !self.loaded.settings.server.keys.is_empty()
     }

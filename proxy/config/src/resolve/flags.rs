@@ -11,8 +11,8 @@ use warden_policies::server_flags::{FlagList, is_flag, normal_flag};
 use warden_supervisor::ServerCommand;
 
 use super::binary::{query_command, query_program};
+use super::resolved::{ResolvedConfig, ResolvedModel};
 use crate::problem::{ConfigPlace, ConfigProblem, owned_path, similarity};
-use crate::resolve::{ResolvedConfig, ResolvedModel};
 use crate::source::layers::LoadedConfig;
 
 /// Least similarity (Jaro-Winkler, 0 to 1) at which another flag is suggested.

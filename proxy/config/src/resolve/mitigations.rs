@@ -9,17 +9,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use warden_patches::mitigation::{
-    BuildFacts, BuildNeed, MitigationAction, MitigationCatalogue, MitigationEffect, MitigationFit,
+    BuildFacts, BuildNeed, MitigationAction, MitigationCatalogue, MitigationEffect, MitigationFinding,
+    MitigationFit,
 };
-
 use warden_policies::server_flags::FlagList;
 
 use crate::arguments;
-use crate::machine::HostMachine;
-use crate::problem::{ConfigPlace, ConfigProblem, owned_path};
-use crate::resolve::ConfigResolver;
-use crate::settings::ModelConfig;
-use crate::source::layers::LoadedConfig;
+use crate::problem::{ConfigPlace, ConfigProblem};
 
 /// Returns the compiled-in list of mitigations. The list for a model, [`ModelMitigations::available`], also
 /// contains the fixes of the user's own patch sets.
@@ -53,7 +49,7 @@ pub struct MitigatedCommand {
     /// Variables to remove.
     pub env_remove: Vec<String>,
     /// Effects that the operator's settings override: index and note.
-    overruled: Vec<(usize, String)>,
+    pub(super) overruled: Vec<(usize, String)>,
     /// Number of first words in `args` that the operator configured.
     own_words: usize,
 }
@@ -75,30 +71,39 @@ impl ModelMitigations {
         &self.list
     }
 
-    #[cfg(test)]
-    pub(crate) fn from_args(args: Vec<String>, list: Vec<String>) -> Self {
-        Self { list, args, ..Self::default() }
+    /// The operator's own arguments and variables, with the mitigations that the operator lists.
+    pub(super) fn new(list: Vec<String>, args: Vec<String>, env: Vec<(String, String)>) -> Self {
+        Self { list, args, env, ..Self::default() }
+    }
+
+    /// Resolves the list of mitigations, of which `known` are available.
+    pub(super) fn resolve_effects(
+        &mut self,
+        known: Arc<MitigationCatalogue>,
+        place: impl Fn(usize) -> ConfigPlace,
+    ) -> Vec<MitigationFinding> {
+        let done = known.resolve(&self.list);
+        self.known = Some(known);
+        let with_place = |effect: MitigationEffect| {
+            let place = place(effect.item);
+            (effect, place)
+        };
+        self.effects = done.effects.into_iter().map(with_place).collect();
+        done.findings
     }
 
     /// Resolves another list of mitigations over the same arguments and variables; also returns notes about
     /// it. The error says why the list is wrong.
     pub(crate) fn with_list(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
-        let done = self.available()?.resolve(list);
-        let (wrong, notes): (Vec<_>, Vec<_>) = done.findings.into_iter().partition(|finding| finding.error);
+        let mut all = Self::new(list.to_vec(), self.args.clone(), self.env.clone());
+        let findings = all.resolve_effects(self.available()?, |_| ConfigPlace::Nowhere);
+        let (wrong, notes): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| finding.error);
         if let Some(wrong) = wrong.into_iter().next() {
             return Err(match wrong.hint {
                 Some(hint) => format!("{}: {hint}", wrong.message),
                 None => wrong.message,
             });
         }
-        let effects = done.effects.into_iter().map(|effect| (effect, ConfigPlace::Nowhere)).collect();
-        let all = Self {
-            list: list.to_vec(),
-            args: self.args.clone(),
-            env: self.env.clone(),
-            effects,
-            known: self.known.clone(),
-        };
         let overruled = all.command(&[]).overruled.into_iter().map(|(_, what)| what);
         let notes = notes.into_iter().map(|note| note.message).chain(overruled).collect();
         Ok((all, notes))
@@ -134,6 +139,10 @@ impl ModelMitigations {
         self.effects.iter().flat_map(|(effect, place)| {
             effect.flags.iter().map(move |flag| (place, effect.name.as_str(), flag.words.as_slice()))
         })
+    }
+
+    pub(super) fn effects(&self) -> &[(MitigationEffect, ConfigPlace)] {
+        &self.effects
     }
 
     /// Returns the ids of all mitigations that have an effect.
@@ -224,110 +233,6 @@ impl ModelMitigations {
         }
         lines
     }
-}
-
-impl ConfigResolver<'_> {
-    /// Resolves a model's list over its own arguments and variables.
-    pub(crate) fn mitigations(
-        &mut self,
-        name: &str,
-        model: &ModelConfig,
-        args: Vec<String>,
-    ) -> ModelMitigations {
-        let mut all = ModelMitigations {
-            list: model.mitigations.clone(),
-            args,
-            env: model.env.clone().into_iter().collect(),
-            ..ModelMitigations::default()
-        };
-        let path = owned_path(&["models", name, "mitigations"]);
-        let list = match self.mitigations_for(name, model) {
-            Ok(list) => list,
-            Err(error) => {
-                self.problems.push(ConfigProblem::new(self.loaded.place(&path), error));
-                return all;
-            }
-        };
-        self.warn_about_presence(name, model, &list);
-        all.known = Some(Arc::clone(&list));
-        if model.mitigations.is_empty() {
-            return all;
-        }
-        let done = list.resolve(&model.mitigations);
-        for finding in done.findings {
-            let place = self.loaded.item_place(&path, finding.item);
-            let problem = ConfigProblem::new(place, format!("model `{name}`: {}", finding.message));
-            let problem = ConfigProblem { hint: finding.hint, ..problem };
-            let into = if finding.error { &mut self.problems } else { &mut self.warnings };
-            into.push(problem);
-        }
-        for effect in done.effects {
-            let place = self.loaded.item_place(&path, effect.item);
-            all.effects.push((effect, place));
-        }
-        let done = all.command(&[]);
-        for (index, what) in &done.overruled {
-            let place = all.effects[*index].1.clone();
-            let problem = ConfigProblem::new(place, format!("model `{name}`: {what}"));
-            self.warnings.push(problem.with_hint("remove one of the two"));
-        }
-        self.warn_about_inherited(name, &all, &done);
-        all
-    }
-
-    /// Warns of variables that act by merely being set: `GGML_CUDA_DISABLE_GRAPHS = "0"` looks like the
-    /// opposite of its effect.
-    fn warn_about_presence(&mut self, name: &str, model: &ModelConfig, list: &MitigationCatalogue) {
-        for entry in list.mitigations() {
-            let MitigationAction::Variable { name: key, presence: true, .. } = &entry.action else {
-                continue;
-            };
-            let given = model.env.get(key).map(|value| value.trim().to_lowercase());
-            if given.is_some_and(|value| ["", "0", "off", "false", "no"].contains(&value.as_str())) {
-                let message = format!(
-                    "model `{name}`: {key} acts by being present, whatever its value: {}",
-                    entry.title
-                );
-                let hint = format!(
-                    "remove it from `env`; `mitigations = [\"{}\"]` says it without the trap",
-                    entry.id
-                );
-                self.warn(&["models", name, "env", key], message, hint);
-            }
-        }
-    }
-
-    fn warn_about_inherited(&mut self, name: &str, all: &ModelMitigations, done: &MitigatedCommand) {
-        for (effect, place) in &all.effects {
-            for (key, value) in effect.set.iter().filter(|pair| done.env.contains(pair)) {
-                let Some(own) = self.machine.var(key).map(|own| own.to_string_lossy()) else { continue };
-                if own != value.as_str() {
-                    let message = format!(
-                        "model `{name}`: our own environment has {key}={own}; the process gets {value} from \
-                         mitigation {}",
-                        effect.name
-                    );
-                    self.warnings.push(ConfigProblem::new(place.clone(), message));
-                }
-            }
-        }
-    }
-}
-
-/// Describes the effects and the errors of a model's list of mitigations, for `config show`.
-pub fn explain_mitigations(
-    loaded: &LoadedConfig,
-    machine: &HostMachine,
-    name: &str,
-    model: &ModelConfig,
-) -> Vec<String> {
-    if model.mitigations.is_empty() {
-        return Vec::new();
-    }
-    let mut resolver = ConfigResolver::new(loaded, machine);
-    let all = resolver.mitigations(name, model, model.args.clone());
-    let wrong = resolver.problems.iter().map(|problem| format!("error: {}", problem.message));
-    all.describe_effects().into_iter().chain(wrong).collect()
 }
 
 /// Cache of checks of mitigations against llama-servers, so that each binary is searched for a fix only once.

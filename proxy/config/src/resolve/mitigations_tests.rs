@@ -5,6 +5,7 @@ use std::path::Path;
 
 use warden_patches::mitigation::ProvenanceFacts;
 
+use crate::machine::HostMachine;
 use crate::problem::ConfigProblems;
 use crate::resolve::{ResolvedConfig, resolve_config};
 use crate::source::layers::{ConfigSources, load_config};

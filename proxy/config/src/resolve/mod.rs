@@ -7,184 +7,42 @@ mod contradictions;
 pub mod dirs;
 mod doors;
 pub mod flags;
-mod judge;
 pub mod keys;
 pub mod mitigations;
+mod model;
+pub(crate) mod model_mitigations;
+mod names;
 pub mod own_sets;
 mod places;
 pub mod proofs;
+mod remotes;
+mod resolved;
+mod resolver;
+mod rules;
 pub mod server_facts;
 mod start_switches;
 pub mod store;
 pub mod telemetry;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use warden_gateway::{KeySpec, ModelRules, VirtualName};
-use warden_patches::mitigation::BuildFacts;
-use warden_policies::modes::CancelMode;
-use warden_policies::server_flags::FlagList;
-use warden_policies::{HostNames, MemoryLimit, ModelName, ServerFacts, defaults, is_pattern, loading};
+use warden_policies::{MemoryLimit, ModelName, ServerFacts, is_pattern};
 use warden_supervisor::private_dir::ADMIN_SOCKET;
-use warden_supervisor::spec::{
-    AdmissionSpec, FallbackSpec, FleetConfig, ModelSpec, RequestSpec, ServerCommand, SharedBudgets,
-    SharedSpec, StartSpec, WatchConfig,
-};
+use warden_supervisor::spec::{FleetConfig, SharedBudgets, SharedSpec, WatchConfig};
 
-use self::binary::BinaryChoice;
 use self::dirs::WardenDirs;
-use self::judge::with_access_variables;
-use self::mitigations::{MitigatedCommand, ModelMitigations};
+use self::model::ModelResolver;
 use self::own_sets::OwnSets;
-use self::server_facts::UnmeasuredBinary;
-use self::telemetry::TraceCollector;
-use crate::advice::{AdvisedServer, AdvisedServers};
-use crate::arguments;
+use self::resolver::ConfigResolver;
 use crate::machine::HostMachine;
-use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, owned_path, quoted_key};
+use crate::problem::{ConfigProblem, ConfigProblems, quoted_key};
 use crate::settings::{ConfigSettings, ModelConfig};
 use crate::source::layers::LoadedConfig;
 
-/// Resolved settings for the parts of the program.
-#[derive(Clone, Debug)]
-pub struct ResolvedConfig {
-    /// All settings except those of models; the paths of the TLS files are absolute.
-    pub settings: ConfigSettings,
-    /// Directories of llama-warden.
-    pub dirs: WardenDirs,
-    /// Addresses of the listeners other than the public one.
-    pub addresses: ListenerAddresses,
-    /// All models and their settings; [`binary`] fills in the binaries.
-    pub fleet: FleetConfig,
-    /// Settings of models that the fleet does not need, in the order of its models.
-    pub models: Vec<ResolvedModel>,
-    /// Rules of the gateway.
-    pub gateway: GatewayRules,
-    /// Binaries from outside the store that must still be measured; [`binary`] fills them in.
-    pub unmeasured: Vec<UnmeasuredBinary>,
-    /// Another store in which builds are searched for.
-    pub other_store: Option<PathBuf>,
-    /// File of the access log; `None` if it is part of the log.
-    pub access_log: Option<PathBuf>,
-    /// OpenTelemetry collector for traces of requests.
-    pub collector: Option<TraceCollector>,
-    /// Settings that are allowed but probably unintended.
-    pub warnings: Vec<ConfigProblem>,
-    /// The configuration as written, if it is kept for display.
-    pub written: Option<Arc<LoadedConfig>>,
-}
-
-/// Addresses of the listeners other than the public one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListenerAddresses {
-    /// Unix socket of the admin routes.
-    pub admin_socket: PathBuf,
-    /// TCP address of the admin routes.
-    pub admin: Option<SocketAddr>,
-    /// Address for probes.
-    pub probe: Option<SocketAddr>,
-    /// Address for agent checks of `HAProxy`.
-    pub agent: Option<SocketAddr>,
-}
-
-/// Rules of the gateway that belong to no single model.
-#[derive(Clone, Debug)]
-pub struct GatewayRules {
-    /// Request rules of remote models, in their order.
-    pub remotes: Vec<Arc<ModelRules>>,
-    /// Names that clients may use but that have no process of their own.
-    pub by_name: BTreeMap<String, VirtualName>,
-    /// API keys; `None` if clients need no key.
-    pub keys: Option<Vec<KeySpec>>,
-    /// Host names by which clients may address this server; never `Auto`.
-    pub names: HostNames,
-}
-
-/// Settings of a model that its fleet does not need.
-#[derive(Clone, Debug)]
-pub struct ResolvedModel {
-    /// Request rules.
-    pub rules: Arc<ModelRules>,
-    /// Binary that the configuration asks for.
-    pub choice: BinaryChoice,
-    /// Source of the choice.
-    pub choice_place: ConfigPlace,
-    /// Mitigations.
-    pub mitigations: ModelMitigations,
-    /// Facts about the llama-server; [`binary`] fills them in.
-    pub build: Option<BuildFacts>,
-    /// Flags that the llama-server lists; [`binary`] fills them in.
-    pub flags: Option<Arc<FlagList>>,
-    /// File for recorded requests.
-    pub record_requests: Option<PathBuf>,
-    /// Way of stopping work for disconnected clients.
-    pub cancel: CancelMode,
-}
-
-impl ResolvedConfig {
-    /// Returns the names of models whose configuration names a build or a program.
-    pub fn bound_models(&self) -> Vec<String> {
-        let all = self.models.iter().zip(&self.fleet.models);
-        let bound = all.filter(|(model, _)| model.choice != BinaryChoice::Newest);
-        bound.map(|(_, spec)| spec.name.as_str().to_owned()).collect()
-    }
-
-    /// Returns the facts about each model's server that advice depends on.
-    pub fn servers(&self, machine: &HostMachine) -> AdvisedServers {
-        let inherited: Arc<[String]> = machine.text_vars().into_iter().map(|(name, _)| name).collect();
-        let models = self.fleet.models.iter().zip(&self.models).map(|(spec, model)| {
-            let server = AdvisedServer::from_spec(spec, model.build.as_ref(), &model.mitigations, &inherited);
-            (spec.name.as_str().to_owned(), server)
-        });
-        models.collect()
-    }
-}
-
-/// Start settings of a model's server, as far as they can be known without running a program.
-pub struct LaunchSettings {
-    /// Words of the command line.
-    pub args: Vec<String>,
-    /// Variables to set.
-    pub env: Vec<(String, String)>,
-    /// Variables to remove.
-    pub env_remove: Vec<String>,
-    /// Ids of the model's mitigations.
-    pub mitigations: Vec<String>,
-    /// Facts from the provenance; `None` if the server is not a build in the store.
-    pub facts: Option<BuildFacts>,
-}
-
-impl LoadedConfig {
-    /// Resolves the start settings of a model's server. The files that they name need not exist.
-    ///
-    /// # Errors
-    /// A value of the model is wrong.
-    pub fn launch_settings(
-        &self,
-        machine: &HostMachine,
-        name: &str,
-        model: &ModelConfig,
-    ) -> Result<LaunchSettings, ConfigProblems> {
-        let mut resolver = ConfigResolver::new(self, machine);
-        let mitigations = resolver.mitigations(name, model, model.args.clone());
-        let (choice, _) = resolver.binary_choice(name, model);
-        if !resolver.problems.is_empty() {
-            return Err(ConfigProblems(resolver.problems));
-        }
-        let data = self.dirs(machine)?.data;
-        let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
-        Ok(LaunchSettings {
-            args,
-            env,
-            env_remove,
-            mitigations: mitigations.ids(),
-            facts: store::chosen_build(&data, &choice).map(|build| build.facts),
-        })
-    }
-}
+pub use self::model::LaunchSettings;
+pub use self::resolved::{GatewayRules, ListenerAddresses, ResolvedConfig, ResolvedModel};
 
 /// Resolves a configuration. With `any_name`, the single model answers to every name.
 ///
@@ -249,52 +107,16 @@ pub fn resolve_config(
     })
 }
 
-pub(crate) struct ConfigResolver<'a> {
-    pub(crate) loaded: &'a LoadedConfig,
-    pub(crate) machine: &'a HostMachine,
-    pub(crate) any_name: bool,
-    pub(crate) problems: Vec<ConfigProblem>,
-    pub(crate) warnings: Vec<ConfigProblem>,
-    own: OwnSets,
-}
-
-impl<'a> ConfigResolver<'a> {
-    pub(crate) fn new(loaded: &'a LoadedConfig, machine: &'a HostMachine) -> Self {
-        Self {
-            loaded,
-            machine,
-            any_name: false,
-            problems: Vec::new(),
-            warnings: Vec::new(),
-            own: OwnSets::default(),
-        }
-    }
-
-    pub(crate) fn place(&self, key: &[&str]) -> ConfigPlace {
-        self.loaded.place(&owned_path(key))
-    }
-
-    pub(crate) fn report(&mut self, key: &[&str], message: impl Into<String>, hint: impl Into<String>) {
-        self.problems.push(ConfigProblem::new(self.place(key), message).with_hint(hint));
-    }
-
-    pub(crate) fn warn(&mut self, key: &[&str], message: impl Into<String>, hint: impl Into<String>) {
-        self.warnings.push(ConfigProblem::new(self.place(key), message).with_hint(hint));
-    }
-
-    pub(crate) fn absolute(&self, path: &Path) -> PathBuf {
-        self.loaded.absolute(self.machine, path)
-    }
-
+impl ConfigResolver<'_> {
     fn resolve_models(&mut self) -> (Vec<SharedSpec>, Vec<ResolvedModel>) {
-        let mut specs = Vec::new();
-        let mut models = Vec::new();
-        for (name, model) in &self.loaded.models {
-            let rules = Arc::new(self.model_rules(name, model));
-            let (spec, mitigations) = self.resolve_model(name, model);
-            let (choice, choice_place) = self.binary_choice(name, model);
-            specs.push(SharedSpec::new(spec, ServerFacts::default()));
-            models.push(ResolvedModel {
+        let mut sets = OwnSets::default();
+        let models = self.loaded.models.iter().map(|(name, model)| {
+            let mut one = ModelResolver { config: &mut *self, sets: &mut sets, name, model };
+            let rules = Arc::new(one.rules());
+            let (spec, mitigations) = one.resolve_spec();
+            one.check_choice();
+            let (choice, choice_place) = one.binary_choice();
+            let resolved = ResolvedModel {
                 rules,
                 choice,
                 choice_place,
@@ -303,9 +125,10 @@ impl<'a> ConfigResolver<'a> {
                 flags: None,
                 record_requests: model.record_requests.as_ref().map(|path| self.absolute(path)),
                 cancel: model.run.cancel,
-            });
-        }
-        (specs, models)
+            };
+            (SharedSpec::new(spec, ServerFacts::default()), resolved)
+        });
+        models.unzip()
     }
 
     /// Sets which models are loaded together with a model, and which are never loaded at the same time.
@@ -425,91 +248,5 @@ impl<'a> ConfigResolver<'a> {
                 }
             }
         }
-    }
-
-    fn resolve_model(&mut self, name: &str, model: &ModelConfig) -> (ModelSpec, ModelMitigations) {
-        let mut args = model.args.clone();
-        if let Some(file) = &model.model {
-            if arguments::model_path(&args).is_some() {
-                let message = format!("model `{name}`: the file is given in `model` and again in `args`");
-                self.report(&["models", name, "model"], message, "keep one of them");
-            }
-            args.splice(0..0, ["-m".to_owned(), self.absolute(file).to_string_lossy().into_owned()]);
-        }
-        let mitigations = self.mitigations(name, model, args);
-        // Include effects that the build may not support; [`binary`] removes them later.
-        let MitigatedCommand { args, env, env_remove, .. } = mitigations.command(&[]);
-        if model.wrapper.first().is_some_and(String::is_empty) {
-            let message = format!("model `{name}`: `wrapper` begins with an empty word");
-            let hint = "begin it with a program: `wrapper = [\"nice\", \"-n\", \"5\"]`";
-            self.report(&["models", name, "wrapper"], message, hint);
-        }
-        let directory = model.directory.as_ref().map(|path| self.absolute(path));
-        self.check_directory(name, directory.as_deref());
-        self.check_file(name, model, &args, directory.as_deref());
-        let all: Vec<String> = args.iter().chain(&model.fallback).cloned().collect();
-        self.check_listening(name, model, &all);
-        let recycle = model.policy.to_recycle_policy(Some(self.machine.memory));
-        let policy = &model.policy.common;
-        let spec = ModelSpec {
-            name: ModelName::new(name),
-            aliases: model.aliases.clone(),
-            command: ServerCommand {
-                wrapper: model.wrapper.clone(),
-                binary: PathBuf::new(),
-                args,
-                env,
-                env_remove: with_access_variables(env_remove, self.any_name),
-                directory,
-            },
-            run: model.run,
-            requests: RequestSpec {
-                queue: model.queue,
-                max_in_flight: model.max_in_flight,
-                admission: AdmissionSpec { mode: policy.admission, policy: defaults().admission.clone() },
-                quarantine: model.quarantine,
-            },
-            ttl: model.ttl,
-            // Memory needs and exclusions are filled in later: they depend on the command and all models.
-            loading: loading::LoadSpec {
-                gpus: model.gpus.clone(),
-                pin: model.run.pin,
-                never_with: Vec::new(),
-                ..loading::LoadSpec::default()
-            },
-            start: StartSpec {
-                fallback: (!model.fallback.is_empty())
-                    .then(|| FallbackSpec { args: model.fallback.clone(), needs: None }),
-                // The switches are filled in together with the binary.
-                ..StartSpec::default()
-            },
-            lifecycle: model.lifecycle,
-            recycle,
-            oom_score_adj: self.loaded.settings.child.oom_score_adj,
-            canary_of: None,
-        };
-        (spec, mitigations)
-    }
-
-    fn binary_choice(&mut self, name: &str, model: &ModelConfig) -> (BinaryChoice, ConfigPlace) {
-        let (choice, key) = match (&model.binary, &model.build) {
-            (Some(_), Some(_)) => {
-                let message = format!("model `{name}`: both `binary` and `build` say what to run");
-                self.report(&["models", name, "build"], message, "keep one of them");
-                (BinaryChoice::Newest, "build")
-            }
-            // Search a name without a folder in PATH, like a shell.
-            (Some(binary), None) if binary.components().count() == 1 && !binary.is_absolute() => {
-                let beside = self.absolute(binary);
-                let is_file = beside.is_file();
-                let choice =
-                    if is_file { BinaryChoice::Path(beside) } else { BinaryChoice::InPath(binary.clone()) };
-                (choice, "binary")
-            }
-            (Some(binary), None) => (BinaryChoice::Path(self.absolute(binary)), "binary"),
-            (None, Some(build)) => (BinaryChoice::Build(build.clone()), "build"),
-            (None, None) => return (BinaryChoice::Newest, self.place(&["models", name])),
-        };
-        (choice, self.place(&["models", name, key]))
     }
 }

@@ -9,13 +9,11 @@ use warden_patches::SetCatalogue as Sets;
 use warden_patches::mitigation::{MitigationCatalogue, ProvenanceFacts};
 use warden_patches::set::SetOrigin;
 
-use super::ConfigResolver;
-use super::binary::BinaryChoice;
 use super::mitigations::catalogue;
-use super::store;
+use super::resolver::ConfigResolver;
+use super::store::{self, BinaryChoice};
 use crate::machine::HostMachine;
-use crate::problem::{ConfigProblem, owned_path};
-use crate::settings::ModelConfig;
+use crate::problem::{ConfigPlace, ConfigProblem, owned_path};
 use crate::source::layers::LoadedConfig;
 
 /// Cache of patch sets and lists of mitigations, so that each folder and each build is read once.
@@ -73,59 +71,56 @@ pub fn with_folders(
     Ok(list)
 }
 
-impl ConfigResolver<'_> {
-    /// Returns the list of mitigations for a model, with the fixes recorded in its build and the fixes of
-    /// `paths.patches`. Fails if the compiled-in list is broken.
-    pub(super) fn mitigations_for(
+impl OwnSets {
+    /// Returns the list of mitigations for the model `name`, with the fixes recorded in its build and the
+    /// fixes of `paths.patches`. Fails if the compiled-in list is broken.
+    pub(super) fn list_for(
         &mut self,
+        config: &mut ConfigResolver<'_>,
         name: &str,
-        model: &ModelConfig,
+        (choice, place): (BinaryChoice, ConfigPlace),
     ) -> Result<Arc<MitigationCatalogue>, String> {
         let curated = catalogue()?;
-        // Drop problems found while choosing the binary: the resolution of the model reports them.
-        let known = self.problems.len();
-        let (choice, place) = self.binary_choice(name, model);
-        self.problems.truncate(known);
-        if let Some(list) = self.own.lists.get(&choice) {
+        if let Some(list) = self.lists.get(&choice) {
             return Ok(Arc::clone(list));
         }
         let mut list = MitigationCatalogue::clone(&curated);
-        let dirs = self.loaded.dirs(self.machine).ok();
+        let dirs = config.loaded.dirs(config.machine).ok();
         let build = dirs.and_then(|dirs| store::chosen_build(&dirs.data, &choice)?.facts.provenance);
         if let Some(build) = build
             && !build.own.is_empty()
         {
             list = with_build(list, &build).unwrap_or_else(|error| {
                 let problem = ConfigProblem::new(place, format!("model `{name}`: {error}"));
-                self.warnings.push(problem.with_hint("build it again, with the fix under another name"));
+                config.warnings.push(problem.with_hint("build it again, with the fix under another name"));
                 MitigationCatalogue::clone(&curated)
             });
         }
-        if let Some(sets) = self.folder_sets() {
+        if let Some(sets) = self.folder_sets(config) {
             let without = list.clone();
             list = with_folders(list, &sets).unwrap_or_else(|error| {
-                let place = self.place(&["paths", "patches"]);
-                self.problems.push(ConfigProblem::new(place, format!("model `{name}`: {error}")));
+                let place = config.place(&["paths", "patches"]);
+                config.problems.push(ConfigProblem::new(place, format!("model `{name}`: {error}")));
                 without
             });
         }
         let list = Arc::new(list);
-        self.own.lists.insert(choice, Arc::clone(&list));
+        self.lists.insert(choice, Arc::clone(&list));
         Ok(list)
     }
 
     /// Returns the sets of `paths.patches`; reports problems with them only once.
-    fn folder_sets(&mut self) -> Option<Arc<Sets>> {
-        if self.loaded.settings.paths.patches.is_empty() {
+    fn folder_sets(&mut self, config: &mut ConfigResolver<'_>) -> Option<Arc<Sets>> {
+        if config.loaded.settings.paths.patches.is_empty() {
             return None;
         }
-        if self.own.folders.is_none() {
-            let sets = self.loaded.patch_sets(self.machine).unwrap_or_else(|problem| {
-                self.problems.push(problem);
+        let read = || {
+            let sets = config.loaded.patch_sets(config.machine).unwrap_or_else(|problem| {
+                config.problems.push(problem);
                 Sets::default()
             });
-            self.own.folders = Some(Arc::new(sets));
-        }
-        self.own.folders.clone()
+            Arc::new(sets)
+        };
+        Some(Arc::clone(self.folders.get_or_insert_with(read)))
     }
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use warden_supervisor::SharedSpec;
 
+use super::dirs::WardenDirs;
+use super::resolver::ConfigResolver;
 use crate::arguments;
-use crate::resolve::ConfigResolver;
-use crate::resolve::dirs::WardenDirs;
 
 impl ConfigResolver<'_> {
     pub(crate) fn check_runtime_dir(&mut self, dirs: &WardenDirs, models: &[SharedSpec]) {

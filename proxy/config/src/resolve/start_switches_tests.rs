@@ -17,7 +17,7 @@ fn flags(own: &str) -> FlagList {
 /// Returns the switches offered for these arguments: words, and the line to write.
 fn offered(args: &str, backend: Option<&str>, help: Option<&str>) -> Vec<(String, String)> {
     let args = args.split_whitespace().map(str::to_owned).collect();
-    let mitigations = ModelMitigations::from_args(args, vec!["cache-ram=64".to_owned()]);
+    let mitigations = ModelMitigations::new(vec!["cache-ram=64".to_owned()], args, Vec::new());
     let provenance =
         |backend: &str| ProvenanceFacts { backend: backend.to_owned(), ..ProvenanceFacts::default() };
     let build = BuildFacts { binary: "/b".into(), number: None, provenance: backend.map(provenance) };

@@ -1,29 +1,33 @@
-//! Finds builds in the store, for models that name one by id or use the default.
+//! The binary that a model's configuration asks for, and builds of the store.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use warden_builder::{BuildStore, BuilderError};
+use warden_builder::{BuildStore, BuilderError, ServerBehaviour};
+use warden_patches::mitigation::BuildFacts;
 
-use super::binary::{self, BinaryChoice, StoreBuild};
-use crate::machine::HostMachine;
-use crate::problem::ConfigProblems;
-use crate::resolve::ResolvedConfig;
+/// Binary that a model's configuration asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum BinaryChoice {
+    /// A file.
+    Path(PathBuf),
+    /// A program name to be found in PATH.
+    InPath(PathBuf),
+    /// A build in the store, by its id or a prefix of it.
+    Build(String),
+    /// The newest build in the store; without builds, the `llama-server` in PATH.
+    Newest,
+}
 
-/// Finds and checks the binaries of all models, among them builds in the store.
-///
-/// # Errors
-/// The errors of [`binary::fill_binaries`].
-pub async fn fill_from_store(
-    resolved: &mut ResolvedConfig,
-    machine: &HostMachine,
-) -> Result<(), ConfigProblems> {
-    let data = resolved.dirs.data.clone();
-    let other = resolved.other_store.clone();
-    let look = |id: Option<&str>| match (find_build(&data, id)?, &other) {
-        (None, Some(other)) if id.is_some() => find_build(other, id),
-        (found, _) => Ok(found),
-    };
-    binary::fill_binaries(resolved, machine, &look).await
+/// Finds a build by its id or a prefix of it; with `None`, finds the newest build.
+pub type FindBuild<'a> = &'a (dyn Fn(Option<&str>) -> Result<Option<StoreBuild>, String> + Sync);
+
+/// A build of the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoreBuild {
+    /// Facts that decide which mitigations apply.
+    pub facts: BuildFacts,
+    /// Measured behaviour.
+    pub measured: ServerBehaviour,
 }
 
 /// Finds a build by its id or a prefix of it, or the build in use. `Ok(None)` if there is none.

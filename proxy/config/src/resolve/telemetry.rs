@@ -9,8 +9,9 @@ use warden_gateway::percent_decoded;
 use warden_policies::{defaults, secrets};
 use warden_supervisor::RemoteOrigin;
 
-use super::ConfigResolver;
-use crate::remote::is_open_to_all;
+use super::remotes::is_open_to_all;
+use super::resolver::ConfigResolver;
+use crate::machine::HostMachine;
 
 /// Maximum size in bytes of a file with headers; a larger file is likely something else.
 const MAX_HEADERS_BYTES: u64 = 64 << 10;
@@ -39,9 +40,14 @@ pub struct TraceCollector {
 impl ConfigResolver<'_> {
     pub(super) fn resolve_collector(&mut self) -> Option<TraceCollector> {
         let numbers = self.loaded.settings.telemetry.clone();
+        let variables = OtelVariables(self.machine);
         let written = &numbers.endpoint;
         let (origin, path) = if written.is_empty() {
-            self.endpoint_from_variables()?
+            // Report unusable variables as warnings, because they may be meant for other programs.
+            variables.endpoint().unwrap_or_else(|(message, hint)| {
+                self.warn(&["telemetry"], message, hint);
+                None
+            })?
         } else {
             match parse_endpoint(written, true) {
                 Ok(found) => found,
@@ -52,62 +58,22 @@ impl ConfigResolver<'_> {
                 }
             }
         };
-        let headers = match self.resolve_file(&numbers.headers) {
-            Some(file) => self.read_headers(&file)?,
-            None => self.headers_from_variables(),
+        let headers = if let Some(file) = self.resolve_file(&numbers.headers) {
+            self.read_headers(&file)?
+        } else {
+            let (headers, bad) = variables.headers();
+            if bad > 0 {
+                let message =
+                    format!("variables of OpenTelemetry have {bad} headers that are none: they are left out");
+                self.warn(&["telemetry"], message, "write them like `name=value,name=value`");
+            }
+            headers
         };
         if !headers.is_empty() && !origin.is_encrypted() && !origin.is_local() {
             let message = "`telemetry`: the collector's headers go over the network unencrypted";
             self.warn(&["telemetry", "headers"], message, "use an `https://` endpoint");
         }
-        Some(TraceCollector { origin, path, headers, resource: self.resource_attributes(), numbers })
-    }
-
-    fn variable(&self, name: &str) -> Option<String> {
-        self.machine.var(name).and_then(|value| value.to_str()).map(|value| value.trim().to_owned())
-    }
-
-    /// Returns the OTLP variable for traces, else the one for all kinds of telemetry.
-    fn otlp_variable(&self, rest: &str) -> Option<String> {
-        let of_traces = self.variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{rest}"));
-        of_traces.or_else(|| self.variable(&format!("OTEL_EXPORTER_OTLP_{rest}")))
-    }
-
-    /// Reports an unusable variable as a warning, because it may be meant for other programs.
-    fn warn_unusable(&mut self, message: String, hint: &str) {
-        self.warn(&["telemetry"], message, hint);
-    }
-
-    fn endpoint_from_variables(&mut self) -> Option<(RemoteOrigin, String)> {
-        let of_traces = self.variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
-        let is_for_all = of_traces.is_none();
-        let written = of_traces.or_else(|| self.variable("OTEL_EXPORTER_OTLP_ENDPOINT"))?;
-        let is_off = self.variable("OTEL_SDK_DISABLED").is_some_and(|is| is.eq_ignore_ascii_case("true"));
-        if is_off || self.variable("OTEL_TRACES_EXPORTER").as_deref() == Some("none") {
-            return None;
-        }
-        if let Some(protocol) = self.otlp_variable("PROTOCOL").filter(|protocol| protocol != "http/protobuf")
-        {
-            let message = format!(
-                "variables of OpenTelemetry ask for the protocol `{protocol}`: no traces are exported"
-            );
-            self.warn_unusable(
-                message,
-                "OTLP is spoken as `http/protobuf`: name such an endpoint in `telemetry.endpoint`",
-            );
-            return None;
-        }
-        match parse_endpoint(&written, is_for_all) {
-            Ok(found) => Some(found),
-            Err(why) => {
-                let message = format!(
-                    "variables of OpenTelemetry name the endpoint `{}`: {why}; no traces are exported",
-                    secrets::redact_text(&written)
-                );
-                self.warn_unusable(message, ENDPOINT_HINT);
-                None
-            }
-        }
+        Some(TraceCollector { origin, path, headers, resource: variables.resource_attributes(), numbers })
     }
 
     /// Reads the file with headers. If it is unusable, reports that and returns `None`.
@@ -132,29 +98,67 @@ impl ConfigResolver<'_> {
         }
         headers.ok()
     }
+}
 
-    fn headers_from_variables(&mut self) -> HeaderMap {
+/// OpenTelemetry's standard variables.
+struct OtelVariables<'a>(&'a HostMachine);
+
+impl OtelVariables<'_> {
+    fn get(&self, name: &str) -> Option<String> {
+        self.0.var(name).and_then(|value| value.to_str()).map(|value| value.trim().to_owned())
+    }
+
+    /// Returns the OTLP variable for traces, else the one for all kinds of telemetry.
+    fn get_otlp(&self, rest: &str) -> Option<String> {
+        let of_traces = self.get(&format!("OTEL_EXPORTER_OTLP_TRACES_{rest}"));
+        of_traces.or_else(|| self.get(&format!("OTEL_EXPORTER_OTLP_{rest}")))
+    }
+
+    /// Returns the endpoint that the variables name. The error is a message and a hint.
+    fn endpoint(&self) -> Result<Option<(RemoteOrigin, String)>, (String, &'static str)> {
+        let of_traces = self.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+        let is_for_all = of_traces.is_none();
+        let Some(written) = of_traces.or_else(|| self.get("OTEL_EXPORTER_OTLP_ENDPOINT")) else {
+            return Ok(None);
+        };
+        let is_off = self.get("OTEL_SDK_DISABLED").is_some_and(|is| is.eq_ignore_ascii_case("true"));
+        if is_off || self.get("OTEL_TRACES_EXPORTER").as_deref() == Some("none") {
+            return Ok(None);
+        }
+        if let Some(protocol) = self.get_otlp("PROTOCOL").filter(|protocol| protocol != "http/protobuf") {
+            let message = format!(
+                "variables of OpenTelemetry ask for the protocol `{protocol}`: no traces are exported"
+            );
+            let hint = "OTLP is spoken as `http/protobuf`: name such an endpoint in `telemetry.endpoint`";
+            return Err((message, hint));
+        }
+        parse_endpoint(&written, is_for_all).map(Some).map_err(|why| {
+            let message = format!(
+                "variables of OpenTelemetry name the endpoint `{}`: {why}; no traces are exported",
+                secrets::redact_text(&written)
+            );
+            (message, ENDPOINT_HINT)
+        })
+    }
+
+    /// Returns the headers, and the number of unusable ones.
+    fn headers(&self) -> (HeaderMap, usize) {
         let mut all = HeaderMap::new();
         let mut bad = 0;
-        for (name, value) in parse_pairs(&self.otlp_variable("HEADERS").unwrap_or_default()) {
+        for (name, value) in parse_pairs(&self.get_otlp("HEADERS").unwrap_or_default()) {
             match parse_header(&name, &value) {
                 Some((name, value)) => drop(all.insert(name, value)),
                 None => bad += 1,
             }
         }
-        if bad > 0 {
-            let message =
-                format!("variables of OpenTelemetry have {bad} headers that are none: they are left out");
-            self.warn_unusable(message, "write them like `name=value,name=value`");
-        }
-        all
+        (all, bad)
     }
 
     /// Returns the resource attributes from OpenTelemetry's variables. `OTEL_SERVICE_NAME` overrides
     /// `service.name` in `OTEL_RESOURCE_ATTRIBUTES`; without either, the default name is used.
     fn resource_attributes(&self) -> Vec<(String, String)> {
-        let mut all = parse_pairs(&self.variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
-        if let Some(name) = self.variable("OTEL_SERVICE_NAME") {
+        let mut all = parse_pairs(&self.get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
+        if let Some(name) = self.get("OTEL_SERVICE_NAME") {
             all.retain(|(key, _)| key != "service.name");
             all.push(("service.name".to_owned(), name));
         }

@@ -4,7 +4,8 @@
 use serde_json::Value;
 
 use super::values::accepts_type;
-use crate::schema::{DEFAULT_PREFIX, format, root_schema};
+use crate::schema::root::root_schema;
+use crate::schema::{DEFAULT_PREFIX, format};
 
 /// Sections that get a table, each with its path in the schema; `*` stands for any name.
 const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [

@@ -9,6 +9,7 @@
 
 pub(crate) mod compiled_in;
 pub mod markdown;
+pub mod root;
 #[cfg(test)]
 mod tests;
 pub mod validate;
@@ -17,8 +18,6 @@ mod values;
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
-use schemars::generate::SchemaSettings;
-use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 use warden_policies::ByteSize;
@@ -26,49 +25,8 @@ use warden_policies::defaults::{
     AcceptedValues, DEFAULTS_TEXT, DefaultsKey, DefaultsSection, parse_duration,
 };
 
-use crate::settings::{ConfigSettings, ModelConfig};
-
 /// Text in a key's description that precedes the default and its reason.
 pub const DEFAULT_PREFIX: &str = "Default: ";
-
-/// The schema of a whole configuration file.
-pub fn root_schema() -> &'static Value {
-    static ROOT: LazyLock<Value> = LazyLock::new(|| {
-        let settings = SchemaSettings::draft2020_12()
-            .with(|settings| settings.inline_subschemas = true)
-            // No key is required, because every key has a default.
-            .with_transform(RecursiveTransform(|schema: &mut Schema| {
-                schema.remove("required");
-                without_null(schema);
-                // Remove empty defaults, which carry no information.
-                if schema
-                    .get("default")
-                    .is_some_and(|default| default.is_null() || default.is_array() || default.is_object())
-                {
-                    schema.remove("default");
-                }
-            }));
-        let mut root = settings.into_generator().into_root_schema_for::<ConfigSettings>();
-        root.insert("title".to_owned(), json!("llama-warden configuration"));
-        root.to_value()
-    });
-    &ROOT
-}
-
-/// The schema of one model's `policy`.
-pub fn policy_schema() -> &'static Value {
-    &root_schema()["properties"]["models"]["additionalProperties"]["properties"]["policy"]
-}
-
-/// Removes `null` from the accepted types, because TOML has no null: the key is left out instead.
-fn without_null(schema: &mut Schema) {
-    let Some(Value::Array(kinds)) = schema.get_mut("type") else { return };
-    kinds.retain(|kind| kind != "null");
-    if let [only] = kinds.as_slice() {
-        let only = only.clone();
-        schema.insert("type".to_owned(), only);
-    }
-}
 
 /// Names of formats of text values, which the validation checks.
 pub mod format {
@@ -181,14 +139,14 @@ pub const SINGLE_MODEL_KEYS: [&str; 6] =
     ["model", "aliases", "listing", "record_requests", "upstream_model", "with"];
 
 /// Schema of the settings for all models: the settings of a model without [`SINGLE_MODEL_KEYS`].
-pub struct AllModels;
+pub struct AllModels<T>(std::marker::PhantomData<T>);
 
-impl JsonSchema for AllModels {
+impl<T: JsonSchema> JsonSchema for AllModels<T> {
     fn schema_name() -> Cow<'static, str> {
         "AllModels".into()
     }
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        close_schema(ModelConfig::json_schema(generator), &SINGLE_MODEL_KEYS)
+        close_schema(T::json_schema(generator), &SINGLE_MODEL_KEYS)
     }
 }
 

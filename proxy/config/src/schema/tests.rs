@@ -1,5 +1,6 @@
 //! Tests the schema of each kind of key.
 
+use super::root::root_schema;
 use super::*;
 
 fn at<'a>(path: &[&str]) -> &'a Value {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::compiled_in;
 use super::values::{accepts_type, check_value, convert_raw};
 use crate::problem::{ConfigProblem, dotted_key, similarity};
-use crate::schema::root_schema;
+use crate::schema::root::root_schema;
 use crate::source::tree::{ConfigNode, ConfigValue, TableEntry};
 
 /// Validates a whole tree, and converts raw text to the types of the schema.

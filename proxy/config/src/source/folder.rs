@@ -13,8 +13,8 @@ use warden_policies::book::{self, MachineCapacity as Room, PlacementRequest, Ser
 use warden_policies::defaults;
 use warden_sensors::gpu::GpuSensors;
 
+use crate::machine::{left_for_models, own_memory};
 use crate::model_files::{self, ModelFile, ModelFileStamp};
-use crate::needs::{left_for_models, own_memory};
 
 /// Maximum depth of nested folders; the cache of a model hub has five levels.
 const MAX_FOLDER_DEPTH: usize = 8;

@@ -11,19 +11,17 @@ use super::tree::{ConfigNode, ConfigValue, TableEntry};
 use super::variables;
 use crate::arguments;
 use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, SourceLines, dotted_key, owned_path};
+use crate::schema::compiled_in;
+use crate::schema::root::root_schema;
 use crate::schema::validate::validate;
-use crate::schema::{compiled_in, root_schema};
 use crate::settings::{ConfigSettings, ModelConfig};
-
-/// Prefix of environment variables; two underscores separate sections and keys after it.
-pub const ENV_PREFIX: &str = "LLAMA_WARDEN_";
 
 /// Sources of settings, in order of rising priority.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSources {
     /// The configuration file.
     pub file: Option<PathBuf>,
-    /// All environment variables; those without [`ENV_PREFIX`] are ignored.
+    /// All environment variables; those without [`variables::ENV_PREFIX`] are ignored.
     pub env: Vec<(String, String)>,
     /// Settings of the command line.
     pub flags: Vec<FlagSetting>,

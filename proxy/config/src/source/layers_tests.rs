@@ -93,7 +93,10 @@ fn names_in_variables_stay_what_they_are() {
     let (_dir, file) = file("[models.Qwen3]\nmodel = \"a.gguf\"\n");
     let variables = |all: &[(&str, &str)]| ConfigSources {
         file: Some(file.clone()),
-        env: all.iter().map(|(name, value)| (format!("{ENV_PREFIX}{name}"), (*value).to_owned())).collect(),
+        env: all
+            .iter()
+            .map(|(name, value)| (format!("{}{name}", variables::ENV_PREFIX), (*value).to_owned()))
+            .collect(),
         ..ConfigSources::default()
     };
     let loaded = load_config(variables(&[

@@ -3,5 +3,6 @@
 mod credentials;
 pub mod folder;
 pub mod layers;
+pub mod policy_file;
 pub mod tree;
-mod variables;
+pub mod variables;

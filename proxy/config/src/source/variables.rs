@@ -7,10 +7,13 @@
 
 use std::collections::BTreeSet;
 
-use super::layers::ENV_PREFIX;
 use super::tree::{ConfigNode, ConfigValue};
 use crate::problem::{ConfigPlace, ConfigProblem, similarity};
-use crate::schema::{format, root_schema};
+use crate::schema::format;
+use crate::schema::root::root_schema;
+
+/// Prefix of environment variables; two underscores separate sections and keys after it.
+pub const ENV_PREFIX: &str = "LLAMA_WARDEN_";
 
 /// Returns the known names at a path of the configuration, such as those of the models.
 type KnownNames<'a> = &'a dyn Fn(&[String]) -> Vec<String>;

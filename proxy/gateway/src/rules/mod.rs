@@ -115,7 +115,8 @@ pub struct SystemPrompt {
 }
 
 /// Ways to combine the operator's system prompt with the client's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SystemMode {
     /// Adds the operator's prompt only if the client has none.
     #[default]

@@ -117,7 +117,7 @@ async fn prove(
         old: old.spec.clone(),
         new: new.spec.clone(),
         flags: flags.map(|(old, new)| (names(&old), names(&new))),
-        used: new.spec.command.args.iter().map(|word| arguments::normalize_flag(word)).collect(),
+        used: new.spec.command.args.iter().map(|word| arguments::normal_flag(word)).collect(),
         paths: warden_gateway::paths().map(str::to_owned).collect(),
         work: Experiment { spec: new.spec.clone(), workloads, steps, early: true, replay: None },
     };

@@ -21,7 +21,7 @@ pub(super) fn import_router(
     let Ok(taken) = parse_command(words) else { return Ok(None) };
     let value = |flag: &str| {
         let args = &taken.model.command.args;
-        let at = args.iter().rposition(|word| arguments::normalize_flag(word) == flag)?;
+        let at = args.iter().rposition(|word| arguments::normal_flag(word) == flag)?;
         args.get(at + 1).cloned()
     };
     let [file, folder, most] = ROUTER_OPTIONS.map(value);
@@ -34,7 +34,7 @@ pub(super) fn import_router(
     };
     import_listening(&taken, &mut imported, from)?;
     imported.max_loaded = most.and_then(|most| most.parse().ok()).filter(|most| *most > 0);
-    if taken.model.command.args.iter().any(|word| arguments::normalize_flag(word) == "--no-models-autoload") {
+    if taken.model.command.args.iter().any(|word| arguments::normal_flag(word) == "--no-models-autoload") {
         imported.add_unsupported(
             "`--no-models-autoload`",
             "a model is loaded by its first request, or by `POST /models/load`",
@@ -66,7 +66,7 @@ fn without_router_flags(args: &[String]) -> Vec<String> {
     let mut rest = Vec::new();
     let mut words = args.iter();
     while let Some(word) = words.next() {
-        let flag = arguments::normalize_flag(word);
+        let flag = arguments::normal_flag(word);
         if ROUTER_OPTIONS.contains(&flag.as_str()) {
             words.next();
         } else if !ROUTER_SWITCHES.contains(&flag.as_str()) {

@@ -13,7 +13,7 @@ use super::simulate::SimulateArgs;
 use crate::cli::block_on;
 use crate::config::machine::HostMachine;
 use crate::config::needs;
-use crate::config::resolve::{ResolvedConfig, resolve_config, store};
+use crate::config::resolve::{ResolvedConfig, binary, resolve_config};
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
@@ -47,7 +47,7 @@ fn read_trace(
     };
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let mut resolved = resolve_config(loaded, machine, false)?;
-    drop(block_on(store::fill_from_store(&mut resolved, machine))?);
+    drop(block_on(binary::fill_from_store(&mut resolved, machine))?);
     needs::fill_needs(&mut resolved, machine);
     let mut models: Vec<TraceModel> = Vec::new();
     let mut requests = Vec::new();

@@ -11,7 +11,8 @@ use warden_policies::{BackendSample, ByteSize, trace};
 use crate::advice::{self, AdvisedServer};
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
-use crate::config::policy::{PolicyConfig, load_policy};
+use crate::config::policy::PolicyConfig;
+use crate::config::source::policy_file::load_policy;
 use crate::config::resolve::LaunchSettings;
 use crate::config::settings::ModelConfig;
 use crate::config::source::layers::LoadedConfig;
@@ -185,16 +186,16 @@ impl PlannedServer {
     ) -> Result<Self, CommandError> {
         let launch = loaded.launch_settings(machine, name, model)?;
         let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
-        env.retain(|name, _| !launch.env_remove.contains(name));
-        env.extend(launch.env.iter().cloned());
+        env.retain(|name, _| !launch.command.env_remove.contains(name));
+        env.extend(launch.command.env.iter().cloned());
         let build = launch.facts.as_ref().and_then(|facts| facts.number);
-        let mut declared = DeclaredMemory::from_command(&launch.args, &env, build);
+        let mut declared = DeclaredMemory::from_command(&launch.command.args, &env, build);
         declared.set_available(machine.memory.0);
         Ok(Self { launch, env, declared })
     }
 
     fn into_advised(self) -> AdvisedServer {
-        let LaunchSettings { args, mitigations, facts, .. } = self.launch;
+        let LaunchSettings { command, mitigations, facts } = self.launch;
         let facts = facts.as_ref();
         let provenance = facts.and_then(|facts| facts.provenance.as_ref());
         AdvisedServer {
@@ -202,7 +203,7 @@ impl PlannedServer {
             backend: provenance.map(|provenance| provenance.backend.clone()),
             variables: self.env.into_keys().collect(),
             inherited: Arc::default(),
-            args,
+            args: command.args,
             mitigations,
             displayed_mitigations: Vec::new(),
             fix_states: advice::fix_states(facts),

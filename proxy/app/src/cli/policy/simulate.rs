@@ -18,7 +18,7 @@ use warden_policies::world::{MemoryBackground, SimulatedWorld, WorldLeak, WorldL
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 
 use crate::cli::ConfigArgs;
-use crate::config::policy::load_policy;
+use crate::config::source::policy_file::load_policy;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -11,7 +11,7 @@ use warden_policies::ByteSize;
 use super::{ConfigSummary, ModelSummary, RuleFinding};
 use crate::arguments;
 use crate::problem::{quoted_key, similarity};
-use crate::request::TOKEN_LIMIT_PARAMETERS;
+use crate::resolve::rules::TOKEN_LIMIT_PARAMETERS;
 
 /// Reports if the allowed connections are too few to use all slots and to fill the queue.
 pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {

@@ -10,38 +10,44 @@ mod limits;
 mod tests;
 mod times;
 
+use std::collections::BTreeMap;
+
 use warden_policies::ByteSize;
 use warden_policies::declared_memory::DeclaredMemory;
+use warden_supervisor::spec::SharedSpec;
 
 use self::ContradictionRule::{Model, Whole};
+use super::resolver::ConfigResolver;
+use crate::arguments;
+use crate::problem::ConfigProblem;
 use crate::settings::{ConfigSettings, ModelConfig};
 
-pub(super) struct ConfigSummary<'a> {
-    pub(super) settings: &'a ConfigSettings,
-    pub(super) memory: ByteSize,
-    pub(super) models: Vec<ModelSummary<'a>>,
+struct ConfigSummary<'a> {
+    settings: &'a ConfigSettings,
+    memory: ByteSize,
+    models: Vec<ModelSummary<'a>>,
 }
 
-pub(super) struct ModelSummary<'a> {
-    pub(super) settings: &'a ConfigSettings,
-    pub(super) memory: ByteSize,
-    pub(super) name: &'a str,
-    pub(super) model: &'a ModelConfig,
+struct ModelSummary<'a> {
+    settings: &'a ConfigSettings,
+    memory: ByteSize,
+    name: &'a str,
+    model: &'a ModelConfig,
     /// Memory that the model's processes are configured to cache.
-    pub(super) declared: DeclaredMemory,
-    pub(super) args: &'a [String],
+    declared: DeclaredMemory,
+    args: &'a [String],
     /// Number of slots per process; `None` if not configured.
-    pub(super) slots: Option<u32>,
+    slots: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RuleFinding {
+struct RuleFinding {
     /// Key at which the finding is reported.
-    pub(super) path: Vec<String>,
-    pub(super) message: String,
-    pub(super) hint: String,
+    path: Vec<String>,
+    message: String,
+    hint: String,
     /// True if the setting is impossible and prevents the start.
-    pub(super) fatal: bool,
+    fatal: bool,
 }
 
 /// A rule for the whole configuration, or for each of its models.
@@ -81,7 +87,31 @@ const RULES: [ContradictionRule; 27] = [
     Model(times::misordered_horizons),
 ];
 
-pub(super) fn find(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
+impl ConfigResolver<'_> {
+    pub(super) fn check_contradictions(&mut self, specs: &[SharedSpec]) {
+        let inherited = self.machine.text_vars();
+        let settings = &self.loaded.settings;
+        let memory = self.machine.memory;
+        let models = self.loaded.models.iter().zip(specs).map(|((name, model), spec)| {
+            let command = &spec.command;
+            let mut env: BTreeMap<String, String> = inherited.iter().cloned().collect();
+            env.retain(|name, _| !command.env_remove.contains(name));
+            env.extend(command.env.iter().cloned());
+            let slots = arguments::slots(&command.args);
+            let keeps = DeclaredMemory::from_command(&command.args, &env, None);
+            let args = command.args.as_slice();
+            ModelSummary { settings, memory, name, model, declared: keeps, args, slots }
+        });
+        let whole = ConfigSummary { settings, memory, models: models.collect() };
+        for found in find_contradictions(&whole) {
+            let problem =
+                ConfigProblem::new(self.loaded.place(&found.path), found.message).with_hint(found.hint);
+            if found.fatal { self.problems.push(problem) } else { self.warnings.push(problem) }
+        }
+    }
+}
+
+fn find_contradictions(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let mut found = Vec::new();
     for rule in RULES {
         match rule {

@@ -1,6 +1,7 @@
 //! Tests the conversion of `request` to rules for the gateway.
 
 use serde_json::json;
+use warden_gateway::SystemMode;
 
 use super::*;
 use crate::machine::HostMachine;
