@@ -79,7 +79,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
 }
 
-fn metadata() -> Result<Metadata, Trouble> {
+pub(crate) fn metadata() -> Result<Metadata, Trouble> {
     let mut command = MetadataCommand::new();
     command.manifest_path(root().join("Cargo.toml")).features(CargoOpt::AllFeatures).no_deps();
     Ok(command.exec()?)

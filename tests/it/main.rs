@@ -10,6 +10,7 @@ mod build;
 mod canary;
 mod canary_under;
 mod cancel;
+mod circles;
 mod clients;
 mod continued;
 mod control_groups;
