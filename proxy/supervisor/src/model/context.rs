@@ -37,7 +37,7 @@ pub(crate) struct FleetContext {
     pub(crate) common: Arc<Mutex<CommonConfig>>,
     arbiter: Mutex<ReplacementArbiter>,
     pub(crate) epoch: Instant,
-    pub(crate) predecessor: PredecessorLink,
+    pub(crate) predecessor: PreviousInstance,
     generations: AtomicU64,
     /// Number of removed models that still have processes.
     pub(crate) leaving: AtomicUsize,
@@ -58,9 +58,9 @@ pub(crate) struct FleetPaths {
     pub(crate) traces: PathBuf,
 }
 
-/// Link to the previous instance of the program.
+/// The previous instance of the program, which still serves its requests.
 #[derive(Debug)]
-pub(crate) struct PredecessorLink {
+pub(crate) struct PreviousInstance {
     /// Cancelled as soon as this instance may decide about the processes of the previous one.
     pub(crate) begun: CancellationToken,
     /// Wakes the task that reports open gates to the previous instance.
@@ -119,7 +119,7 @@ impl FleetContext {
             common,
             arbiter: Mutex::new(ReplacementArbiter::new()),
             epoch: since.epoch,
-            predecessor: PredecessorLink {
+            predecessor: PreviousInstance {
                 begun: since.begun,
                 followed: Notify::new(),
                 refused: RecentRefusals::default(),

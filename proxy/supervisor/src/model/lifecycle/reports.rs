@@ -64,14 +64,7 @@ impl ModelTask {
                 }
                 self.life.note_action();
             }
-            HelperReport::Warmed(warmth) => {
-                if warmth.conversations > 0 {
-                    if let Some(last) = &mut self.replacements.warm {
-                        last.add_later(&warmth);
-                    }
-                    self.env.log_event(Some(generation), EventKind::Warmed { warmth: *warmth });
-                }
-            }
+            HelperReport::Warmed(warmth) => self.replacements.note_later(&self.env, generation, *warmth),
             HelperReport::SettingsFailed(messages) => self.env.log_lost_settings(generation, messages),
             HelperReport::MemoryLine(line, _pending) => {
                 if let Some(live) = self.units.live_mut(id) {

@@ -192,6 +192,21 @@ impl ReplacementTracker {
         self.warm = Some(warmth.clone());
     }
 
+    /// Adds the result for prompts that were left for later.
+    pub(crate) fn note_later(
+        &mut self,
+        env: &TaskEnvironment,
+        generation: GenerationId,
+        later: WarmthReport,
+    ) {
+        if later.conversations > 0 {
+            if let Some(last) = &mut self.warm {
+                last.add_later(&later);
+            }
+            env.log_event(Some(generation), EventKind::Warmed { warmth: later });
+        }
+    }
+
     /// Returns for how long a replacement of this generation for this reason has been under way.
     pub(crate) fn replaced_since(&self, generation: GenerationId, reason: Reason) -> Option<Duration> {
         let known = self.replacement_of(generation).filter(|known| known.entry.reason == reason)?;
