@@ -159,5 +159,5 @@ const BOUNDS: StyleBounds = StyleBounds {
     private_voice: 60,
     wide: 0,
     long_functions: 0,
-    large_structs: 32,
+    large_structs: 29,
 };
