@@ -186,7 +186,10 @@ async fn a_fork_or_a_build_after_a_choice_is_run_only_if_it_is_chosen() -> Outco
     write_toolchain(&tools, "", &format!("echo '#!/bin/sh'; echo 'exec {} \"$@\"'", fake.display()))?;
     home.env.insert("PATH".into(), format!("{}:/usr/bin:/bin", tools.display()).into());
     let build = async |source: &str, more: &[&str]| {
-        write_source(&home.path().join(source))?;
+        let folder = home.path().join(source);
+        write_source(&folder)?;
+        // Sources with equal files give the same build.
+        std::fs::write(folder.join("CMakeLists.txt"), source)?;
         let args = ["build", "--source", source, "--backend", "cpu", "--plain"];
         home.warden(args.iter().chain(more), LONG).await
     };
