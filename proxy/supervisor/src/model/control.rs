@@ -8,8 +8,7 @@ use warden_policies::lifecycle::{BackendPhase, LifecycleEvent};
 use warden_policies::modes::WarmMode;
 
 use super::ModelTask;
-use super::generation::LiveGeneration;
-use super::generation::recipe::process_recipe;
+use super::generation::{LiveGeneration, process_recipe};
 use super::life::TaskEnd;
 use super::message::{ControlMessage, TaskMessage};
 use super::operators::{DrainRequest, RestartRequest};

@@ -8,10 +8,7 @@ use warden_policies::GenerationId;
 use warden_policies::admission::PromptPrice;
 
 use super::environment::TaskEnvironment;
-use super::generation::LiveGeneration;
-use super::generation::health::HealthTracker;
-use super::generation::recipe::ProcessRecipe;
-use super::generation::reclaim::ReclaimCounts;
+use super::generation::{HealthTracker, LiveGeneration, ProcessRecipe, ReclaimCounts};
 use super::loading::dead_starts::DeadStarts;
 use super::warm::KeptState;
 use crate::lease::cell::GenerationCell;

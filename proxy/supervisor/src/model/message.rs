@@ -16,7 +16,7 @@ use warden_policies::start_search::StartFinding;
 use warden_policies::warmth::WarmthReport;
 use warden_policies::{GenerationId, ServerFacts};
 
-use super::generation::recipe::ProcessRecipe;
+use super::generation::ProcessRecipe;
 use super::warm::pack::SavedSlots;
 use super::warm::unpack::WarmingResult;
 use crate::error::{ControlError, SpawnError};

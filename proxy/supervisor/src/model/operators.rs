@@ -5,9 +5,8 @@ use warden_policies::GenerationId;
 use warden_policies::lifecycle::BackendPhase;
 
 use super::message::RequestedBy;
-use super::replacement::tracker::ReplacementTracker;
-use super::unit::list::UnitList;
-use super::unit::{ProcessUnit, UnitRole};
+use super::replacement::ReplacementTracker;
+use super::unit::{ProcessUnit, UnitList, UnitRole};
 use crate::error::ControlError;
 use crate::view::entry::ReclaimEntry;
 use crate::view::ledger::LedgerEntry;

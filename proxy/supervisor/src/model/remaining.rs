@@ -11,7 +11,7 @@ use super::environment::TaskEnvironment;
 use super::generation::LiveGeneration;
 use super::message::{ControlMessage, HelperReport, ProbeReport, TaskMail, TaskMessage};
 use super::operators::OperatorRequests;
-use super::unit::list::UnitList;
+use super::unit::UnitList;
 use crate::clock;
 use crate::error::LeaseDenied;
 use crate::lease::cell::GenerationCell;

@@ -8,13 +8,11 @@ use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleEvent, Lifecy
 
 use super::ModelTask;
 use super::environment::TaskEnvironment;
-use super::generation::recipe::process_recipe;
+use super::generation::process_recipe;
 use super::life::{TaskEnd, TaskLife};
 use super::loading::room::LoadState;
-use super::replacement::record::{Replacement, decision_for};
-use super::replacement::tracker::ReplacementTracker;
-use super::unit::list::UnitList;
-use super::unit::{ProcessUnit, UnitRole};
+use super::replacement::{Replacement, ReplacementTracker, decision_for};
+use super::unit::{ProcessUnit, UnitList, UnitRole};
 use crate::clock;
 use crate::error::LeaseDenied;
 use crate::lease::queue::LeaseQueue;

@@ -4,8 +4,7 @@ use warden_policies::ModelName;
 use warden_policies::lifecycle::BackendPhase;
 
 use super::ModelTask;
-use super::unit::list::UnitList;
-use super::unit::{ProcessUnit, UnitRole};
+use super::unit::{ProcessUnit, UnitList, UnitRole};
 use crate::clock;
 use crate::lease::queue::LeaseQueue;
 use crate::view::{BackendView, ModelOutage, ModelState, ModelView, PolicyView};

@@ -1,10 +1,10 @@
 //! A process of a model, and what its task knows of it.
 
-pub(super) mod health;
-pub(super) mod probing;
-pub(super) mod recipe;
-pub(super) mod reclaim;
-pub(super) mod timers;
+mod health;
+mod probing;
+mod recipe;
+mod reclaim;
+mod timers;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use warden_policies::health::HealthSymptom;
 use warden_policies::lifecycle::{BackendPhase, LifecyclePolicy};
 use warden_policies::{GenerationId, RecycleDecision};
 
+pub(crate) use self::health::HealthTracker;
+pub(crate) use self::probing::ProbeState;
+pub(crate) use self::recipe::{ProcessRecipe, process_recipe};
+pub(crate) use self::reclaim::{PendingReclaim, ReclaimCounts, ReclaimState};
+pub(crate) use self::timers::{GenerationTimers, take_due};
 use crate::clock;
 use crate::lease::cell::GenerationCell;
 use crate::memory::tracker::MemoryTracker;
-use crate::model::generation::health::HealthTracker;
-use crate::model::generation::probing::ProbeState;
-use crate::model::generation::recipe::ProcessRecipe;
-use crate::model::generation::reclaim::ReclaimState;
-use crate::model::generation::timers::GenerationTimers;
 use crate::process::failure::StartLateness;
 use crate::process::slot_files::SlotFiles;
 use crate::process::{BackendProcess, failure};

@@ -13,7 +13,7 @@ use crate::model::ModelTask;
 use crate::model::environment::TaskEnvironment;
 use crate::model::generation::LiveGeneration;
 use crate::model::message::{HelperReport, TaskMail, TaskMessage};
-use crate::model::replacement::tracker::ReplacementTracker;
+use crate::model::replacement::ReplacementTracker;
 use crate::model::unit::UnitId;
 use crate::process::BackendProcess;
 use crate::process::failure::OomEvidence;

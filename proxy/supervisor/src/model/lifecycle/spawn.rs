@@ -13,7 +13,7 @@ use crate::lease::cell::GenerationCell;
 use crate::model::context::FleetContext;
 use crate::model::environment::TaskEnvironment;
 use crate::model::experience::ModelExperience;
-use crate::model::generation::recipe::process_recipe;
+use crate::model::generation::process_recipe;
 use crate::model::loading::room::ModelRoom;
 use crate::model::message::{HelperReport, TaskMail, TaskMessage, TaskOutbox};
 use crate::model::unit::ProcessUnit;

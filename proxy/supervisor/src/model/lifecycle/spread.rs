@@ -16,7 +16,7 @@ use warden_policies::lifecycle::BackendPhase;
 
 use crate::lease::queue::LeaseQueue;
 use crate::model::message::{HelperReport, TaskMail};
-use crate::model::unit::list::UnitList;
+use crate::model::unit::UnitList;
 use crate::process::BackendProcess;
 use crate::process::settings::{ClientSetting, ClientSettings};
 

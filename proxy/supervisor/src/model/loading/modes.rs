@@ -8,8 +8,7 @@ use warden_policies::{ByteSize, MemoryKind};
 
 use crate::model::context::ReplacementPermit;
 use crate::model::environment::TaskEnvironment;
-use crate::model::generation::LiveGeneration;
-use crate::model::generation::recipe::process_recipe;
+use crate::model::generation::{LiveGeneration, process_recipe};
 use crate::model::loading::room::{LoadState, ModelRoom};
 use crate::model::unit::ProcessUnit;
 use crate::spec::ReplaceMode;

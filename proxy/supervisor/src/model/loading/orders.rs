@@ -21,9 +21,8 @@ use crate::model::ModelTask;
 use crate::model::environment::TaskEnvironment;
 use crate::model::life::{ROOM_CHECK_INTERVAL, TaskEnd, TaskLife};
 use crate::model::loading::room::{LoadState, ModelRoom};
-use crate::model::replacement::tracker::ReplacementTracker;
-use crate::model::unit::list::UnitList;
-use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
+use crate::model::replacement::ReplacementTracker;
+use crate::model::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
 use crate::model::warm::KeptState;
 use crate::view::event::EventKind;
 

@@ -21,9 +21,8 @@ use crate::model::context::FleetContext;
 use crate::model::environment::TaskEnvironment;
 use crate::model::generation::LiveGeneration;
 use crate::model::life::{OffloadRecovery, TaskLife};
-use crate::model::replacement::tracker::ReplacementTracker;
-use crate::model::unit::list::UnitList;
-use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
+use crate::model::replacement::ReplacementTracker;
+use crate::model::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
 use crate::view::event::EventKind;
 
 /// After these symptoms the old process serves no better than a new one on the CPU.

@@ -21,15 +21,13 @@ use crate::memory::fleet_memory::ReturnedMemory;
 use crate::memory::tracker::{ReadingContext, ReadingResult};
 use crate::model::ModelTask;
 use crate::model::environment::TaskEnvironment;
-use crate::model::generation::LiveGeneration;
-use crate::model::generation::timers::take_due;
+use crate::model::generation::{LiveGeneration, take_due};
 use crate::model::loading::room::ModelRoom;
 use crate::model::message::{HelperReport, TaskMail};
 use crate::model::recycling::words::verdict_sentence;
+use crate::model::replacement::decision_for;
 use crate::model::replacement::pace::RecyclePace;
-use crate::model::replacement::record::decision_for;
-use crate::model::unit::list::UnitList;
-use crate::model::unit::{ProcessUnit, UnitId, UnitRole};
+use crate::model::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
 use crate::process::{ProcessSample, SampleOptions};
 use crate::view::event::EventKind;
 

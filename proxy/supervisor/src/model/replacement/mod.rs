@@ -2,6 +2,9 @@
 
 pub(super) mod needs;
 pub(super) mod pace;
-pub(super) mod record;
+mod record;
 mod replace;
-pub(super) mod tracker;
+mod tracker;
+
+pub(crate) use self::record::{Replacement, decision_for};
+pub(crate) use self::tracker::ReplacementTracker;

@@ -9,7 +9,7 @@ use warden_policies::Reason;
 use warden_policies::lifecycle::BackendPhase;
 
 use crate::model::environment::TaskEnvironment;
-use crate::model::generation::recipe::{ProcessRecipe, process_recipe};
+use crate::model::generation::{ProcessRecipe, process_recipe};
 use crate::model::message::{TaskMail, TaskMessage};
 use crate::model::unit::ProcessUnit;
 use crate::process::needs::{MissingNeed, NeedsCheck};
