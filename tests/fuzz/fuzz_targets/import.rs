@@ -4,25 +4,15 @@
 #![no_main]
 #![allow(dead_code, unused_imports, unexpected_cfgs)]
 
-#[path = "../../../proxy/app/src/child_lines.rs"]
-mod child_lines;
 #[path = "../../../proxy/app/src/exit.rs"]
 mod exit;
 #[path = "../../../proxy/app/src/cli/import/mod.rs"]
 mod import;
-#[path = "../../../proxy/app/src/journal.rs"]
-mod journal;
-#[path = "../../../proxy/app/src/log_writer.rs"]
-mod log_writer;
-#[path = "../../../proxy/app/src/logging.rs"]
-mod logging;
 #[cfg(test)]
 #[path = "../../../proxy/app/src/mutated.rs"]
 mod mutated;
 #[path = "../../../proxy/app/src/out.rs"]
 mod out;
-#[path = "../../../proxy/app/src/sync.rs"]
-mod sync;
 
 use warden_config as config;
 
