@@ -12,7 +12,7 @@ use crate::layout::{metadata, rust_files};
 /// Most files of a circle.
 const MOST_FILES: usize = 6;
 /// Largest circles of other crates. These bounds may only fall.
-const LARGER_CIRCLES: [(&str, usize); 1] = [("proxy/app", 131)];
+const LARGER_CIRCLES: [(&str, usize); 1] = [("proxy/app", 106)];
 /// Most imports through which a name is followed to its definition.
 const MOST_REEXPORTS: usize = 8;
 

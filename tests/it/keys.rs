@@ -149,7 +149,8 @@ async fn keys_come_and_go_with_a_reload_and_what_was_used_stays_used() -> Outcom
 
 #[tokio::test]
 async fn neither_keys_nor_prompts_are_in_logs_environments_arguments_or_the_configuration_shown() -> Outcome {
-    let top = "log.level = \"info,warden_gateway=trace,warden_supervisor=trace,llama_warden=trace,access=trace\"\n\
+    let top = "log.level = \"info,warden_gateway=trace,warden_supervisor=trace,warden_config=trace,\
+               warden_admin=trace,warden_page=trace,llama_warden=trace,access=trace\"\n\
                log.access = \"access.log\"";
     let mut warden = start(&both(), top).await?;
     let words = "xylophone marmalade";

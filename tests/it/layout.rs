@@ -8,7 +8,7 @@ use regex::Regex;
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// For each crate, our crates that it may depend on.
-const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
     ("warden-policies", &[]),
     ("warden-patches", &[]),
     ("warden-builder", &["warden-patches"]),
@@ -35,8 +35,34 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
         ],
     ),
     (
+        "warden-admin",
+        &[
+            "warden-config",
+            "warden-policies",
+            "warden-sensors",
+            "warden-supervisor",
+            "warden-gateway",
+            "warden-pages",
+            "warden-patches",
+        ],
+    ),
+    (
+        "warden-page",
+        &[
+            "warden-admin",
+            "warden-policies",
+            "warden-supervisor",
+            "warden-gateway",
+            "warden-pages",
+            "warden-patches",
+            "warden-builder",
+        ],
+    ),
+    (
         "llama-warden",
         &[
+            "warden-page",
+            "warden-admin",
             "warden-config",
             "warden-policies",
             "warden-sensors",
@@ -44,7 +70,6 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
             "warden-gateway",
             "warden-experiment",
             "warden-diagnose",
-            "warden-pages",
             "warden-patches",
             "warden-builder",
             "warden-tracer-reader",
@@ -114,7 +139,7 @@ fn crates_depend_on_each_other_in_one_direction_only() -> Outcome {
 
 /// Modules in the `src` of a crate from top to bottom: folders, and files next to `lib.rs`. Each uses only
 /// modules further down, so there is no cycle.
-const ROOMS: [(&str, &[&str]); 2] = [
+const ROOMS: [(&str, &[&str]); 4] = [
     (
         "proxy/gateway/src",
         &[
@@ -142,6 +167,71 @@ const ROOMS: [(&str, &[&str]); 2] = [
             "error",
             "clock",
             "sync",
+        ],
+    ),
+    (
+        "proxy/admin/src",
+        &[
+            "server",
+            "client",
+            "instance",
+            "pointer",
+            "answer",
+            "route",
+            "series_route",
+            "requests",
+            "canary",
+            "probe",
+            "otel",
+            "state",
+            "status",
+            "upgrade_order",
+            "leaving",
+            "captures",
+            "series",
+            "growth_text",
+            "query",
+            "response",
+            "metrics",
+            "pool_facts",
+            "memory_use",
+            "access_log",
+            "access_line",
+            "log_writer",
+            "error",
+            "clock",
+            "growth_fixture",
+            "request_fixture",
+            "mutated",
+        ],
+    ),
+    (
+        "proxy/page/src",
+        &[
+            "door",
+            "serve",
+            "act",
+            "live",
+            "state",
+            "requests",
+            "overview",
+            "frame",
+            "events",
+            "diagnose",
+            "builds",
+            "configuration",
+            "answer",
+            "memory",
+            "drawn",
+            "reports",
+            "part",
+            "build_text",
+            "hub",
+            "view",
+            "guard",
+            "files",
+            "token",
+            "pace",
         ],
     ),
 ];
@@ -309,16 +399,16 @@ fn the_fuzz_targets_made_of_the_program_have_what_it_has() -> Outcome {
 fn has_what_it_takes_in(target: &str) -> Outcome {
     let fuzz = root().join("tests/fuzz");
     let taken_in = std::fs::read_to_string(fuzz.join(format!("fuzz_targets/{target}.rs")))?;
-    let app = root().join("proxy/app/src");
+    let proxy = root().join("proxy");
     let mut files = Vec::new();
     let mut modules = BTreeSet::new();
-    for line in taken_in.lines().filter_map(|line| line.strip_prefix("#[path = \"../../../proxy/app/src/")) {
+    for line in taken_in.lines().filter_map(|line| line.strip_prefix("#[path = \"../../../proxy/")) {
         let path = line.split('"').next().context(line)?;
         let module = path.trim_end_matches("/mod.rs").trim_end_matches(".rs");
         modules.insert(module.rsplit('/').next().unwrap_or(module).to_owned());
         match path.strip_suffix("/mod.rs") {
-            Some(folder) => files.extend(rust_files(&app.join(folder))?),
-            None => files.push(app.join(path)),
+            Some(folder) => files.extend(rust_files(&proxy.join(folder))?),
+            None => files.push(proxy.join(path)),
         }
     }
     assert!(modules.contains(target), "{modules:?}");
@@ -334,7 +424,9 @@ fn has_what_it_takes_in(target: &str) -> Outcome {
         Ok(normal.map(|one| (one.name.clone(), one.req.to_string())).collect())
     };
     let there = needs(&command.exec()?, "warden-fuzz")?;
-    let program = needs(&metadata()?, "llama-warden")?;
+    let ours = metadata()?;
+    let mut program = needs(&ours, "llama-warden")?;
+    program.extend(needs(&ours, "warden-admin")?);
     for (name, version) in &program {
         if let Some(other) = there.get(name) {
             assert_eq!(

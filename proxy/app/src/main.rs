@@ -2,37 +2,34 @@
 
 use std::process::ExitCode;
 
+use warden_admin::{
+    self as admin, access_log, captures, clock, growth_text, log_writer, otel, probe, series,
+};
 use warden_config::{self as config, advice};
+use warden_page::build_text;
+use warden_supervisor::sync;
 
-mod access_line;
 mod access_list;
-mod access_log;
-mod admin;
-mod build_text;
-mod captures;
 mod child_lines;
 mod cli;
-mod clock;
 mod events_file;
 mod exit;
-mod growth_text;
+#[cfg(test)]
+#[path = "../../admin/src/growth_fixture.rs"]
+mod growth_fixture;
 mod journal;
-mod log_writer;
 mod logging;
 #[cfg(test)]
+#[path = "../../admin/src/mutated.rs"]
 mod mutated;
-mod otel;
 mod out;
-#[cfg(test)]
-#[path = "../../config/src/printed_tests.rs"]
-mod printed;
 mod private_temp;
-mod probe;
 mod replay;
+#[cfg(test)]
+#[path = "../../admin/src/request_fixture.rs"]
+mod request_fixture;
 mod request_recorder;
-mod series;
 mod serve;
-mod sync;
 
 /// Replaces the C library's allocator, which keeps freed memory in pieces too small to give back to the
 /// system; docs/performance.md compares both allocators.

@@ -42,7 +42,7 @@ pub mod solo;
 pub mod spec;
 pub mod start_search;
 mod state;
-mod sync;
+pub mod sync;
 pub mod view;
 mod worker_threads;
 

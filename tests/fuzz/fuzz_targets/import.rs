@@ -9,7 +9,7 @@ mod exit;
 #[path = "../../../proxy/app/src/cli/import/mod.rs"]
 mod import;
 #[cfg(test)]
-#[path = "../../../proxy/app/src/mutated.rs"]
+#[path = "../../../proxy/admin/src/mutated.rs"]
 mod mutated;
 #[path = "../../../proxy/app/src/out.rs"]
 mod out;

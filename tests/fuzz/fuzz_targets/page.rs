@@ -2,20 +2,20 @@
 //! request named this machine and, to act, came from its own origin; a report is a file of its folder; no
 //! redirect leads to another origin.
 //!
-//! The program has no library, so this target includes the source files of the checks.
+//! The checks are private to the crate of the page, so this target includes their source files.
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../../proxy/app/src/admin/page/guard.rs"]
+#[path = "../../../proxy/page/src/guard.rs"]
 mod guard;
 #[cfg(test)]
-#[path = "../../../proxy/app/src/mutated.rs"]
+#[path = "../../../proxy/admin/src/mutated.rs"]
 mod mutated;
-#[path = "../../../proxy/app/src/admin/query.rs"]
+#[path = "../../../proxy/admin/src/query.rs"]
 mod query;
-#[path = "../../../proxy/app/src/admin/page/reports.rs"]
+#[path = "../../../proxy/page/src/reports.rs"]
 mod reports;
-#[path = "../../../proxy/app/src/admin/page/view.rs"]
+#[path = "../../../proxy/page/src/view.rs"]
 mod view;
 
 use std::path::Path;

@@ -1,13 +1,13 @@
 //! Any query consists of pairs of text, and an address made of them means the same.
 //!
-//! The program has no library, so this target includes the source file that parses queries.
+//! This target includes the source file that parses queries, because the crate around it takes long to build.
 #![no_main]
 #![allow(dead_code)]
 
 #[cfg(test)]
-#[path = "../../../proxy/app/src/mutated.rs"]
+#[path = "../../../proxy/admin/src/mutated.rs"]
 mod mutated;
-#[path = "../../../proxy/app/src/admin/query.rs"]
+#[path = "../../../proxy/admin/src/query.rs"]
 mod query;
 
 use query::{QueryPairs, address_with_query};

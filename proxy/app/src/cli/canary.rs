@@ -12,8 +12,8 @@ use warden_supervisor::{CanaryState, CanaryView};
 
 use super::block_on;
 use super::control::{ModelQueryArgs, QueryArgs};
-use crate::admin::answer::AdminStatus;
 use crate::admin::client::AdminClient;
+use crate::admin::status::AdminStatus;
 use crate::exit::{CommandError, REFUSED_CODE, UNDECIDED_CODE};
 use crate::out;
 

@@ -15,8 +15,10 @@ use warden_supervisor::{FleetEvent, LedgerEntry, LogLine, ModelView, ReclaimEntr
 
 use super::status::status_table;
 use super::{ConfigArgs, block_on};
-use crate::admin::answer::{AdminStatus, DrainReport};
+use crate::admin::answer::DrainReport;
 use crate::admin::client::{AdminClient, find_instance};
+use crate::admin::error::AdminError;
+use crate::admin::status::AdminStatus;
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
@@ -48,7 +50,8 @@ impl InstanceArgs {
         let server = &loaded.settings.server;
         let address = server.host.parse().ok().filter(|_| self.config.config.is_some());
         let address = address.map(|ip: IpAddr| SocketAddr::new(ip, server.port).to_string());
-        find_instance(named, &loaded.dirs(&machine)?.state, &machine.registration_dirs(), address.as_deref())
+        let state = loaded.dirs(&machine)?.state;
+        Ok(find_instance(named, &state, &machine.registration_dirs(), address.as_deref())?)
     }
 
     pub(super) fn ask<T: DeserializeOwned>(
@@ -58,7 +61,16 @@ impl InstanceArgs {
         query: &[(&str, String)],
     ) -> Result<T, CommandError> {
         let client = self.client()?;
-        block_on(client.json_with(method, segments, query))?
+        Ok(block_on(client.json_with(method, segments, query))??)
+    }
+}
+
+impl From<AdminError> for CommandError {
+    fn from(error: AdminError) -> Self {
+        match error {
+            AdminError::Usage { message, hint } => Self::Usage { message, hint },
+            AdminError::Failed { message, hint } => Self::Failed { message, hint },
+        }
     }
 }
 

@@ -147,7 +147,7 @@ mod tests {
     use warden_gateway::RequestState;
 
     use super::*;
-    use crate::admin::requests::tests::request;
+    use crate::request_fixture::request;
 
     #[test]
     fn requests_are_a_table_with_what_each_has_cost_so_far() {

@@ -6,8 +6,8 @@ use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, RecycleAction};
 use warden_supervisor::{BackendView, ModelOutage, ModelView};
 
-use crate::admin::answer::AdminStatus;
 use crate::admin::memory_use::ModelBudget;
+use crate::admin::status::AdminStatus;
 use crate::growth_text;
 use crate::out;
 
@@ -240,7 +240,7 @@ pub(super) fn short_age(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::answer::{AdviceView, InstanceInfo};
+    use crate::admin::status::{AdviceView, InstanceInfo};
     use std::collections::BTreeMap;
     use std::sync::Arc;
     use warden_policies::lifecycle::BackendPhase;

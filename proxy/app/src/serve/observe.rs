@@ -13,8 +13,8 @@ use warden_policies::{ModelName, secrets};
 use warden_supervisor::{EventKind, Fleet, FleetEvent};
 
 use crate::access_log::AccessLog;
-use crate::admin::answer::AdminConfig;
 use crate::admin::metrics::MetricsRegistry;
+use crate::admin::state::AdminConfig;
 use crate::advice::{self, AdvisedServers};
 use crate::events_file::EventsFile;
 use crate::logging;

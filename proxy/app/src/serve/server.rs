@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warden_gateway::{BoundGateway, GatewayControl, GatewayGauges, GatewayPulse, StopTokens, TlsState};
+use warden_page::{PageState, SignInGuard};
 use warden_policies::ModelName;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{ApplyReport, Fleet, FleetWill, WorkKind, run_detached};
@@ -25,17 +26,14 @@ use super::reload::{gateway_config, needs_restart};
 use super::upgrade::inquiry::SelfTest;
 use super::upgrade::new::ReceivedHandover;
 use crate::access_log::AccessLog;
-use crate::admin::answer::{
-    AdminConfig, AdminState, GatewayAccess, InstanceInfo, InstanceRecords, next_binaries,
-};
-use crate::admin::canary::CanarySettings;
 use crate::admin::instance::InstanceDirs;
 use crate::admin::leaving::LeaveControl;
 use crate::admin::memory_use::budgets_by_model;
 use crate::admin::memory_use::planned_needs;
 use crate::admin::metrics::MetricsRegistry;
-use crate::admin::page::door::SignInGuard;
 use crate::admin::server::PulseSender;
+use crate::admin::state::{AdminConfig, AdminState, CanarySettings, GatewayAccess, InstanceRecords};
+use crate::admin::status::{InstanceInfo, next_binaries};
 use crate::admin::upgrade_order::{UpgradeOrder, UpgradeOrders};
 use crate::clock;
 use crate::config::changes::{ConfigChanges, compare_loaded};
@@ -44,6 +42,7 @@ use crate::config::resolve::ResolvedConfig;
 use crate::config::show::DisplayedConfig;
 use crate::events_file::EventsFile;
 use crate::exit::CommandError;
+use crate::logging;
 use crate::otel::{RequestTracer, SpanExporter};
 use crate::probe::board::ProbeBoard;
 use crate::probe::keeper;
@@ -256,18 +255,19 @@ impl RunningInstance {
             gateway: running.access(&gateway, resolved.settings.server.connections),
             records: InstanceRecords {
                 access: records.access.clone(),
+                lost_log_lines: logging::lost_lines,
                 captures: records.recorders.captures(),
                 series,
             },
             caller: "llama-warden".into(),
             instance: Arc::new(instance),
-            page: Arc::default(),
             upgrades,
             leaving: running.leaving.clone(),
             probe: Arc::new(resolved.settings.probe.clone()),
             stop: tasks.stop.clone(),
         };
-        let door = SignInGuard::new(AdminState { stop: tasks.retiring.clone(), ..admin.clone() });
+        let page = PageState::new(admin.clone());
+        let door = SignInGuard::new(page.stopped_by(tasks.retiring.clone()));
         let gateway = gateway.with_page(Arc::new(door)).accepting_from(begun);
         let inquiry = SelfTest::new(gateway.inward(), admin.clone());
         let handle = AdminHandle { config, pulse: listeners.pulse() };
@@ -286,7 +286,7 @@ impl RunningInstance {
             inquiry,
         };
         own.serve_probes(probe, &admin);
-        own.tasks.spawn_once(&own.tasks.tracker, listeners.serve(admin).boxed());
+        own.tasks.spawn_once(&own.tasks.tracker, listeners.serve(admin, Arc::new(page)).boxed());
         own.serve_gateway(gateway, metrics, tracer);
         Ok(own)
     }

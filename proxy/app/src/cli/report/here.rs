@@ -12,7 +12,7 @@ use warden_sensors::gpu::GpuSensors;
 use warden_supervisor::{line_files, regular_file};
 
 use super::contents::ReportContents;
-use crate::admin::answer::AdminStatus;
+use crate::admin::status::AdminStatus;
 use crate::cli::diagnose::machine_facts;
 use crate::config::machine::HostMachine;
 use crate::config::show::print_config;

@@ -9,8 +9,9 @@ use warden_policies::secrets;
 use warden_supervisor::{ModelState, ModelView};
 
 use super::contents::ReportContents;
-use crate::admin::answer::AdminStatus;
 use crate::admin::client::AdminClient;
+use crate::admin::error::AdminError;
+use crate::admin::status::AdminStatus;
 use crate::cli::block_on;
 use crate::cli::control::InstanceArgs;
 use crate::cli::status::status_table;
@@ -75,7 +76,7 @@ async fn query_instance(contents: &mut ReportContents, client: &AdminClient) -> 
     read
 }
 
-async fn with_timeout<T>(asking: impl Future<Output = Result<T, CommandError>>) -> Result<T, String> {
+async fn with_timeout<T>(asking: impl Future<Output = Result<T, AdminError>>) -> Result<T, String> {
     match tokio::time::timeout(ANSWER_TIMEOUT, asking).await {
         Ok(answer) => answer.map_err(|error| error.to_string()),
         Err(_) => Err(format!("{NO_ANSWER_PREFIX} within {} s", ANSWER_TIMEOUT.as_secs())),

@@ -23,8 +23,8 @@ use super::super::state::ScreenInput;
 use super::super::step::step;
 use super::super::{render_page, screen_lines};
 use super::*;
-use crate::admin::answer::{AdminStatus, InstanceInfo};
-use crate::admin::growth_metrics::tests::{fleet, leaking};
+use crate::admin::status::{AdminStatus, InstanceInfo};
+use crate::growth_fixture::{fleet, leaking};
 
 const UNICODE: TerminalLook = TerminalLook { colour: true, unicode: true };
 const ASCII: TerminalLook = TerminalLook { colour: false, unicode: false };

@@ -18,8 +18,9 @@ use super::look::{BAD, GOOD, WARN, sanitize};
 use super::picture::{EventLine, InstancePicture};
 use super::plot::{MemoryHistory, TimeSpan};
 use super::state::{ModelAction, ScreenInput, WatchedDetail};
-use crate::admin::answer::AdminStatus;
 use crate::admin::client::AdminClient;
+use crate::admin::error::AdminError;
+use crate::admin::status::AdminStatus;
 use crate::cli::control::{InstanceArgs, ProcessEntries};
 use crate::exit::CommandError;
 use crate::series::answer::MemoryData;
@@ -139,7 +140,7 @@ impl InstanceAsker {
     pub(super) async fn picture(&self) -> Result<ScreenInput, CommandError> {
         let client = self.client();
         let asking = client.json::<AdminStatus>(Method::GET, &["status"]);
-        let status = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(timeout_failure()))?;
+        let status = timeout(ANSWER_TIMEOUT, asking).await.map_err(|_late| timeout_failure())??;
         Ok(ScreenInput::Picture(self.clock.now(), Box::new(InstancePicture::from_status(&status))))
     }
 
@@ -147,7 +148,7 @@ impl InstanceAsker {
         let client = self.client();
         let query = span.query(model, self.clock.now().as_secs());
         let asking = client.json_with::<MemoryData>(Method::GET, &["series"], &query);
-        let data = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_late| Err(timeout_failure()))?;
+        let data = timeout(ANSWER_TIMEOUT, asking).await.map_err(|_late| timeout_failure())??;
         Ok(ScreenInput::History(Box::new(MemoryHistory::from_answer(span, &data))))
     }
 
@@ -184,7 +185,7 @@ impl InstanceAsker {
                         self.queue.push(ScreenInput::Event(line));
                     }
                 }
-                Ok(())
+                Ok::<(), AdminError>(())
             };
             drop(self.client().lines(&["events"], &["follow"], take).await);
             sleep(every).await;
@@ -203,7 +204,7 @@ impl InstanceAsker {
                 let text =
                     log.map_or_else(|| line.to_owned(), |log| format!("{} {}", log.generation, log.text));
                 self.queue.push(ScreenInput::Log(sanitize(&text)));
-                Ok(())
+                Ok::<(), AdminError>(())
             };
             let ended = self.client().lines(&["models", &model, "logs"], &["follow"], take).await;
             let why = ended.err().map_or_else(|| "the log ended".to_owned(), |failure| failure.to_string());

@@ -14,7 +14,7 @@ use warden_policies::{MemoryKind, WorkDone};
 use warden_supervisor::{BackendView, DeviceView, EventKind, FleetEvent, ModelState, ModelView};
 
 use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN, sanitize};
-use crate::admin::answer::AdminStatus;
+use crate::admin::status::AdminStatus;
 use crate::cli::status;
 use crate::growth_text;
 

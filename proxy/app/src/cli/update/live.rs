@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep};
 use warden_policies::defaults::Update;
 use warden_supervisor::{BackendView, ModelState, ModelView};
 
-use crate::admin::answer::{AdminStatus, InstanceInfo};
 use crate::admin::client::AdminClient;
 use crate::admin::instance;
+use crate::admin::status::{AdminStatus, InstanceInfo};
 use crate::config::machine::HostMachine;
 use crate::config::resolve::dirs::WardenDirs;
 use crate::exit::CommandError;

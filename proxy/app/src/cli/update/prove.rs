@@ -166,7 +166,7 @@ async fn wait_for_end(
             return Ok(view);
         }
         if Instant::now() >= until {
-            return live.client.json(Method::DELETE, path).await;
+            return Ok(live.client.json(Method::DELETE, path).await?);
         }
         sleep(numbers.look).await;
     }

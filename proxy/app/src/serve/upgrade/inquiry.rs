@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 use warden_gateway::InwardConnector;
 
-use crate::admin::answer::AdminState;
+use crate::admin::state::AdminState;
 
 /// Limit in bytes of the answer: `/health` of a thousand models is smaller.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
