@@ -16,8 +16,8 @@ use self::unit::{ServiceScope, UNIT_NAME, UnitFileChange, UnitValues};
 use crate::cli::ConfigArgs;
 use crate::config::machine::HostMachine;
 use crate::config::source::layers::{FlagSetting, LoadedConfig};
-use crate::config::source::variables::ENV_PREFIX;
 use crate::config::source::tree::{ConfigNode, ConfigValue};
+use crate::config::source::variables::ENV_PREFIX;
 use crate::exit::CommandError;
 use crate::out;
 
