@@ -39,7 +39,7 @@ use self::returning::ReturningMemory;
 pub use self::room::LoadRefusal;
 pub use self::state::RequestDemand;
 use self::state::{
-    AdmittedMemory, LoadedModel, MeasuredMemory, ModelLoadState, ReclaimCall, SettingsRenewal,
+    AdmittedMemory, LoadedModel, ModelLoadState, ModelMeasurement, ReclaimCall, SettingsRenewal,
 };
 use self::wish::{LoadWish, Placement, Reservations};
 use crate::units;
@@ -276,7 +276,7 @@ impl LoadingState {
             let returned = if model.is_taking() { MemoryAmounts::none() } else { model.held() };
             model.state = ModelLoadState::Out;
             model.admitted = AdmittedMemory::default();
-            model.measured = MeasuredMemory::UNREAD;
+            model.measured = ModelMeasurement::UNREAD;
             model.renewal = SettingsRenewal::default();
             model.reclaim = ReclaimCall::default();
             model.places.clear();

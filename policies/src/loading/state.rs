@@ -63,7 +63,7 @@ pub(super) struct LoadedModel {
     pub(super) state: ModelLoadState,
     pub(super) demand: RequestDemand,
     pub(super) admitted: AdmittedMemory,
-    pub(super) measured: MeasuredMemory,
+    pub(super) measured: ModelMeasurement,
     pub(super) places: Vec<Vec<usize>>,
     pub(super) renewal: SettingsRenewal,
     pub(super) load_time: Duration,
@@ -85,7 +85,7 @@ pub(super) struct AdmittedMemory {
 }
 
 #[derive(Debug)]
-pub(super) struct MeasuredMemory {
+pub(super) struct ModelMeasurement {
     pub(super) reading: Option<ModelReading>,
     /// Deadline for the first reading of a newly loaded or renewed model, whose memory is unknown until then.
     pub(super) deadline: Option<Duration>,
@@ -93,7 +93,7 @@ pub(super) struct MeasuredMemory {
     pub(super) is_due: bool,
 }
 
-impl MeasuredMemory {
+impl ModelMeasurement {
     pub(super) const UNREAD: Self = Self { reading: None, deadline: None, is_due: true };
 }
 
@@ -128,7 +128,7 @@ impl LoadedModel {
             state: ModelLoadState::Out,
             demand: RequestDemand::default(),
             admitted: AdmittedMemory::default(),
-            measured: MeasuredMemory::UNREAD,
+            measured: ModelMeasurement::UNREAD,
             places: Vec::new(),
             renewal: SettingsRenewal::default(),
             load_time: Duration::ZERO,
