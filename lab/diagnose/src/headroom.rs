@@ -47,7 +47,7 @@ pub struct HeadroomMeasurement {
     /// Slots, contexts and micro-batch of the server.
     pub setup: ServerSetup,
     /// Measurements for each kind of memory, host memory first.
-    pub series: Vec<MeasuredMemory>,
+    pub series: Vec<HeadroomSeries>,
     /// Reason why the longest prompts are missing: the server ended, or refused them.
     pub broke: Option<PromptFailure>,
     /// True if the user interrupted the measurement before its end.
@@ -59,7 +59,7 @@ pub struct HeadroomMeasurement {
 
 /// Measurements of one kind of memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredMemory {
+pub struct HeadroomSeries {
     /// Measured kind of memory.
     pub series: MemoryKind,
     /// Bytes of the process when ready, before any prompt.
@@ -105,7 +105,7 @@ pub enum HeadroomProgress<'a> {
     },
 }
 
-impl MeasuredMemory {
+impl HeadroomSeries {
     /// Returns the curve through the measurements; `None` without any prompt.
     pub fn curve(&self, setup: &ServerSetup) -> Option<PromptCurve> {
         PromptCurve::from_peaks(self.series, self.idle, &self.peaks, setup)
@@ -229,7 +229,7 @@ fn parse_logged_number(line: &str, name: &str) -> Option<u64> {
     (own.trim() == name).then(|| value.trim().parse().ok()).flatten()
 }
 
-fn idle_memories(idle: &SoloReading) -> Vec<MeasuredMemory> {
+fn idle_memories(idle: &SoloReading) -> Vec<HeadroomSeries> {
     let mut all = Vec::new();
     for (series, bytes) in charged_bytes(&idle.sample) {
         let free = match series {
@@ -238,7 +238,7 @@ fn idle_memories(idle: &SoloReading) -> Vec<MeasuredMemory> {
                 idle.devices.iter().find(|device| device.gpu == gpu).and_then(|device| device.free)
             }
         };
-        all.push(MeasuredMemory { series, idle: bytes, free, peaks: Vec::new() });
+        all.push(HeadroomSeries { series, idle: bytes, free, peaks: Vec::new() });
     }
     all
 }

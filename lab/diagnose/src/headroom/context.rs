@@ -59,12 +59,12 @@ pub async fn measure_smaller_context(
 mod tests {
     use warden_experiment::headroom::ServerSetup;
 
-    use super::super::MeasuredMemory;
+    use super::super::HeadroomSeries;
     use super::*;
 
     #[test]
     fn what_a_token_of_context_takes_is_what_a_smaller_one_leaves_free() {
-        let series = |idle| MeasuredMemory { series: MemoryKind::Host, idle, free: None, peaks: Vec::new() };
+        let series = |idle| HeadroomSeries { series: MemoryKind::Host, idle, free: None, peaks: Vec::new() };
         let mut touched = HeadroomMeasurement {
             setup: ServerSetup {
                 context: 8192,

@@ -16,7 +16,7 @@ use super::tests::{MIB, blind, cure, leg, outcome, plain, report, short};
 use super::*;
 use crate::client::LabRequestError;
 use crate::error::RequiredCapability;
-use crate::headroom::{HeadroomMeasurement, MeasuredMemory, PromptFailure, SmallerContext};
+use crate::headroom::{HeadroomMeasurement, HeadroomSeries, PromptFailure, SmallerContext};
 use crate::{DiagnoseError, LegResult};
 
 fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
@@ -227,7 +227,7 @@ fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
         sequence_context: Some(4096),
         ubatch: 512,
     };
-    let of = |series, idle: u64, free, token: u64| MeasuredMemory {
+    let of = |series, idle: u64, free, token: u64| HeadroomSeries {
         series,
         idle: idle * MIB,
         free,
