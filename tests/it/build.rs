@@ -194,15 +194,15 @@ async fn a_fork_or_a_build_after_a_choice_is_run_only_if_it_is_chosen() -> Outco
         home.warden(args.iter().chain(more), LONG).await
     };
     // Returns the id of the build and the last line, which names the build that models run.
-    let built = async |source: &str, more: &[&str]| {
+    let id_and_end = async |source: &str, more: &[&str]| {
         let ran = build(source, more).await?;
         let last = ran.stdout.lines().last().context(ran.all())?.to_owned();
         Ok::<_, Trouble>((id_in(&ran.stdout).context(ran.all())?, last))
     };
     let in_use = |id: &str| format!("in use: models that name no build run {id} from their next start on");
-    let (upstream, last) = built("llama.cpp", &[]).await?;
+    let (upstream, last) = id_and_end("llama.cpp", &[]).await?;
     assert_eq!(last, in_use(&upstream), "the newest build is run until one is chosen");
-    let (fork, last) = built("fork-1.0", &[]).await?;
+    let (fork, last) = id_and_end("fork-1.0", &[]).await?;
     let why = "it is made of fork, and the one in use of llama.cpp";
     let chooses = |id: &str| format!("`llama-warden builds use {id}` takes this one");
     let other = |id: &str, in_use: &str, why: &str| {
@@ -213,7 +213,7 @@ async fn a_fork_or_a_build_after_a_choice_is_run_only_if_it_is_chosen() -> Outco
     let ran = build("fork-1.0", &["--use"]).await?;
     assert!(ran.stdout.starts_with(&format!("build {fork} (already in the store)\n")), "{ran:?}");
     assert_eq!(ran.stdout.lines().last(), Some(&*in_use(&fork)), "{ran:?}");
-    let (newer, last) = built("fork-2.0", &[]).await?;
+    let (newer, last) = id_and_end("fork-2.0", &[]).await?;
     assert_eq!(last, other(&newer, &fork, "that one was chosen"), "a newer build waits for a choice");
     let ran = home.warden(["builds", "list"], SOON).await?;
     let state = |id: &str| ran.stdout.lines().find(|line| line.contains(id)).unwrap_or_default().to_owned();

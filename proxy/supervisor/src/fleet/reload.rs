@@ -189,7 +189,7 @@ impl FleetInner {
     fn launch_model(&self, spec: &SharedSpec, watch: WatchConfig, after_others: bool) -> Arc<ModelHandle> {
         let leases = self.new_queue(&spec.name, &spec.requests.queue);
         leases.change_admission(|admit| {
-            admit.set_policy(spec.requests.admission.mode, spec.requests.admission.policy.clone())
+            admit.set_policy(spec.requests.admission.mode, spec.requests.admission.policy.clone());
         });
         leases.ward.set_policy(spec.requests.quarantine);
         leases.is_canary.store(spec.canary_of.is_some(), Ordering::Relaxed);

@@ -124,7 +124,7 @@ impl ModelTask {
         self.env.watch = watch;
         self.units.set_facts(&self.env.spec.command.binary, self.env.spec.facts);
         self.env.leases.with_state(|queue| {
-            queue.set_limits(self.env.spec.requests.queue.depth, self.env.spec.requests.queue.wait)
+            queue.set_limits(self.env.spec.requests.queue.depth, self.env.spec.requests.queue.wait);
         });
         self.env.leases.change_admission(|admit| {
             admit.set_policy(

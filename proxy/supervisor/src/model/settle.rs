@@ -164,10 +164,10 @@ impl ReplacementTracker {
         for unit in units.with_role(UnitRole::Current).filter(is_given_up) {
             if self.reason(unit.replica).is_none() {
                 let note = "sequential: the process does not answer".to_owned();
-                let live = unit.live.as_ref();
-                let crashed = live.and_then(|live| live.probing.crashed_at);
+                let generation = unit.live.as_ref();
+                let crashed = generation.and_then(|generation| generation.probing.crashed_at);
                 let reason = if crashed.is_some() { Reason::Crashed } else { Reason::Unresponsive };
-                let gpus = live.map(|live| live.memory.used_gpus()).unwrap_or_default();
+                let gpus = generation.map(|generation| generation.memory.used_gpus()).unwrap_or_default();
                 let permit = Some(env.claim_permit(unit.replica, &gpus));
                 let mode = ReplacementMode::Sequential;
                 self.begin(env, unit, &decision_for(reason), mode, Some(note), permit);

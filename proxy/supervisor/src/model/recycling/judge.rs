@@ -253,20 +253,21 @@ impl ProcessUnit {
     ) -> Option<RecycleDecision> {
         let now = Instant::now();
         let was_asking = self.is_reclaiming();
-        let live = self.live.as_mut()?;
+        let generation = self.live.as_mut()?;
         let mut facts = None;
         let left = loop {
-            let held = pace.lasting_hold(live, &decision, &env.spec.recycle);
+            let held = pace.lasting_hold(generation, &decision, &env.spec.recycle);
             // If the budget is too small, the server needs the memory for its work and cannot give it back.
             if matches!(held, Some(HoldReason::BudgetTooSmall { .. })) {
                 break Some(decision);
             }
-            let Some(waiting) = live.try_reclaim(env, mail, self.replica, is_free, &decision, now) else {
+            let Some(waiting) = generation.try_reclaim(env, mail, self.replica, is_free, &decision, now)
+            else {
                 break Some(decision);
             };
-            let other = pace.other_than_suspended(env, live, &mut facts, &waiting, now);
+            let other = pace.other_than_suspended(env, generation, &mut facts, &waiting, now);
             let Some(other) = other else {
-                if live.remember_decision(env, waiting, None, now) {
+                if generation.remember_decision(env, waiting, None, now) {
                     life.note_action();
                 }
                 break None;
