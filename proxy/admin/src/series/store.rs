@@ -90,7 +90,7 @@ pub enum SeriesStoreError {
 }
 
 impl SeriesStore {
-    /// Opens no file before the first [`SeriesStore::flush`].
+    /// Opens no file before the first `flush`.
     pub fn new(policy: &SeriesPolicy, state: &Path) -> Self {
         Self(Arc::new(StoreInner {
             policy: *policy,
