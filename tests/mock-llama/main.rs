@@ -3,12 +3,13 @@
 //! It implements as much of llama-server as llama-warden needs, and answers at once: chat requests with about
 //! 610 bytes, streams with events of about 250 bytes, one write each. A request sets its stream:
 //! `"stream":true`, `"max_tokens":N` events, `"per_second":R` of them (0 or absent: without a pause). Like
-//! llama-server it closes the connection after a stream. It has one thread, no runtime and one `epoll`, and
+//! llama-server it closes the connection after a stream. Each thread has one `epoll` and no runtime, and
 //! checks nothing: [`fake-llama`](../fake-llama/main.rs) is for tests of behaviour.
 //!
 //! | variable | means |
 //! |---|---|
-//! | `MOCK_LLAMA_CPU` | its CPU |
+//! | `MOCK_LLAMA_CPU` | its CPU, or the first and the last of them: `4-7` |
+//! | `MOCK_LLAMA_THREADS` | number of its threads, 1 if absent; more are for clients that one cannot keep busy |
 //! | `MOCK_LLAMA_LISTEN` | `ADDRESS:PORT` of a second listener |
 //!
 //! `GET /mock/counts` returns the number of accepted connections, and how many of them carried generations.
@@ -50,6 +51,7 @@ impl Listener {
 struct Asked {
     listeners: Vec<Listener>,
     slots: u64,
+    threads: usize,
 }
 
 fn main() -> ExitCode {
@@ -62,7 +64,7 @@ fn main() -> ExitCode {
         say("--host HOST   a UNIX socket, if the address ends with .sock");
         return ExitCode::SUCCESS;
     }
-    match asked(&flags).and_then(|asked| serve(&asked)) {
+    match asked(&flags).and_then(|asked| serve_on_threads(&asked)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&format!("mock-llama: {error}"));
@@ -82,9 +84,9 @@ fn after<'a>(flags: &'a [String], names: &[&str]) -> Option<&'a str> {
 }
 
 fn asked(flags: &[String]) -> io::Result<Asked> {
-    if let Some(cpu) = std::env::var("MOCK_LLAMA_CPU").ok().and_then(|cpu| cpu.parse().ok()) {
+    if let Some((first, last)) = std::env::var("MOCK_LLAMA_CPU").ok().and_then(|cpus| first_and_last(&cpus)) {
         let mut cpus = CpuSet::new();
-        cpus.set(cpu);
+        (first..=last).for_each(|cpu| cpus.set(cpu));
         sched_setaffinity(None, &cpus)?;
     }
     let mut listeners = Vec::new();
@@ -108,7 +110,24 @@ fn asked(flags: &[String]) -> io::Result<Asked> {
         listeners.push(tcp(address)?);
     }
     let slots = after(flags, &["-np", "--parallel"]).and_then(|slots| slots.parse().ok()).unwrap_or(4);
-    Ok(Asked { listeners, slots })
+    let threads = std::env::var("MOCK_LLAMA_THREADS").ok().and_then(|count| count.parse().ok()).unwrap_or(1);
+    Ok(Asked { listeners, slots, threads })
+}
+
+fn first_and_last(cpus: &str) -> Option<(usize, usize)> {
+    let (first, last) = cpus.split_once('-').unwrap_or((cpus, cpus));
+    Some((first.parse().ok()?, last.parse().ok()?))
+}
+
+/// Serves the same listeners on each thread; a connection stays on the thread that accepted it. Each thread
+/// counts by itself.
+fn serve_on_threads(asked: &Asked) -> io::Result<()> {
+    std::thread::scope(|scope| {
+        for _ in 1..asked.threads {
+            scope.spawn(|| serve(asked));
+        }
+        serve(asked)
+    })
 }
 
 fn serve(asked: &Asked) -> io::Result<()> {
@@ -166,22 +185,18 @@ struct Mock {
 }
 
 impl Mock {
+    /// Accepts one connection. If more wait, the kernel reports the listener again, perhaps to another thread.
     fn accept(&mut self, poller: &Poller, listener: &Listener) -> io::Result<()> {
-        loop {
-            let stream = match listener.accept() {
-                Ok(stream) => stream,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // The client has already left.
-                Err(_) => continue,
-            };
-            self.counts.accepted += 1;
-            let at = self.free.pop().unwrap_or_else(|| {
-                self.connections.push(None);
-                self.connections.len() - 1
-            });
-            poller.add(&stream, token(at))?;
-            self.connections[at] = Some(Connection::new(stream));
-        }
+        // Without a connection, another thread was faster, or the client has already left.
+        let Ok(stream) = listener.accept() else { return Ok(()) };
+        self.counts.accepted += 1;
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            self.connections.len() - 1
+        });
+        poller.add(&stream, token(at))?;
+        self.connections[at] = Some(Connection::new(stream));
+        Ok(())
     }
 
     fn turn(&mut self, poller: &Poller, ready: Ready) -> io::Result<()> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use warden_policies::health::{AwaitedWork, TokenGaps};
 use warden_policies::quarantine::RequestFingerprint;
-use warden_policies::{defaults, units};
+use warden_policies::{QuickMap, defaults, units};
 
 use crate::sync::lock;
 
@@ -58,7 +58,9 @@ pub(crate) struct ProgressTracker {
     born: Instant,
     /// Microseconds from `born` to the last received byte, plus one; 0 before the first byte.
     received: AtomicU64,
-    all: Mutex<Vec<Arc<RequestProgress>>>,
+    /// Requests in flight, by their address. A list would be searched at the end of each request, under a lock
+    /// that all threads share.
+    all: Mutex<QuickMap<usize, Arc<RequestProgress>>>,
     /// Time and tokens of prompts that may still be evaluated although their clients have left.
     abandoned: Mutex<VecDeque<(Instant, u64)>>,
     /// Running requests that save or restore a slot, which stops all computing.
@@ -90,12 +92,12 @@ impl ProgressTracker {
 
     pub(crate) fn begin(&self) -> Arc<RequestProgress> {
         let pulse = Arc::<RequestProgress>::default();
-        lock(&self.all).push(Arc::clone(&pulse));
+        lock(&self.all).insert(Arc::as_ptr(&pulse).addr(), Arc::clone(&pulse));
         pulse
     }
 
     pub(crate) fn end(&self, pulse: &Arc<RequestProgress>) {
-        lock(&self.all).retain(|known| !Arc::ptr_eq(known, pulse));
+        lock(&self.all).remove(&Arc::as_ptr(pulse).addr());
         if pulse.is_awaited() && !pulse.has_begun() {
             let mut left = lock(&self.abandoned);
             if left.len() == ABANDONED_KEPT {
@@ -163,7 +165,7 @@ impl ProgressTracker {
             awaited.prompt_tokens = awaited.prompt_tokens.saturating_add(tokens);
             awaited.largest_prompt = awaited.largest_prompt.max(tokens);
         };
-        for pulse in lock(&self.all).iter().filter(|pulse| pulse.is_awaited()) {
+        for pulse in lock(&self.all).values().filter(|pulse| pulse.is_awaited()) {
             let asked = lock(&pulse.request).clone();
             let Some(asked) = asked.filter(|asked| asked.is_whole()) else { continue };
             if pulse.has_begun() {
