@@ -48,7 +48,8 @@ pub(crate) fn is_ours(address: *mut c_void) -> bool {
 struct ObjectSearch {
     address: usize,
     is_ours: bool,
-    /// Path of the object, with a terminating zero; empty for the program, and if there is no object.
+    /// Path of the object that has the address, with a terminating zero; empty for the main program, and if no
+    /// object has it.
     path: [u8; MAX_PATH],
 }
 

@@ -48,7 +48,7 @@ impl fmt::Display for CodeContainer {
     }
 }
 
-/// Kinds of container that the scanner finds.
+/// Kinds of C++ definition that the scanner finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContainerKind {

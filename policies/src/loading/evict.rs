@@ -64,8 +64,8 @@ impl LoadingState {
         if !is_enough(&candidates.iter().collect::<Vec<_>>()) {
             return Vec::new();
         }
-        // Companions of the wanted model would be loaded again with it, and a model with the wanted one as a
-        // companion would call it again. Unload both only if other models do not suffice.
+        // Prefer to evict other models. An evicted companion of the wanted model would be loaded again with it,
+        // and an evicted model that names the wanted one as its companion would request it again.
         let company = self.models.all_companions(wish.name);
         let is_own = |(_, leave): &EvictionGroup| leave.iter().any(|who| company.contains(who));
         let calls = |(_, leave): &EvictionGroup| {

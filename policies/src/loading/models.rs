@@ -110,7 +110,7 @@ impl LoadedModels {
         all
     }
 
-    /// Returns all companions of a model, direct and indirect, and the model itself.
+    /// Returns all companions of a model, direct and indirect, without the model itself.
     pub(super) fn all_companions(&self, name: &ModelId) -> Vec<ModelId> {
         let mut all = vec![name.clone()];
         let mut next = 0;

@@ -6,7 +6,7 @@ use crate::named::named_enum;
 use crate::sample::MemoryKind;
 use crate::units::ByteSize;
 
-/// Parts of a process that support reclaim.
+/// Kinds of memory that a process can give back on request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReclaimParts {
     /// The heap of llama-server.

@@ -9,7 +9,7 @@
 //! | cause of the request | after a successful reclaim |
 //! |---|---|
 //! | a budget | the process is asked again above the budget; if that is sooner than `reclaim_again`, it is replaced |
-//! | growth | the process is asked again when it is as large as before, after some time; budgets apply |
+//! | growth | the process is asked again once it is as large as before the reclaim and `reclaim_again` has passed; budgets apply |
 //! | a shared budget | the process is replaced if it is still the chosen one |
 
 mod given;
@@ -224,8 +224,8 @@ impl ReclaimHistory {
         self.asked = Some(ActiveReclaim { at: now, cause, answered: None });
     }
 
-    /// Handles changed limits, for which earlier requests may suffice. Keeps the time of the last request,
-    /// because a process refuses requests that follow too soon.
+    /// Forgets the results of earlier requests, because they were judged by the limits before a change. Keeps
+    /// the time of the last request, because a process refuses requests that follow too soon.
     pub fn handle_new_limits(&mut self) {
         self.in_vain.clear();
         self.fell.clear();

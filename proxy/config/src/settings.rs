@@ -191,7 +191,7 @@ pub struct ModelConfig {
     /// File to record requests in, one JSON object per line, for `llama-warden diagnose --replay FILE`.
     /// Relative to the configuration file. Texts are replaced by others of the same length, images by
     /// others of the same size, names by other names; data not known to be harmless is dropped. A reload
-    /// takes effect at once. Default: none. Requests belong to the people who sent them.
+    /// applies a changed path at once. Default: none. Requests are your clients' data.
     #[schemars(schema_with = "schema::path")]
     pub record_requests: Option<PathBuf>,
     /// Maximum number of concurrent requests per process. Default: its number of slots.

@@ -25,9 +25,10 @@ pub enum PortListener {
     Nobody,
 }
 
-/// Returns whether processes of the group that `leader` leads, or others, listen on `address`. `None` if that
-/// is unknown, for example because `/proc` hides a member's files from us. `outside` returns further members;
-/// it is called only if the group does not own all sockets itself.
+/// Returns who listens on `address`: only the process group that `leader` leads, another process too, or
+/// nobody. Returns `None` if that is unknown, for example because `/proc` hides the files of a process.
+/// `outside` returns processes that count as members of the group without being in it; it is called only if
+/// the group does not own all sockets.
 ///
 /// Source: `Documentation/networking/proc_net_tcp.rst` of the kernel for the tables, `proc(5)` for
 /// `/proc/PID/fd`.

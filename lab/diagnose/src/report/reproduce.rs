@@ -204,8 +204,8 @@ pub(crate) fn request_script(
     fill_template(&text, about, "", requests, setting).replacen(RESULT_MARK, &told.collect::<String>(), 1)
 }
 
-/// Placeholder of the results. It is filled in last, because a log or a commit's subject is foreign text and
-/// may contain placeholders.
+/// Placeholder for the results. It is filled in last, because results quote logs and commit subjects, which
+/// may contain placeholders themselves.
 const RESULT_MARK: &str = "@SHOWN@";
 
 const MEMORY_SECTION: &str = "# Anonymous memory of the process";

@@ -1,6 +1,6 @@
-//! Judges growth and crashes under workloads. Processes of a revision alternate with those of the ill end,
-//! and are tested like those with and without a switch: [`sequential`] for growth, [`crash`] for crashes. A
-//! revision is healthy if no more growth remains than a cure may leave.
+//! Judges growth and crashes under workloads. Processes of a revision alternate with processes of the ill
+//! end. The tests for switches compare the two, with the revision in place of the switch: [`sequential`] for
+//! growth, [`crash`] for crashes. A revision is healthy if a switch with these results would count as a cure.
 
 use super::super::LegFinding;
 use super::super::crash::{self, CrashPolicy, CrashRun};

@@ -178,8 +178,8 @@ impl ReplacementTracker {
 }
 
 impl TaskLife {
-    /// During a removal or shutdown, returns whether its deadline has passed, and whether serving processes are to
-    /// end. Requests may run until the deadline.
+    /// Returns two answers during a removal or shutdown, else `None`: whether the shutdown's deadline has
+    /// passed, and whether serving processes have to end now. A shutdown waits for leases until its deadline.
     fn settle_end(&self, leases: &Arc<LeaseQueue>) -> Option<(bool, bool)> {
         Some(match self.end? {
             TaskEnd::Removed => (false, true),

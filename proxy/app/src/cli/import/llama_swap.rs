@@ -64,7 +64,7 @@ const GLOBAL_KEYS: &str = "peers selectors sendLoadingState models macros groups
 const MODEL_KEYS: &str = "name description metadata capabilities unlisted sendLoadingState cmd proxy aliases env ttl \
     unloadTimeout useModelName concurrencyLimit filters macros";
 
-/// Note on a key that llama-swap ignores, too, or that is newer than this program.
+/// Note on a key that this program does not know: llama-swap ignores it as well, or the key is newer.
 pub(super) const UNKNOWN_KEY_NOTE: &str = "no key of llama-swap that is known here";
 const OMITTED_MODEL_NOTE: &str = "left out";
 

@@ -53,7 +53,7 @@ pub(super) struct MemoryGauge {
     /// `None` for host memory.
     pub(super) gpu: Option<u32>,
     pub(super) share: Option<MemoryShare>,
-    /// Temperature, or a fault.
+    /// The GPU's temperature, fault and leak, separated by commas; empty for host memory.
     pub(super) note: String,
     pub(super) faulty: bool,
 }

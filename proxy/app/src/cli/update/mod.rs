@@ -59,7 +59,7 @@ pub(crate) struct UpdateArgs {
     /// Git repository: a URL, a folder, or a name from `[build.sources]`. Default: `build.source`.
     #[arg(long, value_name = "URL|PATH|NAME", conflicts_with_all = ["source", "sdist"])]
     git: Option<String>,
-    /// Never uses the network for the repository.
+    /// Never uses the network for the repository: takes what was fetched before.
     #[arg(long)]
     offline: bool,
     /// Folder or archive that contains llama.cpp, in place of a repository.

@@ -111,7 +111,7 @@ impl AnswerContent {
     }
 }
 
-/// Part of an item of the second answer that the client has.
+/// How much of an item of the second answer the client already has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KnownPart {
     All,

@@ -182,8 +182,8 @@ impl Replacement {
         Some(cooldown::recycle_helped(before?, after?, self.young_bytes, budget))
     }
 
-    /// Milliseconds of the outage that the supervisor itself caused, without the old process's drain and end
-    /// and the new process's start.
+    /// Milliseconds of the outage that the supervisor itself caused: the outage minus the drain and end of the
+    /// old process and the start of the new one.
     fn own_ms(&self) -> Option<u64> {
         if self.entry.mode != ReplacementMode::Sequential {
             return None;

@@ -57,7 +57,7 @@ pub(crate) struct BetweenArgs {
     /// Repository of the commits: a URL, a folder, or a name from `[build.sources]`.
     #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
     git: Option<String>,
-    /// Never uses the network for the repository.
+    /// Never uses the network for the repository: takes what was fetched before.
     #[arg(long, requires = "between")]
     offline: bool,
     /// Backend of the builds: auto, cpu, cuda, hip, vulkan or metal.
