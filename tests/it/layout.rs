@@ -386,7 +386,7 @@ fn no_test_module_is_forgotten() -> Outcome {
     Ok(())
 }
 
-/// Only an optional job builds these fuzz targets, from files of the program that belong to no library. Check
+/// Only an optional job builds these fuzz targets, from source files that no library exports. Check
 /// that their needs are met, because a failure might be noticed weeks later.
 #[test]
 fn the_fuzz_targets_made_of_the_program_have_what_it_has() -> Outcome {

@@ -137,6 +137,11 @@ impl ModelRoom {
             }
             _ => return,
         }
+        self.give_back(replacements, life);
+    }
+
+    /// Gives the room back; a later start requests it anew.
+    pub(crate) fn give_back(&mut self, replacements: &mut ReplacementTracker, life: &mut TaskLife) {
         replacements.release_permits();
         self.state = LoadState::Unloaded;
         self.report(LoadingReport::Unloaded);

@@ -40,6 +40,10 @@ impl ModelTask {
         if self.units.any_process() || !self.room.fall_back(&mut self.env, because) {
             return false;
         }
+        if self.room.is_granted() {
+            // This room was granted for the larger configuration.
+            self.room.give_back(&mut self.replacements, &mut self.life);
+        }
         let failed = self.units.forget_failures();
         self.revive_all(failed);
         true

@@ -578,6 +578,28 @@ async fn two_starts_that_found_too_little_are_enough_for_a_fallback_and_pins_are
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_fallback_after_failed_starts_requests_less_room() {
+    let mut rig = rig(&[("a", 10), ("b", 18)]).await;
+    rig.apply(|config| with_fallback(config, 4)).await;
+    for _ in 0..2 {
+        rig.script.next(Role::failing(crate::ProcessExit::Code(1), "cudaMalloc failed: out of memory"));
+    }
+    rig.script.next(Role { vram: Some(4 * GIB), ready_after: secs(200), ..Role::default() });
+    let first = rig.lease_of_later("a").await;
+    pass(secs(60)).await;
+    assert!(is_reduced(&rig) && !first.is_finished(), "the process with the fallback still loads");
+    rig.next_takes(18);
+    let second = rig.lease_of_later("b").await;
+    pass(secs(60)).await;
+    assert!(second.is_finished() && !first.is_finished(), "the other model waits for room that nobody needs");
+    drop(second.await.unwrap().unwrap());
+    pass(secs(200)).await;
+    drop(first.await.unwrap().unwrap());
+    assert_eq!((rig.states(), rig.count("makes_room")), (vec![Loaded, Loaded], 0));
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_model_with_a_fallback_is_loaded_at_the_start_and_a_restart_in_vain_is_answered() {
     let mut rig = rig(&[("a", 30), ("b", 20)]).await;
     rig.next_takes(12);
