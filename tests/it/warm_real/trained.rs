@@ -40,7 +40,9 @@ async fn undisturbed_turns(model: &Path, rounds: usize) -> Result<Vec<Vec<Turn>>
 async fn started(model: &Path) -> Result<Warden, Trouble> {
     let lines =
         model_lines_of(model, &flags()).await? + "replace = \"sequential\"\non_death = \"continue\"\n";
-    let warden = Setup::new()?.top("log.children = false").model("m", &lines).start().await?;
+    // A busy machine needs longer to show that restored slots are used.
+    let top = "log.children = false\ninternal.lifecycle.slot_shows_within = \"30s\"\ninternal.warmth.before_gate = \"90s\"";
+    let warden = Setup::new()?.top(top).model("m", &lines).start().await?;
     warden.until_ready(1).await?;
     Ok(warden)
 }
