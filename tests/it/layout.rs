@@ -412,9 +412,6 @@ fn has_what_it_takes_in(target: &str) -> Outcome {
         }
     }
     assert!(modules.contains(target), "{modules:?}");
-    // A crate under the name that the program gives it.
-    let crates = taken_in.lines().filter_map(|line| line.strip_prefix("use warden_")?.split_once(" as "));
-    modules.extend(crates.map(|(_, name)| name.trim_end_matches(';').to_owned()));
 
     let mut command = MetadataCommand::new();
     command.manifest_path(fuzz.join("Cargo.toml")).features(CargoOpt::AllFeatures).no_deps();

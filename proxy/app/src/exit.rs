@@ -13,10 +13,10 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use warden_config::problem::{ConfigProblem, ConfigProblems, error_lines};
 use warden_policies::secrets;
 use warden_supervisor::{ControlError, FleetError};
 
-use crate::config::problem::{ConfigProblem, ConfigProblems, error_lines};
 use crate::out;
 
 pub(crate) const USAGE_CODE: u8 = 2;
@@ -174,7 +174,7 @@ pub(crate) fn install_panic_hook() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::problem::{ConfigPlace, ConfigProblem};
+    use warden_config::problem::{ConfigPlace, ConfigProblem};
 
     #[test]
     fn every_problem_of_a_configuration_gets_its_own_lines_and_code_2() {

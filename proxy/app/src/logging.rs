@@ -8,13 +8,13 @@ use std::io;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use warden_admin::log_writer::LogWriter;
+use warden_config::log_filter::log_filter;
 use warden_policies::defaults::Log;
 
 use crate::child_lines::ChildLineFormat;
-use crate::config::log_filter::log_filter;
 use crate::exit::CommandError;
 use crate::journal::{JournalFormat, JournalWriter};
-use crate::log_writer::LogWriter;
 
 /// Time limit of the last flush; a reader that still reads needs less.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);

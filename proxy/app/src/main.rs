@@ -2,13 +2,6 @@
 
 use std::process::ExitCode;
 
-use warden_admin::{
-    self as admin, access_log, captures, clock, growth_text, log_writer, otel, probe, series,
-};
-use warden_config::{self as config, advice};
-use warden_page::build_text;
-use warden_supervisor::sync;
-
 mod access_list;
 mod child_lines;
 mod cli;

@@ -18,13 +18,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
+use warden_admin::captures::CaptureStore;
+use warden_config::resolve::ResolvedConfig;
 use warden_diagnose::Redactor;
 use warden_gateway::BodyRecorder;
 use warden_policies::{ModelName, QuickMap, defaults};
 use warden_supervisor::{WorkKind, open_lines, run_job};
 
-use crate::captures::CaptureStore;
-use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
 
 /// Mode of the file, which only its owner can read, because lengths and times are private, too.

@@ -14,8 +14,6 @@ mod mutated;
 #[path = "../../../proxy/app/src/out.rs"]
 mod out;
 
-use warden_config as config;
-
 libfuzzer_sys::fuzz_target!(|text: &str| {
     for converted in import::each_way(text) {
         match converted {

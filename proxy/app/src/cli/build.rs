@@ -12,14 +12,14 @@ use warden_builder::{
     BuilderDirs, BuilderError, EventReporter, MachineNeeds, RunPriority, StoredBuild, SuccessorObstacle,
     sdist,
 };
+use warden_config::machine::HostMachine;
+use warden_config::resolve::proofs;
+use warden_config::source::layers::LoadedConfig;
 use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 use warden_policies::defaults::Build;
 
 use super::builds::make_default;
 use super::{ConfigArgs, block_on, progress};
-use crate::config::machine::HostMachine;
-use crate::config::resolve::proofs;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;

@@ -3,16 +3,16 @@
 use std::path::Path;
 
 use clap::Subcommand;
+use warden_admin::client::AdminClient;
+use warden_admin::instance;
 use warden_builder::{BuildId, BuildStore, GcKeep, GcPlan, Provenance};
+use warden_config::machine::HostMachine;
+use warden_config::resolve::dirs::WardenDirs;
+use warden_config::source::layers::LoadedConfig;
+use warden_page::build_text::{build_cells, default_state};
 use warden_policies::ByteSize;
 
 use super::{ConfigArgs, block_on, builds_between};
-use crate::admin::client::AdminClient;
-use crate::admin::instance;
-use crate::build_text::{build_cells, default_state};
-use crate::config::machine::HostMachine;
-use crate::config::resolve::dirs::WardenDirs;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
+use warden_admin::client::AdminClient;
+use warden_admin::status::AdminStatus;
 use warden_policies::canary::CanaryVerdict;
 use warden_policies::{ByteSize, secrets, units};
 use warden_supervisor::{CanaryState, CanaryView};
 
 use super::block_on;
 use super::control::{ModelQueryArgs, QueryArgs};
-use crate::admin::client::AdminClient;
-use crate::admin::status::AdminStatus;
 use crate::exit::{CommandError, REFUSED_CODE, UNDECIDED_CODE};
 use crate::out;
 

@@ -1,14 +1,14 @@
 //! `llama-warden config check|show|schema`: checks and prints the configuration.
 
 use clap::{Args, Subcommand};
+use warden_config::machine::HostMachine;
+use warden_config::problem::{ConfigProblem, ConfigProblems};
+use warden_config::resolve::{binary, flags, resolve_config};
+use warden_config::schema::{markdown, root};
+use warden_config::{needs, show};
 use warden_policies::secrets;
 
 use super::ConfigArgs;
-use crate::config::machine::HostMachine;
-use crate::config::problem::{ConfigProblem, ConfigProblems};
-use crate::config::resolve::{binary, flags, resolve_config};
-use crate::config::schema::{markdown, root};
-use crate::config::{needs, show};
 use crate::exit::CommandError;
 use crate::out;
 

@@ -9,18 +9,18 @@ use reqwest::Method;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use warden_admin::answer::DrainReport;
+use warden_admin::client::{AdminClient, find_instance};
+use warden_admin::error::AdminError;
+use warden_admin::status::AdminStatus;
+use warden_config::machine::HostMachine;
+use warden_config::source::layers::LoadedConfig;
 use warden_policies::reclaim::ReclaimOutcome;
 use warden_policies::secrets;
 use warden_supervisor::{FleetEvent, LedgerEntry, LogLine, ModelView, ReclaimEntry};
 
 use super::status::status_table;
 use super::{ConfigArgs, block_on};
-use crate::admin::answer::DrainReport;
-use crate::admin::client::{AdminClient, find_instance};
-use crate::admin::error::AdminError;
-use crate::admin::status::AdminStatus;
-use crate::config::machine::HostMachine;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 

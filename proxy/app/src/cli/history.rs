@@ -8,6 +8,7 @@ use clap::Args;
 use jiff::{SpanRelativeTo, Timestamp};
 use serde::Deserialize;
 use serde_json::Value;
+use warden_admin::clock;
 use warden_policies::secrets;
 use warden_supervisor::{
     CanaryEntry, EventKind, FleetEvent, LedgerEntry, PinEntry, ReclaimEntry, line_files, regular_file,
@@ -16,7 +17,7 @@ use warden_supervisor::{
 use super::ConfigArgs;
 use super::control::event_line;
 use crate::exit::CommandError;
-use crate::{clock, events_file, out};
+use crate::{events_file, out};
 
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArgs {

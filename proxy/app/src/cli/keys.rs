@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use warden_config::resolve::keys::{KeyFile, key_section, new_key};
 
-use crate::config::resolve::keys::{KeyFile, key_section, new_key};
 use crate::exit::CommandError;
 use crate::out;
 

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use warden_config::resolve::mitigations::catalogue;
+use warden_config::resolve::{own_sets, store};
 use warden_patches::mitigation::{
     self, BuildFacts, KnownLeak, LeakMemory, MitigationCatalogue, MitigationEntry,
 };
 use warden_patches::set::FixEvidence;
 
 use super::ConfigArgs;
-use crate::config::resolve::mitigations::catalogue;
-use crate::config::resolve::{own_sets, store};
 use crate::exit::CommandError;
 use crate::out;
 

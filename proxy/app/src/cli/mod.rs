@@ -1,7 +1,7 @@
 //! The command line: parses arguments and dispatches to the module of each command.
 //!
 //! Arguments come in two stages: as typed (the structs here), then resolved against configuration and machine
-//! ([`crate::config`]). This module makes no decisions.
+//! ([`warden_config`]). This module makes no decisions.
 
 use std::fs::File;
 use std::io;
@@ -11,9 +11,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use rustix::fs::FlockOperation;
+use warden_config::machine::HostMachine;
+use warden_config::source::layers::{ConfigSources, FlagSetting, LoadedConfig, load_config};
 
-use crate::config::machine::HostMachine;
-use crate::config::source::layers::{ConfigSources, FlagSetting, LoadedConfig, load_config};
 use crate::exit::CommandError;
 use crate::out;
 

@@ -10,6 +10,9 @@ use std::str::FromStr;
 
 use clap::Args;
 use serde_json::{Value, json};
+use warden_config::machine::{HostMachine, left_for_models, own_memory};
+use warden_config::needs::{ModelMemoryNeeds, is_for_cpu, misfit_text, server_build};
+use warden_config::resolve::{binary, resolve_config};
 use warden_policies::book::{
     self, LaterMemory, MachineCapacity as Room, MeasuredNeeds, MemoryNeeds, ModelFit, NeedPurpose,
     PlacementRequest, ServerRun,
@@ -21,9 +24,6 @@ use warden_supervisor::known_memory;
 use warden_supervisor::spec::ServerCommand;
 
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::{HostMachine, left_for_models, own_memory};
-use crate::config::needs::{ModelMemoryNeeds, is_for_cpu, misfit_text, server_build};
-use crate::config::resolve::{binary, resolve_config};
 use crate::exit::CommandError;
 use crate::out;
 

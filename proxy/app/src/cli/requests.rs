@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use reqwest::Method;
+use warden_admin::client::AdminClient;
+use warden_admin::requests::{CancelReport, RequestList, milliseconds_text, timing_text};
 use warden_gateway::RequestView;
 use warden_policies::secrets;
 
 use super::block_on;
 use super::control::{InstanceArgs, QueryArgs};
-use crate::admin::client::AdminClient;
-use crate::admin::requests::{CancelReport, RequestList, milliseconds_text, timing_text};
 use crate::exit::CommandError;
 use crate::out;
 

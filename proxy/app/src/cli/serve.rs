@@ -9,13 +9,13 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use clap::Args;
+use warden_config::arguments::{self, ListeningFlag};
+use warden_config::machine::HostMachine;
+use warden_config::resolve::store;
+use warden_config::source::layers::FlagSetting;
+use warden_config::source::tree::{ConfigNode, ConfigValue};
 
 use super::ConfigArgs;
-use crate::config::arguments::{self, ListeningFlag};
-use crate::config::machine::HostMachine;
-use crate::config::resolve::store;
-use crate::config::source::layers::FlagSetting;
-use crate::config::source::tree::{ConfigNode, ConfigValue};
 use crate::exit::CommandError;
 use crate::serve::ConfigSource;
 
@@ -254,7 +254,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::config::source::layers::{ConfigSources, load_config};
+    use warden_config::source::layers::{ConfigSources, load_config};
 
     fn parse(args: &[&str]) -> ServeArgs {
         #[derive(Parser)]
@@ -312,7 +312,7 @@ mod tests {
         machine
     }
 
-    fn loaded(args: &str, env: &[(&str, &str)]) -> crate::config::source::layers::LoadedConfig {
+    fn loaded(args: &str, env: &[(&str, &str)]) -> warden_config::source::layers::LoadedConfig {
         let flags = dropin_settings(&words(args), &machine(env)).unwrap();
         load_config(ConfigSources { flags, ..ConfigSources::default() }).unwrap()
     }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use warden_admin::growth_text;
+use warden_admin::memory_use::ModelBudget;
+use warden_admin::status::AdminStatus;
 use warden_policies::sample::HostMemory;
 use warden_policies::{ByteSize, RecycleAction};
 use warden_supervisor::{BackendView, ModelOutage, ModelView};
 
-use crate::admin::memory_use::ModelBudget;
-use crate::admin::status::AdminStatus;
-use crate::growth_text;
 use crate::out;
 
 const STATUS_COLUMNS: [&str; 11] =
@@ -240,9 +240,9 @@ pub(super) fn short_age(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::status::{AdviceView, InstanceInfo};
     use std::collections::BTreeMap;
     use std::sync::Arc;
+    use warden_admin::status::{AdviceView, InstanceInfo};
     use warden_policies::lifecycle::BackendPhase;
     use warden_policies::reclaim::{ReclaimOutcome, ReclaimParts, ReclaimedBytes};
     use warden_policies::{GenerationId, MemoryLimit, ModelName, Reason, WorkDone};
@@ -371,7 +371,7 @@ mod tests {
                 vec!["graph-cache-cap=16".into(), "count-turns=32 (your set mine)".into()],
             )]),
             binaries: None,
-            access_log: Some(crate::access_log::AccessLogView {
+            access_log: Some(warden_admin::access_log::AccessLogView {
                 path: "/var/log/a.log".into(),
                 lost: 336,
                 failing: Some("No space left on device".into()),

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use clap::Args;
 use reqwest::Method;
+use warden_admin::upgrade_order::UpgradeReport;
 use warden_policies::defaults::parse_duration;
 use warden_policies::units::as_f64;
 
 use super::block_on;
 use super::control::QueryArgs;
-use crate::admin::upgrade_order::UpgradeReport;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use warden_config::model_files::ModelFileStamp;
+use warden_config::source::folder;
 use warden_supervisor::{PendingWork, WorkKind, run_job};
-
-use crate::config::model_files::ModelFileStamp;
-use crate::config::source::folder;
 
 type FolderFiles = BTreeMap<PathBuf, ModelFileStamp>;
 
@@ -91,7 +90,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::sync::lock;
+    use warden_supervisor::sync::lock;
 
     #[tokio::test]
     #[expect(clippy::await_holding_lock, reason = "nobody waits for it but the look that hangs")]

@@ -11,13 +11,13 @@ use tokio_util::sync::CancellationToken;
 use warden_builder::verify::{
     MeasurementCache, ServerAddress, ServerBehaviour, measure, measuring_flags, measuring_model,
 };
+use warden_config::resolve::ResolvedConfig;
+use warden_config::resolve::server_facts::{self, UnmeasuredBinary};
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::spec::{ServerCommand, SharedSpec, SocketMode};
 use warden_supervisor::{Fleet, ListenAddress, SoloProcess, SoloSpec, SoloStarter};
 
-use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::server_facts::{self, UnmeasuredBinary};
 use crate::private_temp;
 
 /// Variables that hide GPUs: the tiny model needs no GPU, and the GPUs' memory may be full.

@@ -20,15 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use warden_supervisor::nursery::{self, NurseryHandle, ProcessNursery};
 use warden_supervisor::{Succession, set_root, start_worker_threads};
 
-use crate::admin::server::PulseSender;
-use crate::admin::upgrade_order::{OrderReply, UpgradeOrder};
 use crate::cli::ConfigArgs;
-use crate::config::machine::HostMachine;
-use crate::config::needs;
-use crate::config::problem::{ConfigPlace, ConfigProblem};
-use crate::config::resolve::binary;
-use crate::config::resolve::{ResolvedConfig, resolve_config};
-use crate::config::source::layers::FlagSetting;
 use crate::exit::CommandError;
 use crate::{logging, out};
 
@@ -57,6 +49,14 @@ use upgrade::new::PredecessorLink;
 use upgrade::old;
 use upgrade::retired::RetiredProgram;
 use upgrade::talk::InstancePlace;
+use warden_admin::server::PulseSender;
+use warden_admin::upgrade_order::{OrderReply, UpgradeOrder};
+use warden_config::machine::HostMachine;
+use warden_config::needs;
+use warden_config::problem::{ConfigPlace, ConfigProblem};
+use warden_config::resolve::binary;
+use warden_config::resolve::{ResolvedConfig, resolve_config};
+use warden_config::source::layers::FlagSetting;
 
 /// Sources of the configuration, read at the start and at every reload.
 #[derive(Clone, Debug)]

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use warden_admin::access_log::AccessLog;
+use warden_admin::metrics::MetricsRegistry;
+use warden_admin::otel::RequestTracer;
+use warden_admin::state::AdminConfig;
+use warden_config::advice::{self, AdvisedServers};
 use warden_gateway::{GatewayObserver, RequestRecord};
 use warden_patches::mitigation::LeakAdvice;
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{EventKind, Fleet, FleetEvent};
 
-use crate::access_log::AccessLog;
-use crate::admin::metrics::MetricsRegistry;
-use crate::admin::state::AdminConfig;
-use crate::advice::{self, AdvisedServers};
 use crate::events_file::EventsFile;
 use crate::logging;
-use crate::otel::RequestTracer;
 
 pub(crate) struct RequestObserver {
     pub(crate) metrics: Arc<MetricsRegistry>,

@@ -7,11 +7,11 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use warden_config::machine::HostMachine;
+use warden_config::resolve::ResolvedConfig;
 use warden_supervisor::{PendingWork, WorkError, WorkKind, run_job};
 
 use super::ConfigSource;
-use crate::config::machine::HostMachine;
-use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
 
 /// Slower reads are logged. Files take milliseconds, the version of a llama-server some seconds.

@@ -3,10 +3,10 @@
 
 use std::fmt::Debug;
 
+use warden_config::resolve::ResolvedConfig;
+use warden_config::resolve::dirs::WardenDirs;
 use warden_gateway::{ApiKeys, CorsConfig, LiveConfig};
 
-use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::dirs::WardenDirs;
 use crate::request_recorder::RecorderSet;
 
 pub(crate) fn gateway_config(resolved: &ResolvedConfig, recorders: &RecorderSet) -> LiveConfig {

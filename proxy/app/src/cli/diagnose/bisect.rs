@@ -3,6 +3,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use warden_config::advice::AdvisedServer;
+use warden_config::machine::HostMachine;
+use warden_config::resolve::mitigations::MitigationChecker;
+use warden_config::resolve::resolve_config;
 use warden_diagnose::cure::{SwitchTrials, TrialProgress};
 use warden_diagnose::report::{CommandChanges, CureReport, SurvivalReport, UntriedSwitch};
 use warden_diagnose::{Experiment, ExperimentOutcome, LegProgress, without_prompt_cache};
@@ -10,19 +14,15 @@ use warden_experiment::bisect::{CureConclusion, CureOutcome as Ended, SwitchSet}
 use warden_experiment::crash::WorkloadCrash;
 use warden_experiment::{LegFinding, Workload};
 use warden_supervisor::SoloSpec;
+use warden_supervisor::sync::lock;
 
 use super::candidates::{self, SearchPurpose, SwitchCandidates};
 use super::target::DiagnoseTarget;
 use super::{DiagnosisRun, write};
-use crate::advice::AdvisedServer;
 use crate::cli::ConfigArgs;
 use crate::cli::progress::ProgressLines;
-use crate::config::machine::HostMachine;
-use crate::config::resolve::mitigations::MitigationChecker;
-use crate::config::resolve::resolve_config;
 use crate::exit::CommandError;
 use crate::out;
-use crate::sync::lock;
 
 /// Returns the server with the switches of a trial, or the reason why the switches cannot be applied.
 type SwitchedServer<'a> = dyn Fn(&SwitchSet) -> Result<SoloSpec, String> + Sync + 'a;
@@ -236,7 +236,7 @@ pub(super) fn survival_text(report: &SurvivalReport, name: Option<&str>) -> Stri
 fn config_lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
     let Some(name) = name else { return format!("\nwithout llama-warden:\n{}\n", added.command_line()) };
     let list = mitigations.iter().collect::<toml_edit::Array>().to_string();
-    let key = crate::config::problem::quoted_key(name);
+    let key = warden_config::problem::quoted_key(name);
     format!("\nin the configuration:\n[models.{key}]\nmitigations = {}\n", list.trim())
 }
 

@@ -3,6 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use warden_config::advice::AdvisedServer;
+use warden_config::resolve::ResolvedConfig;
+use warden_config::resolve::binary::AlternativeCommand;
+use warden_config::resolve::mitigations::{MitigationChecker, ModelMitigations, catalogue};
 use warden_diagnose::report::{TrialSwitch, UntriedSwitch};
 use warden_experiment::LegFinding;
 use warden_patches::mitigation::{
@@ -11,11 +15,6 @@ use warden_patches::mitigation::{
 use warden_patches::set::life::LifeState;
 use warden_policies::MemoryKind;
 use warden_policies::growth::GrowthBlame;
-
-use crate::advice::AdvisedServer;
-use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::binary::AlternativeCommand;
-use crate::config::resolve::mitigations::{MitigationChecker, ModelMitigations, catalogue};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SearchPurpose {

@@ -2,6 +2,7 @@
 //! measurements for `serve`: admission uses the memory of a prompt, automatic budgets the largest size.
 
 use tokio_util::sync::CancellationToken;
+use warden_config::arguments;
 use warden_diagnose::headroom::{
     HeadroomMeasurement, HeadroomProgress, HeadroomRun, measure_headroom, measure_smaller_context,
 };
@@ -14,7 +15,6 @@ use warden_supervisor::{ServerCommand, SoloSpec};
 
 use super::target::DiagnoseTarget;
 use crate::cli::progress::ProgressLines;
-use crate::config::arguments;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -30,6 +30,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use tokio_util::sync::CancellationToken;
+use warden_admin::instance;
+use warden_config::machine::HostMachine;
+use warden_config::resolve::ResolvedConfig;
 use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
 use warden_diagnose::{
     DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, Lab, LegProgress, RequestRecording,
@@ -48,9 +51,6 @@ use self::trace::TraceRecorder;
 use self::wrap::ToolWrapper;
 pub(crate) use self::wrap::{KeeperArgs, keep_wrapped};
 use super::ConfigArgs;
-use crate::admin::instance;
-use crate::config::machine::HostMachine;
-use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::{self, SignalHandlers};
@@ -210,7 +210,7 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     }
     out::error_line(&target.program_line());
     // Describe the server as configured; the report names a tool around the server separately.
-    let mut about = target.about(crate::clock::now_text(), &machine);
+    let mut about = target.about(warden_admin::clock::now_text(), &machine);
     let mut spec = target.spec.clone();
     let mut numbers = target.resolved.settings.diagnose.clone();
     let mut lifecycle = target.model().lifecycle;

@@ -6,6 +6,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
+use warden_config::machine::HostMachine;
 use warden_diagnose::proof::PublishedRequest;
 use warden_diagnose::report::{ReportFolder, SeriesBudget};
 use warden_diagnose::{DiagnoseReport, ExperimentOutcome, RequestRecording};
@@ -17,7 +18,6 @@ use warden_supervisor::ServerCommand;
 
 use super::DiagnoseArgs;
 use super::target::DiagnoseTarget;
-use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
 
 pub(super) fn check_outputs(args: &DiagnoseArgs) -> Result<(), CommandError> {

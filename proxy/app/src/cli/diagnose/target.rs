@@ -3,16 +3,16 @@
 
 use std::path::Path;
 
+use warden_config::machine::HostMachine;
+use warden_config::problem::ConfigPlace;
+use warden_config::resolve::ResolvedConfig;
+use warden_config::resolve::binary::BinaryChoice;
 use warden_diagnose::ExperimentSetup;
 use warden_supervisor::spec::SharedSpec;
 use warden_supervisor::{ModelSpec, SoloSpec};
 
 use super::DiagnoseArgs;
 use crate::cli::serve;
-use crate::config::machine::HostMachine;
-use crate::config::problem::ConfigPlace;
-use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::binary::BinaryChoice;
 use crate::exit::CommandError;
 use crate::serve::ConfigSource;
 

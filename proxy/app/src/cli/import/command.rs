@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::config::arguments::{self, ListeningFlag};
+use warden_config::arguments::{self, ListeningFlag};
+
 use crate::exit::CommandError;
 
 use super::{ImportedConfig, ImportedModel, container, is_listed, shell};

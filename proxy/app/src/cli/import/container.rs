@@ -1,8 +1,9 @@
 //! Imports `docker run` and `podman run`: converts container options to settings of a plain process.
 
+use warden_config::arguments;
+
 use super::command::{ParsedCommand, is_program, split_flag_values};
 use super::yaml::{inherited_note, is_inherited};
-use crate::config::arguments;
 
 /// Options without a value that mean nothing outside a container.
 const IGNORED_SWITCHES: [&str; 9] =

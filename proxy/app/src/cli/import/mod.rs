@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde_json::Value;
+use warden_config::machine::HostMachine;
 use warden_policies::secrets;
 use warden_supervisor::regular_file;
 
-use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
 use crate::out;
 

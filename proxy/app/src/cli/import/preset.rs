@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use warden_config::arguments;
+
 use super::{ImportedConfig, ImportedModel, is_listed};
-use crate::config::arguments;
 use crate::exit::CommandError;
 
 /// Flags without a value; the prefix `no-` switches them off.

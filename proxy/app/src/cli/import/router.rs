@@ -1,7 +1,8 @@
 //! Imports a command that starts llama-server's router: the models of its presets and of its folder, with the
 //! flags that the router passes to all of them.
 
-use crate::config::arguments;
+use warden_config::arguments;
+
 use crate::exit::CommandError;
 
 use super::command::{ParsedCommand, import_listening, parse_command};

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use warden_config::source::layers::{ConfigSources, load_config};
+
 use super::*;
-use crate::config::source::layers::{ConfigSources, load_config};
 
 pub(super) const SWAP: &str = include_str!("samples/llama-swap.yaml");
 pub(super) const PRESET: &str = include_str!("samples/preset.ini");
@@ -32,7 +33,7 @@ fn told<T: std::fmt::Debug>(result: Result<T, CommandError>) -> String {
 }
 
 /// Loads the written configuration like `serve`.
-fn read_back(imported: &ImportedConfig) -> crate::config::source::layers::LoadedConfig {
+fn read_back(imported: &ImportedConfig) -> warden_config::source::layers::LoadedConfig {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("warden.toml");
     fs::write(&file, write::render_config(imported, "x")).unwrap();

@@ -9,6 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use warden_builder::BuildSource;
+use warden_config::resolve::proofs;
 use warden_patches::apply::{ApplyOutcome, PatchTarget, ReverseOutcome};
 use warden_patches::export::{self, PatchFile};
 use warden_patches::{PatchSeries, PatchSet, PatchStatus};
@@ -16,7 +17,6 @@ use warden_patches::{PatchSeries, PatchSet, PatchStatus};
 use super::{SetArgs, SourceArgs, check, check_admitted, find_patch, run_blocking};
 use crate::cli::build::with_builder;
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::resolve::proofs;
 use crate::exit::CommandError;
 use crate::out;
 

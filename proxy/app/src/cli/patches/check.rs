@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use warden_builder::{BuildEvent, BuildPhase, git};
+use warden_config::machine::HostMachine;
+use warden_config::resolve::proofs;
+use warden_config::source::layers::LoadedConfig;
 use warden_patches::history::{self, HistoryRow, PatchStop, RowGrain};
 use warden_patches::set::fingerprints::{FINGERPRINTS_SCHEMA, SeamFingerprints, add_versions};
 use warden_patches::{CachingJudge, PatchSet, PatchStatus, SeamSeen, SourceTree, fingerprint};
@@ -15,9 +18,6 @@ use warden_patches::{CachingJudge, PatchSet, PatchStatus, SeamSeen, SourceTree, 
 use super::{RangeArgs, SetArgs, SourceArgs, find_patch, run_blocking};
 use crate::cli::build::{CatalogueArgs, with_builder};
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::machine::HostMachine;
-use crate::config::resolve::proofs;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -18,12 +18,12 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use warden_builder::git::{GitLocation, GitRepository, RevisionInfo};
 use warden_builder::{BuildSource, Builder, ComputeBackend};
+use warden_config::machine::HostMachine;
+use warden_config::source::layers::LoadedConfig;
 use warden_patches::{PatchSeries, PatchSet, PatchStatus, SetCatalogue, SetFix, SetJudgement, SourceTree};
 use warden_policies::defaults::Build;
 
 use crate::cli::build::{CatalogueArgs, GitArgs};
-use crate::config::machine::HostMachine;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 
 #[derive(Debug, Subcommand)]

@@ -9,6 +9,7 @@ use warden_builder::prove::{self, BuildPair, compare_builds, run_conformance};
 use warden_builder::{
     BuildPlan, BuildRequest, BuildSource, Builder, BuilderError, ComputeBackend, StoredBuild,
 };
+use warden_config::resolve::proofs;
 use warden_patches::prove::{ProofRecords, ProofStep, SetProof, StepResult, assemble_program};
 use warden_patches::set::SetOrigin;
 use warden_patches::{
@@ -19,7 +20,6 @@ use warden_policies::defaults::Build;
 use super::{OpenedTree, SourceArgs, run_blocking};
 use crate::cli::build::{self, CatalogueArgs, with_builder};
 use crate::cli::{ConfigArgs, block_on};
-use crate::config::resolve::proofs;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -2,6 +2,8 @@
 //! level, disabled parts, and reasons. Starts no process, but queries the drivers for GPUs.
 
 use clap::Args;
+use warden_config::needs;
+use warden_config::resolve::resolve_config;
 use warden_policies::admission::AdmissionMode;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::modes::WarmMode;
@@ -15,8 +17,6 @@ use warden_supervisor::spec::SharedBudgets;
 use super::replay::{PlannedServer, find_model};
 use crate::cli::ConfigArgs;
 use crate::cli::config::print_warnings;
-use crate::config::needs;
-use crate::config::resolve::resolve_config;
 use crate::exit::CommandError;
 use crate::out;
 
@@ -448,8 +448,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::config::machine::HostMachine;
-    use crate::config::source::layers::{ConfigSources, load_config};
+    use warden_config::machine::HostMachine;
+    use warden_config::source::layers::{ConfigSources, load_config};
 
     #[test]
     fn what_is_the_same_for_all_models_is_said_once() {
@@ -468,7 +468,7 @@ mod tests {
     }
 
     /// Resolves a text as a configuration, with a file `m.gguf` next to it, on a machine with 24 GiB.
-    fn resolved(text: &str) -> crate::config::resolve::ResolvedConfig {
+    fn resolved(text: &str) -> warden_config::resolve::ResolvedConfig {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("m.gguf"), "").unwrap();
         std::fs::write(dir.path().join("w.toml"), text).unwrap();

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
+use warden_config::machine::HostMachine;
+use warden_config::needs;
+use warden_config::resolve::{ResolvedConfig, binary, resolve_config};
+use warden_config::source::layers::LoadedConfig;
 use warden_policies::loading::simulate::{RequestTrace, TraceModel, TraceRequest, TraceScore, run};
 use warden_policies::{ByteSize, phrases};
 
 use super::simulate::SimulateArgs;
 use crate::cli::block_on;
-use crate::config::machine::HostMachine;
-use crate::config::needs;
-use crate::config::resolve::{ResolvedConfig, binary, resolve_config};
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 

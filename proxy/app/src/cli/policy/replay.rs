@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use warden_config::advice::{self, AdvisedServer};
+use warden_config::machine::HostMachine;
+use warden_config::policy::PolicyConfig;
+use warden_config::resolve::LaunchSettings;
+use warden_config::settings::ModelConfig;
+use warden_config::source::layers::LoadedConfig;
+use warden_config::source::policy_file::load_policy;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::{BackendSample, ByteSize, trace};
 
-use crate::advice::{self, AdvisedServer};
 use crate::cli::ConfigArgs;
-use crate::config::machine::HostMachine;
-use crate::config::policy::PolicyConfig;
-use crate::config::resolve::LaunchSettings;
-use crate::config::settings::ModelConfig;
-use crate::config::source::layers::LoadedConfig;
-use crate::config::source::policy_file::load_policy;
 use crate::exit::CommandError;
 use crate::out;
 use crate::replay::{self, ReplaySettings};

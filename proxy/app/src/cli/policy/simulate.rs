@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use warden_config::source::policy_file::load_policy;
 use warden_policies::defaults::parse_duration;
 use warden_policies::growth::WorkUnit;
 use warden_policies::recycle::GrowthMode;
@@ -18,7 +19,6 @@ use warden_policies::world::{MemoryBackground, SimulatedWorld, WorldLeak, WorldL
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 
 use crate::cli::ConfigArgs;
-use crate::config::source::policy_file::load_policy;
 use crate::exit::CommandError;
 use crate::out;
 
@@ -242,7 +242,7 @@ impl SimulateArgs {
         let (_, loaded) = self.config.read()?;
         // Percentages refer to the simulated machine's memory.
         let growth = loaded.settings.growth.clone();
-        let of = |policy: &crate::config::policy::PolicyConfig| SimulatedPolicy {
+        let of = |policy: &warden_config::policy::PolicyConfig| SimulatedPolicy {
             recycle: policy.to_recycle_policy(None),
             growth: growth.clone(),
         };

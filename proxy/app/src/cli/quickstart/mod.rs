@@ -20,8 +20,6 @@ use warden_supervisor::{Fleet, LedgerEntry};
 
 use super::ConfigArgs;
 use super::build::{self, ArchArgs, PatchArgs};
-use crate::config::machine::HostMachine;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::serve::{self, ActivatedSockets, ConfigSource, RunningInstance, SignalHandlers};
 use crate::{logging, out};
@@ -30,6 +28,8 @@ mod load;
 mod model;
 
 use model::{DemoConfigFile, DemoModel};
+use warden_config::machine::HostMachine;
+use warden_config::source::layers::LoadedConfig;
 
 #[derive(Debug, Args)]
 pub(crate) struct QuickstartArgs {

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use warden_builder::sample_model::{self, SampleModelOptions, SamplePreset};
 use warden_builder::weights::WeightsPin;
 use warden_builder::{BuilderDirs, BuilderError};
+use warden_config::machine::HostMachine;
+use warden_config::source::layers::LoadedConfig;
 use warden_diagnose::shell::quote_word;
 use warden_policies::ByteSize;
 use warden_policies::units::MIB;
 
 use super::{build, print_manual_command, print_result};
-use crate::config::machine::HostMachine;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 
 pub(super) struct DemoModel {

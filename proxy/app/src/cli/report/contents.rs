@@ -13,11 +13,11 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::Value;
+use warden_config::machine::HostMachine;
+use warden_config::source::layers::LoadedConfig;
 use warden_policies::ByteSize;
 use warden_policies::secrets::{self, KnownSecrets};
 
-use crate::config::machine::HostMachine;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -6,17 +6,17 @@ use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
+use warden_admin::status::AdminStatus;
 use warden_builder::{BuildId, BuildStore};
+use warden_config::machine::HostMachine;
+use warden_config::show::print_config;
+use warden_config::source::layers::LoadedConfig;
 use warden_policies::ByteSize;
 use warden_sensors::gpu::GpuSensors;
 use warden_supervisor::{line_files, regular_file};
 
 use super::contents::ReportContents;
-use crate::admin::status::AdminStatus;
 use crate::cli::diagnose::machine_facts;
-use crate::config::machine::HostMachine;
-use crate::config::show::print_config;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 
 pub(super) fn gather_machine(

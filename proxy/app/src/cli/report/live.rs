@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Method;
+use warden_admin::client::AdminClient;
+use warden_admin::error::AdminError;
+use warden_admin::status::AdminStatus;
 use warden_policies::secrets;
 use warden_supervisor::{ModelState, ModelView};
 
 use super::contents::ReportContents;
-use crate::admin::client::AdminClient;
-use crate::admin::error::AdminError;
-use crate::admin::status::AdminStatus;
 use crate::cli::block_on;
 use crate::cli::control::InstanceArgs;
 use crate::cli::status::status_table;

@@ -11,13 +11,14 @@ use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use warden_admin::clock;
+use warden_config::machine::HostMachine;
 use warden_policies::ByteSize;
 
 use self::contents::{ReportCleaner, ReportContents};
 use super::control::InstanceArgs;
-use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
-use crate::{clock, out};
+use crate::out;
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 
 use serde_json::json;
+use warden_config::source::layers::{ConfigSources, load_config};
 
 use super::contents::safe_name;
 use super::*;
-use crate::config::source::layers::{ConfigSources, load_config};
 
 const TOKEN: &str = "hf_abcdefghijklmnopqrstuvwxyzABCD1234";
 const KEY: &str = "correct-horse-battery-9";

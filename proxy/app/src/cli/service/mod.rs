@@ -10,14 +10,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use warden_config::machine::HostMachine;
+use warden_config::source::layers::{FlagSetting, LoadedConfig};
+use warden_config::source::tree::{ConfigNode, ConfigValue};
+use warden_config::source::variables::ENV_PREFIX;
 
 use self::reach::{NeededFile, ServiceUser};
 use self::unit::{ServiceScope, UNIT_NAME, UnitFileChange, UnitValues};
 use crate::cli::ConfigArgs;
-use crate::config::machine::HostMachine;
-use crate::config::source::layers::{FlagSetting, LoadedConfig};
-use crate::config::source::tree::{ConfigNode, ConfigValue};
-use crate::config::source::variables::ENV_PREFIX;
 use crate::exit::CommandError;
 use crate::out;
 

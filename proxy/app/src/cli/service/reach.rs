@@ -8,11 +8,11 @@ use std::fs::Metadata;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use warden_config::settings::ModelConfig;
+use warden_config::source::layers::LoadedConfig;
 use warden_diagnose::shell;
 
 use crate::access_list::access_list;
-use crate::config::settings::ModelConfig;
-use crate::config::source::layers::LoadedConfig;
 
 /// With `PrivateTmp=yes`, a service sees these folders empty.
 const PRIVATE_TMP_DIRS: [&str; 2] = ["/tmp", "/var/tmp"];

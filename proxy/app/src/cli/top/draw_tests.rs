@@ -6,6 +6,7 @@ use std::time::Duration;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui_core::backend::{Backend, TestBackend};
 use ratatui_core::style::Color;
+use warden_admin::status::{AdminStatus, InstanceInfo};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::recycle::MemoryBudget;
 use warden_policies::sample::{HostMemory, VramReading, VramSource};
@@ -23,7 +24,6 @@ use super::super::state::ScreenInput;
 use super::super::step::step;
 use super::super::{render_page, screen_lines};
 use super::*;
-use crate::admin::status::{AdminStatus, InstanceInfo};
 use crate::growth_fixture::{fleet, leaking};
 
 const UNICODE: TerminalLook = TerminalLook { colour: true, unicode: true };

@@ -12,19 +12,19 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::task::TaskTracker;
+use warden_admin::client::AdminClient;
+use warden_admin::error::AdminError;
+use warden_admin::series::answer::MemoryData;
+use warden_admin::status::AdminStatus;
+use warden_supervisor::sync::lock;
 use warden_supervisor::{FleetEvent, LogLine, ReclaimEntry};
 
 use super::look::{BAD, GOOD, WARN, sanitize};
 use super::picture::{EventLine, InstancePicture};
 use super::plot::{MemoryHistory, TimeSpan};
 use super::state::{ModelAction, ScreenInput, WatchedDetail};
-use crate::admin::client::AdminClient;
-use crate::admin::error::AdminError;
-use crate::admin::status::AdminStatus;
 use crate::cli::control::{InstanceArgs, ProcessEntries};
 use crate::exit::CommandError;
-use crate::series::answer::MemoryData;
-use crate::sync::lock;
 
 const MAX_WAITING_INPUTS: usize = 4096;
 /// Even with a thousand models, a healthy instance needs a fraction of this.
@@ -41,7 +41,7 @@ pub(super) struct ScreenClock {
 
 impl ScreenClock {
     pub(super) fn start() -> Self {
-        Self { start: Instant::now(), unix: crate::clock::now().as_duration().unsigned_abs() }
+        Self { start: Instant::now(), unix: warden_admin::clock::now().as_duration().unsigned_abs() }
     }
 
     pub(super) fn now(&self) -> Duration {

@@ -7,6 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use ratatui_core::style::Color;
+use warden_admin::growth_text;
+use warden_admin::status::AdminStatus;
 use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth, WorkUnit};
 use warden_policies::lifecycle::BackendPhase;
 use warden_policies::units::as_f64;
@@ -14,9 +16,7 @@ use warden_policies::{MemoryKind, WorkDone};
 use warden_supervisor::{BackendView, DeviceView, EventKind, FleetEvent, ModelState, ModelView};
 
 use super::look::{BAD, BUSY, GOOD, PLAIN, QUIET, WARN, sanitize};
-use crate::admin::status::AdminStatus;
 use crate::cli::status;
-use crate::growth_text;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct InstancePicture {

@@ -10,13 +10,13 @@ use ratatui_core::symbols::Marker;
 use ratatui_core::text::Line;
 use ratatui_core::widgets::Widget;
 use ratatui_widgets::canvas::{Canvas, Context, Line as Stroke, Points};
+use warden_admin::series::answer::{MemoryData, SeriesData};
+use warden_admin::series::marks::SeriesMarkKind;
 use warden_policies::MemoryKind;
 use warden_policies::units::{ByteAmount, as_f64, truncate_to_u64};
 
 use super::look::{self, BAD, BUSY, GOOD, PLAIN, QUIET, WARN};
 use crate::cli::status::short_age;
-use crate::series::answer::{MemoryData, SeriesData};
-use crate::series::marks::SeriesMarkKind;
 
 /// As many points as a wide terminal has columns.
 const SERIES_POINTS: u64 = 300;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use warden_admin::growth_text;
 use warden_policies::growth::{GrowthMonitor, GrowthPolicy};
 use warden_policies::sample::BackendSample;
 use warden_policies::units::{as_f64, truncate_to_u64};
@@ -13,7 +14,6 @@ use super::look::{BAD, PLAIN, QUIET, sanitize};
 use super::picture::{EventLine, InstancePicture, ModelRow, RowGrowth, RowLoad, WorkRate};
 use super::plot::{MemoryHistory, MemoryLine};
 use crate::cli::status::short_age;
-use crate::growth_text;
 
 const PLAYBACK_SPEEDS: [u32; 10] = [1, 2, 5, 10, 30, 60, 120, 300, 600, 3600];
 const DEFAULT_PLAY_TIME: Duration = Duration::from_secs(60);

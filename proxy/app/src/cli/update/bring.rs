@@ -21,7 +21,7 @@ impl UpdateRun<'_> {
             return Ok(());
         };
         let windows = || resolved.fleet.models.iter().map(|model| &model.recycle.only);
-        while windows().any(|only| !only.is_open(crate::clock::minute_of_day())) {
+        while windows().any(|only| !only.is_open(warden_admin::clock::minute_of_day())) {
             tokio::time::sleep(WINDOW_POLL_INTERVAL).await;
         }
         Ok(())

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::{Instant, sleep};
+use warden_admin::client::AdminClient;
+use warden_admin::instance;
+use warden_admin::status::{AdminStatus, InstanceInfo};
+use warden_config::machine::HostMachine;
+use warden_config::resolve::dirs::WardenDirs;
 use warden_policies::defaults::Update;
 use warden_supervisor::{BackendView, ModelState, ModelView};
 
-use crate::admin::client::AdminClient;
-use crate::admin::instance;
-use crate::admin::status::{AdminStatus, InstanceInfo};
-use crate::config::machine::HostMachine;
-use crate::config::resolve::dirs::WardenDirs;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -26,6 +26,12 @@ use rustix::process::{Signal, getpid, kill_process};
 use warden_builder::{
     BackendChoice, BuildId, BuildPlan, BuildRequest, BuildStore, Builder, Provenance, RunPriority,
 };
+use warden_config::machine::HostMachine;
+use warden_config::problem::ConfigPlace;
+use warden_config::resolve::ResolvedConfig;
+use warden_config::resolve::binary::BinaryChoice;
+use warden_config::resolve::dirs::WardenDirs;
+use warden_config::source::layers::LoadedConfig;
 use warden_experiment::Workload;
 use warden_experiment::proof::ProofRuling;
 use warden_patches::SelectedSets;
@@ -36,12 +42,6 @@ use self::prove::UpdateBuilds;
 use self::source::NewSource;
 use self::told::{UpdateOutcome, UpdateReport};
 use super::{ConfigArgs, build};
-use crate::config::machine::HostMachine;
-use crate::config::problem::ConfigPlace;
-use crate::config::resolve::ResolvedConfig;
-use crate::config::resolve::binary::BinaryChoice;
-use crate::config::resolve::dirs::WardenDirs;
-use crate::config::source::layers::LoadedConfig;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::{self, SignalHandlers};
@@ -294,7 +294,7 @@ impl UpdateRun<'_> {
     fn note_run(&self) {
         let last = self.dirs.state.join(LAST_RUN_FILE);
         let noted = std::fs::create_dir_all(&self.dirs.state)
-            .and_then(|()| std::fs::write(&last, format!("{}\n", crate::clock::now_text())));
+            .and_then(|()| std::fs::write(&last, format!("{}\n", warden_admin::clock::now_text())));
         if let Err(error) = noted {
             out::error_line(&format!("warning: {} cannot be written: {error}", last.display()));
         }
@@ -343,7 +343,7 @@ impl UpdateRun<'_> {
             )
         };
         let resolved = resolving.await.map_err(|failure| refuse(failure.lines().join("; ")))?;
-        let unknown = crate::config::resolve::flags::find_unknown_words(self.loaded, &resolved).await;
+        let unknown = warden_config::resolve::flags::find_unknown_words(self.loaded, &resolved).await;
         match unknown.refused.first() {
             None => Ok(()),
             Some(problem) => Err(refuse(problem.to_string())),

@@ -23,15 +23,15 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
+use warden_admin::probe::watchdog::{LoopAnswers, run_watchdog};
+use warden_config::machine::HostMachine;
 use warden_gateway::GatewayGauges;
 use warden_supervisor::Fleet;
 
 use self::notify::NotifySocket;
 pub(crate) use self::sockets::ActivatedSockets;
 use self::status::{status_line, to_single_line};
-use crate::config::machine::HostMachine;
 use crate::exit::CommandError;
-use crate::probe::watchdog::{LoopAnswers, run_watchdog};
 
 /// Interval of status updates. Faster updates would only burden the manager.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);

@@ -3,17 +3,17 @@
 use std::io;
 
 use tokio_util::sync::CancellationToken;
+use warden_admin::access_log::AccessLog;
+use warden_admin::instance::InstanceDirs;
+use warden_admin::probe::listen::ProbeListeners;
+use warden_admin::server::{AdminListeners, GivenSockets, bind_listeners, inherit_listeners};
+use warden_config::resolve::ResolvedConfig;
 use warden_gateway::{BoundGateway, Gateway, GatewayConfig};
 use warden_supervisor::FleetWill;
 
 use super::succession::HandoverSockets;
 use super::{InstanceAddresses, RequestRecords};
-use crate::access_log::AccessLog;
-use crate::admin::instance::InstanceDirs;
-use crate::admin::server::{AdminListeners, GivenSockets, bind_listeners, inherit_listeners};
-use crate::config::resolve::ResolvedConfig;
 use crate::exit::CommandError;
-use crate::probe::listen::ProbeListeners;
 use crate::request_recorder::RecorderSet;
 use crate::serve::manager::ActivatedSockets;
 use crate::serve::upgrade::new::{InheritedAdmin, InheritedSockets, ReceivedHandover};

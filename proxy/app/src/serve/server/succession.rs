@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use warden_admin::probe::listen::ProbeListeners;
+use warden_admin::series::SeriesStore;
+use warden_admin::server::{AdminListeners, RestoredSocket};
 use warden_gateway::BoundGateway;
 use warden_supervisor::nursery::NurseryHandle;
+use warden_supervisor::sync::lock;
 use warden_supervisor::{StateKind, StateWriter};
 
 use super::RunningInstance;
-use crate::admin::server::{AdminListeners, RestoredSocket};
-use crate::probe::listen::ProbeListeners;
-use crate::series::SeriesStore;
 use crate::serve::upgrade::ending::StopTimes;
 use crate::serve::upgrade::talk::{HandoverHeader, InstancePlace};
-use crate::sync::lock;
 
 pub(super) struct HandoverSockets {
     /// Empty if no upgrade is possible any more, or it has taken place.

@@ -14,9 +14,8 @@ use hyper::header::{HOST, HeaderMap, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
+use warden_admin::state::AdminState;
 use warden_gateway::InwardConnector;
-
-use crate::admin::state::AdminState;
 
 /// Limit in bytes of the answer: `/health` of a thousand models is smaller.
 const MAX_ANSWER_BYTES: usize = 16 << 20;

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use warden_admin::upgrade_order::UpgradeReport;
 use warden_supervisor::{ChildProcess, WorkKind, run_job};
 
 use super::talk::{HandoverHeader, InstancePlace, PROTOCOL, SuccessorMessage, UpgradeChannel, UpgradeHello};
 use super::{program, retired::RetiredProgram};
-use crate::admin::upgrade_order::UpgradeReport;
 use crate::serve::{RunningInstance, SignalHandlers};
 
 /// Time limit of the freeze: the handover to the new program, and its checks.

@@ -12,9 +12,8 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use warden_config::resolve::ResolvedConfig;
 use warden_supervisor::{ModelRefusal, OpenGate, WorkKind, run_job, wire};
-
-use crate::config::resolve::ResolvedConfig;
 
 pub(super) const PROTOCOL: u32 = 1;
 

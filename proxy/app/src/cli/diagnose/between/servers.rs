@@ -5,13 +5,13 @@ use std::fs::File;
 use rustix::fs::FlockOperation;
 use warden_builder::git::RevisionInfo;
 use warden_builder::{BuildRequest, BuildSource, BuilderError, ErrorClass, Provenance};
+use warden_config::resolve::binary::BinaryChoice;
 use warden_diagnose::between::NoServer;
 use warden_experiment::between::{RevisionConclusion, RevisionOutcome as Ended};
 
 use super::{CommitSearch, DiagnoseArgs};
 use crate::cli::builds_between;
 use crate::cli::diagnose::target::DiagnoseTarget;
-use crate::config::resolve::binary::BinaryChoice;
 use crate::exit::CommandError;
 use crate::out;
 

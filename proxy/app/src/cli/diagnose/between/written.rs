@@ -76,7 +76,7 @@ impl CommitSearch<'_> {
         if outcome.interrupted {
             return Err(CommandError::INTERRUPTED);
         }
-        let about = target.about(crate::clock::now_text(), self.machine);
+        let about = target.about(warden_admin::clock::now_text(), self.machine);
         let mut report =
             DiagnoseReport { between: Some(between.clone()), ..DiagnoseReport::new(about, &outcome) };
         report.about.system = outputs::describe_system(&target, &outcome).await;
