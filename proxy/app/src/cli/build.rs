@@ -19,7 +19,8 @@ use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 use warden_policies::defaults::Build;
 
 use super::builds::make_default;
-use super::{ConfigArgs, block_on, progress};
+use super::progress;
+use super::shared::{ConfigArgs, block_on};
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;

@@ -12,7 +12,8 @@ use warden_config::source::layers::LoadedConfig;
 use warden_page::build_text::{build_cells, default_state};
 use warden_policies::ByteSize;
 
-use super::{ConfigArgs, block_on, builds_between};
+use super::builds_between;
+use super::shared::{ConfigArgs, block_on};
 use crate::exit::CommandError;
 use crate::out;
 

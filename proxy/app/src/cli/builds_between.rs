@@ -9,7 +9,7 @@ use rustix::fs::FlockOperation;
 use warden_builder::{BuildId, BuildStore, GcKeep, GcPlan};
 use warden_policies::ByteSize;
 
-use super::open_locked;
+use super::shared::open_locked;
 use crate::exit::CommandError;
 use crate::out;
 

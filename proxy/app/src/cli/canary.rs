@@ -12,8 +12,8 @@ use warden_policies::canary::CanaryVerdict;
 use warden_policies::{ByteSize, secrets, units};
 use warden_supervisor::{CanaryState, CanaryView};
 
-use super::block_on;
 use super::control::{ModelQueryArgs, QueryArgs};
+use super::shared::block_on;
 use crate::exit::{CommandError, REFUSED_CODE, UNDECIDED_CODE};
 use crate::out;
 

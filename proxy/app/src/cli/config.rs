@@ -8,7 +8,7 @@ use warden_config::schema::{markdown, root};
 use warden_config::{needs, show};
 use warden_policies::secrets;
 
-use super::ConfigArgs;
+use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 
@@ -54,9 +54,9 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
             config.config = file.or(config.config);
             let (machine, loaded) = config.read()?;
             let mut resolved = resolve_config(&loaded, &machine, false)?;
-            super::block_on(binary::fill_from_store(&mut resolved, &machine))??;
+            super::shared::block_on(binary::fill_from_store(&mut resolved, &machine))??;
             needs::fill_needs(&mut resolved, &machine);
-            let unknown = super::block_on(flags::find_unknown_words(&loaded, &resolved))?;
+            let unknown = super::shared::block_on(flags::find_unknown_words(&loaded, &resolved))?;
             print_warnings(&unknown.ignored);
             if !unknown.refused.is_empty() {
                 return Err(ConfigProblems(unknown.refused).into());

@@ -19,8 +19,8 @@ use warden_policies::reclaim::ReclaimOutcome;
 use warden_policies::secrets;
 use warden_supervisor::{FleetEvent, LedgerEntry, LogLine, ModelView, ReclaimEntry};
 
+use super::shared::{ConfigArgs, block_on};
 use super::status::status_table;
-use super::{ConfigArgs, block_on};
 use crate::exit::CommandError;
 use crate::out;
 

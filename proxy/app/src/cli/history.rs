@@ -14,8 +14,8 @@ use warden_supervisor::{
     CanaryEntry, EventKind, FleetEvent, LedgerEntry, PinEntry, ReclaimEntry, line_files, regular_file,
 };
 
-use super::ConfigArgs;
 use super::control::event_line;
+use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::{events_file, out};
 

@@ -12,7 +12,7 @@ use warden_patches::mitigation::{
 };
 use warden_patches::set::FixEvidence;
 
-use super::ConfigArgs;
+use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 

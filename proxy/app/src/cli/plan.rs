@@ -23,7 +23,7 @@ use warden_sensors::gpu::GpuSensors;
 use warden_supervisor::known_memory;
 use warden_supervisor::spec::ServerCommand;
 
-use crate::cli::{ConfigArgs, block_on};
+use crate::cli::shared::{ConfigArgs, block_on};
 use crate::exit::CommandError;
 use crate::out;
 

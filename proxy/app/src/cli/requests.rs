@@ -9,8 +9,8 @@ use warden_admin::requests::{CancelReport, RequestList, milliseconds_text, timin
 use warden_gateway::RequestView;
 use warden_policies::secrets;
 
-use super::block_on;
 use super::control::{InstanceArgs, QueryArgs};
+use super::shared::block_on;
 use crate::exit::CommandError;
 use crate::out;
 

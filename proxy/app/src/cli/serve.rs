@@ -15,7 +15,7 @@ use warden_config::resolve::store;
 use warden_config::source::layers::FlagSetting;
 use warden_config::source::tree::{ConfigNode, ConfigValue};
 
-use super::ConfigArgs;
+use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::serve::ConfigSource;
 

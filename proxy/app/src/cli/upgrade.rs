@@ -10,8 +10,8 @@ use warden_admin::upgrade_order::UpgradeReport;
 use warden_policies::defaults::parse_duration;
 use warden_policies::units::as_f64;
 
-use super::block_on;
 use super::control::QueryArgs;
+use super::shared::block_on;
 use crate::exit::CommandError;
 use crate::out;
 

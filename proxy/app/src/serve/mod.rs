@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use warden_supervisor::nursery::{self, NurseryHandle, ProcessNursery};
 use warden_supervisor::{Succession, set_root, start_worker_threads};
 
-use crate::cli::ConfigArgs;
+use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::{logging, out};
 

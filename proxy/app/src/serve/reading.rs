@@ -117,7 +117,7 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
-    use crate::cli::ConfigArgs;
+    use crate::cli::shared::ConfigArgs;
 
     #[tokio::test]
     async fn each_who_asks_while_a_disk_hangs_hears_so_and_all_is_read_once_more_afterwards() {

@@ -19,8 +19,8 @@ use warden_supervisor::sync::lock;
 use super::candidates::{self, SearchPurpose, SwitchCandidates};
 use super::target::DiagnoseTarget;
 use super::{DiagnosisRun, write};
-use crate::cli::ConfigArgs;
 use crate::cli::progress::ProgressLines;
+use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 

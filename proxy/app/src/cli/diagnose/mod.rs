@@ -50,7 +50,7 @@ use self::target::DiagnoseTarget;
 use self::trace::TraceRecorder;
 use self::wrap::ToolWrapper;
 pub(crate) use self::wrap::{KeeperArgs, keep_wrapped};
-use super::ConfigArgs;
+use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::{self, SignalHandlers};

@@ -16,7 +16,7 @@ use warden_patches::{PatchSeries, PatchSet, PatchStatus};
 
 use super::{SetArgs, SourceArgs, check, check_admitted, find_patch, run_blocking};
 use crate::cli::build::with_builder;
-use crate::cli::{ConfigArgs, block_on};
+use crate::cli::shared::{ConfigArgs, block_on};
 use crate::exit::CommandError;
 use crate::out;
 

@@ -17,7 +17,7 @@ use warden_patches::{CachingJudge, PatchSet, PatchStatus, SeamSeen, SourceTree, 
 
 use super::{RangeArgs, SetArgs, SourceArgs, find_patch, run_blocking};
 use crate::cli::build::{CatalogueArgs, with_builder};
-use crate::cli::{ConfigArgs, block_on};
+use crate::cli::shared::{ConfigArgs, block_on};
 use crate::exit::CommandError;
 use crate::out;
 

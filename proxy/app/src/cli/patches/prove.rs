@@ -19,7 +19,7 @@ use warden_policies::defaults::Build;
 
 use super::{OpenedTree, SourceArgs, run_blocking};
 use crate::cli::build::{self, CatalogueArgs, with_builder};
-use crate::cli::{ConfigArgs, block_on};
+use crate::cli::shared::{ConfigArgs, block_on};
 use crate::exit::CommandError;
 use crate::out;
 

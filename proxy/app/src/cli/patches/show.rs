@@ -9,8 +9,8 @@ use warden_patches::set::{AffectedBuilds, FixVariable, HookPosition, UpstreamSta
 use warden_patches::{PatchSet, SetCatalogue, SetFix, SetHook};
 
 use super::find_patch;
-use crate::cli::ConfigArgs;
 use crate::cli::build::CatalogueArgs;
+use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 

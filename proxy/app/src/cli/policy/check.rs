@@ -15,8 +15,8 @@ use warden_supervisor::ModelSpec;
 use warden_supervisor::spec::SharedBudgets;
 
 use super::replay::{PlannedServer, find_model};
-use crate::cli::ConfigArgs;
 use crate::cli::config::print_warnings;
+use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -14,7 +14,7 @@ use warden_policies::loading::simulate::{RequestTrace, TraceModel, TraceRequest,
 use warden_policies::{ByteSize, phrases};
 
 use super::simulate::SimulateArgs;
-use crate::cli::block_on;
+use crate::cli::shared::block_on;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -15,7 +15,7 @@ use warden_config::source::policy_file::load_policy;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::{BackendSample, ByteSize, trace};
 
-use crate::cli::ConfigArgs;
+use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 use crate::replay::{self, ReplaySettings};

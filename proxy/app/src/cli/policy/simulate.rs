@@ -18,7 +18,7 @@ use warden_policies::units::as_f64;
 use warden_policies::world::{MemoryBackground, SimulatedWorld, WorldLeak, WorldLoad};
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 
-use crate::cli::ConfigArgs;
+use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -18,8 +18,8 @@ use warden_policies::{ByteSize, defaults};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::{Fleet, LedgerEntry};
 
-use super::ConfigArgs;
 use super::build::{self, ArchArgs, PatchArgs};
+use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::serve::{self, ActivatedSockets, ConfigSource, RunningInstance, SignalHandlers};
 use crate::{logging, out};

@@ -12,8 +12,8 @@ use warden_policies::secrets;
 use warden_supervisor::{ModelState, ModelView};
 
 use super::contents::ReportContents;
-use crate::cli::block_on;
 use crate::cli::control::InstanceArgs;
+use crate::cli::shared::block_on;
 use crate::cli::status::status_table;
 use crate::exit::CommandError;
 

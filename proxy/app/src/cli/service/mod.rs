@@ -17,7 +17,7 @@ use warden_config::source::variables::ENV_PREFIX;
 
 use self::reach::{NeededFile, ServiceUser};
 use self::unit::{ServiceScope, UNIT_NAME, UnitFileChange, UnitValues};
-use crate::cli::ConfigArgs;
+use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 

@@ -88,7 +88,7 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
     if let Some(path) = &args.file {
         open_recording(path, &mut state)?;
         if !args.once {
-            return super::block_on(live::run(state, look, clock, queue, None))?;
+            return super::shared::block_on(live::run(state, look, clock, queue, None))?;
         }
         if let Some(recording) = &mut state.recording {
             recording.seek(1.0);
@@ -97,7 +97,7 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
         return write_once(&mut state, look);
     }
     let asker = InstanceAsker::new(args.instance.client()?, clock, Arc::clone(&queue));
-    super::block_on(async {
+    super::shared::block_on(async {
         // Report a missing instance or model before taking the terminal.
         step::step(&mut state, asker.picture().await?);
         if let Some(model) = args.model {

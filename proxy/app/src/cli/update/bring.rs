@@ -187,7 +187,7 @@ enum BringInResult {
 }
 
 pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
-    crate::cli::block_on(async {
+    crate::cli::shared::block_on(async {
         let (machine, loaded) = args.config.read()?;
         let dirs = loaded.dirs(&machine)?;
         let store = BuildStore::new(&dirs.data);

@@ -41,7 +41,8 @@ pub(crate) use self::bring::rollback;
 use self::prove::UpdateBuilds;
 use self::source::NewSource;
 use self::told::{UpdateOutcome, UpdateReport};
-use super::{ConfigArgs, build};
+use super::build;
+use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::{self, SignalHandlers};
@@ -176,7 +177,7 @@ const SCHEDULED_NICE: i32 = 10;
 /// Concurrent updates would judge each other's builds.
 fn lock_updates(dirs: &WardenDirs) -> Result<File, CommandError> {
     let path = dirs.data.join(LOCK_FILE);
-    let held = super::open_locked(&path, FlockOperation::NonBlockingLockExclusive);
+    let held = super::shared::open_locked(&path, FlockOperation::NonBlockingLockExclusive);
     held.map_err(|error| {
         if error.kind() == std::io::ErrorKind::WouldBlock {
             CommandError::hinted("another `llama-warden update` is under way", "wait until it has ended")
