@@ -17,16 +17,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use warden_supervisor::nursery::{self, NurseryHandle, ProcessNursery};
-use warden_supervisor::{Succession, set_root, start_worker_threads};
+use warden_admin::server::PulseSender;
+use warden_admin::upgrade_order::{OrderReply, UpgradeOrder};
+use warden_config::machine::HostMachine;
+use warden_config::problem::ConfigProblem;
+use warden_config::resolve::ResolvedConfig;
+use warden_supervisor::nursery::{self, NurseryHandle};
+use warden_supervisor::{Succession, set_root};
 
-use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::{logging, out};
 
 mod certificate;
 mod first_start;
 mod folders;
+mod main_thread;
 pub(crate) mod manager;
 mod measure;
 mod observe;
@@ -35,77 +40,24 @@ mod reload;
 mod renewing;
 mod server;
 mod signals;
+mod source;
 pub(crate) mod upgrade;
 
 use folders::FolderWatch;
+pub(crate) use main_thread::with_nursery;
+use main_thread::with_this_nursery;
 pub(crate) use manager::ActivatedSockets;
 use manager::ServiceManager;
 use reading::{ConfigReader, ReadResult};
 use renewing::UpdateSchedule;
 pub(crate) use server::RunningInstance;
 pub(crate) use signals::SignalHandlers;
-use signals::SignalRequest;
+use signals::{SignalRequest, second_signal_error};
+pub(crate) use source::ConfigSource;
 use upgrade::new::PredecessorLink;
 use upgrade::old;
 use upgrade::retired::RetiredProgram;
 use upgrade::talk::InstancePlace;
-use warden_admin::server::PulseSender;
-use warden_admin::upgrade_order::{OrderReply, UpgradeOrder};
-use warden_config::machine::HostMachine;
-use warden_config::needs;
-use warden_config::problem::{ConfigPlace, ConfigProblem};
-use warden_config::resolve::binary;
-use warden_config::resolve::{ResolvedConfig, resolve_config};
-use warden_config::source::layers::FlagSetting;
-
-/// Sources of the configuration, read at the start and at every reload.
-#[derive(Clone, Debug)]
-pub(crate) struct ConfigSource {
-    /// Configuration file and `--set` options.
-    pub(crate) config: ConfigArgs,
-    pub(crate) flags: Vec<FlagSetting>,
-    /// Drop-in mode: every model name resolves to the only model.
-    pub(crate) any_name: bool,
-}
-
-impl ConfigSource {
-    /// Reads and resolves the configuration, and runs the binaries once to check them.
-    pub(crate) async fn resolve(&self, machine: &HostMachine) -> Result<ResolvedConfig, CommandError> {
-        self.resolve_with(machine, |_| Ok(())).await
-    }
-
-    /// Like [`Self::resolve`], with a `change` applied before the binaries are checked.
-    pub(crate) async fn resolve_with(
-        &self,
-        machine: &HostMachine,
-        change: impl FnOnce(&mut ResolvedConfig) -> Result<(), CommandError> + Send,
-    ) -> Result<ResolvedConfig, CommandError> {
-        let mut resolved = self.as_configured(machine)?;
-        change(&mut resolved)?;
-        binary::fill_from_store(&mut resolved, machine).await?;
-        needs::fill_needs(&mut resolved, machine);
-        Ok(resolved)
-    }
-
-    /// Returns the configuration without looking for or running any binary.
-    pub(crate) fn as_configured(&self, machine: &HostMachine) -> Result<ResolvedConfig, CommandError> {
-        let loaded = self.config.load(machine, self.flags.clone())?;
-        if loaded.models.is_empty() && loaded.folders.is_empty() && loaded.settings.remotes.is_empty() {
-            let place = self
-                .config
-                .config
-                .as_ref()
-                .map_or(ConfigPlace::Nowhere, |path| ConfigPlace::whole_file(path));
-            let problem = ConfigProblem::new(place, "no model is configured");
-            let hint = "add a section like `[models.\"name\"]` with `model = \"file.gguf\"`, or use \
-                        `llama-warden serve -- -m file.gguf`";
-            return Err(CommandError::Config(problem.with_hint(hint).into()));
-        }
-        let mut resolved = resolve_config(&loaded, machine, self.any_name)?;
-        resolved.written = Some(Arc::new(loaded));
-        Ok(resolved)
-    }
-}
 
 /// Serves until a signal ends the program. Must be called on the main thread, before there is another thread.
 pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
@@ -134,59 +86,6 @@ pub(crate) fn run_serve(plan: ConfigSource) -> Result<(), CommandError> {
         }
         done
     })
-}
-
-/// For all work except serving clients. With two threads, a busy one does not delay all other work.
-const CONTROL_THREADS: usize = 2;
-
-/// Gives the main thread to the nursery and the work to other threads, until the work is done.
-pub(crate) fn with_nursery<F, W>(work: F) -> Result<(), CommandError>
-where
-    F: FnOnce(NurseryHandle) -> W + Send + 'static,
-    W: Future<Output = Result<(), CommandError>> + Send + 'static,
-{
-    with_this_nursery(nursery::nursery_channel(), work)
-}
-
-fn with_this_nursery<F, W>(
-    (nursery, handle): (ProcessNursery, NurseryHandle),
-    work: F,
-) -> Result<(), CommandError>
-where
-    F: FnOnce(NurseryHandle) -> W + Send + 'static,
-    W: Future<Output = Result<(), CommandError>> + Send + 'static,
-{
-    // Create the threads first, so that a failure is reported here.
-    let threads = start_worker_threads();
-    threads.map_err(|error| CommandError::failed(format!("cannot start: {error}")))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(CONTROL_THREADS)
-        .thread_name("control")
-        .enable_all()
-        .build();
-    let runtime =
-        runtime.map_err(|error| CommandError::failed(format!("cannot start the runtime: {error}")))?;
-    let stop = StopOnDrop(handle.clone());
-    let work = runtime.spawn(async move {
-        let _stop = stop;
-        work(handle).await
-    });
-    nursery.run();
-    let done = runtime.block_on(work);
-    // Do not wait for tasks that ignored their cancellation and still run: they must not delay the exit.
-    runtime.shutdown_background();
-    done.unwrap_or_else(|_| {
-        Err(CommandError::failed("llama-warden ended because of the internal error above"))
-    })
-}
-
-/// Stops the nursery, so that the main thread exits however the work ends.
-struct StopOnDrop(NurseryHandle);
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
 }
 
 async fn serve(
@@ -429,10 +328,6 @@ async fn run_upgrade(
     server.fleet().log_operator_action(None, &format!("upgrade, which failed: {stays}"), &by);
     reply.send(Err(stays.to_string()));
     Err(stays)
-}
-
-fn second_signal_error() -> CommandError {
-    CommandError::failed("ended at once by a second signal")
 }
 
 async fn stop_server(

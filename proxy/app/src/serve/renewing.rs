@@ -10,7 +10,7 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::ConfigSource;
-use crate::cli::update::{last_run, scheduled_command};
+use crate::cli::update::schedule::{last_run, scheduled_command};
 
 pub(super) struct UpdateSchedule {
     /// Interval of updates; zero: never.

@@ -34,6 +34,10 @@ pub(crate) enum SignalRequest {
     Upgrade,
 }
 
+pub(super) fn second_signal_error() -> CommandError {
+    CommandError::failed("ended at once by a second signal")
+}
+
 pub(crate) struct SignalHandlers {
     term: Signal,
     int: Signal,

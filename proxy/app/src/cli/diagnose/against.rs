@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use clap::Args;
 use tokio_util::sync::CancellationToken;
 use warden_config::arguments;
 use warden_config::machine::HostMachine;
@@ -23,21 +22,6 @@ use super::{DiagnoseArgs, open_lab, outputs, wait_or_interrupt};
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;
-
-#[derive(Debug, Args)]
-pub(crate) struct AgainstArgs {
-    /// Compares the build with OLD (a build id or the path of a llama-server): answers, speed, start,
-    /// memory, flags, routes, growth.
-    #[arg(
-        long,
-        value_name = "OLD",
-        conflicts_with_all = ["between", "bisect", "headroom", "trace", "wrap", "html", "report", "replay"]
-    )]
-    pub(super) against: Option<String>,
-    /// Skips the search for growth and crashes, which takes the longest.
-    #[arg(long, requires = "against", conflicts_with = "workload")]
-    no_growth: bool,
-}
 
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let Some(old) = args.against.against.as_deref() else { return Ok(()) };

@@ -13,9 +13,11 @@
 //! ```
 
 pub(crate) mod against;
+mod args;
 mod between;
 mod bisect;
 mod candidates;
+mod diagnosis;
 mod display;
 mod headroom;
 mod outputs;
@@ -25,151 +27,33 @@ mod trace;
 mod wrap;
 mod write;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
 use tokio_util::sync::CancellationToken;
-use warden_admin::instance;
 use warden_config::machine::HostMachine;
-use warden_config::resolve::ResolvedConfig;
 use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
 use warden_diagnose::{
-    DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, Lab, LegProgress, RequestRecording,
+    DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, LegProgress, RequestRecording,
 };
-use warden_experiment::{LegFinding, Workload, fewest_readings};
-use warden_policies::defaults::Diagnose;
-use warden_policies::lifecycle::LifecyclePolicy;
+use warden_experiment::{LegFinding, fewest_readings};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::start_search::may_be_load_death;
-use warden_supervisor::{PrivateDir, SoloStarter};
 
+pub(crate) use self::args::DiagnoseArgs;
+use self::diagnosis::{DiagnosisRun, open_lab, wait_or_interrupt};
 use self::display::ExperimentDisplay;
 pub(crate) use self::outputs::describe_machine as machine_facts;
 use self::target::DiagnoseTarget;
 use self::trace::TraceRecorder;
 use self::wrap::ToolWrapper;
 pub(crate) use self::wrap::{KeeperArgs, keep_wrapped};
-use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
-use crate::serve::{self, SignalHandlers};
-
-#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, \
-                  5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything \
-                  else. With --between: 0 the commit was found, 5 it was not. With --against: 0 the new build may \
-                  take the place of the old one, 3 it is worse, 5 it cannot be told."
-)]
-pub(crate) struct DiagnoseArgs {
-    #[command(flatten)]
-    config: ConfigArgs,
-    /// Model of the configuration, with its arguments, variables and mitigations. Default: the only one.
-    #[arg(long, value_name = "NAME", conflicts_with = "flags")]
-    model: Option<String>,
-    /// Folder of models to choose from (`paths.models`). May be repeated.
-    #[arg(long, value_name = "DIR", conflicts_with = "flags")]
-    models_dir: Vec<String>,
-    /// Run this llama-server in place of the model's own.
-    #[arg(long, value_name = "PATH", conflicts_with = "build")]
-    binary: Option<PathBuf>,
-    /// Run this build in place of the model's own.
-    #[arg(long, value_name = "ID")]
-    build: Option<String>,
-    /// Workload to run. May be repeated. Default: all that the server supports.
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    workload: Vec<Workload>,
-    /// Maximum number of readings of each workload. More readings find slower leaks.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    requests: Option<u64>,
-    /// Send the recorded requests of a file (JSON lines with `path` and `body`), in their order.
-    #[arg(long, value_name = "FILE")]
-    replay: Option<PathBuf>,
-    /// Then search for mitigations that stop the leaks or crashes: each alone, all together, and the
-    /// smallest set, with its cost.
-    #[arg(long)]
-    bisect: bool,
-    /// Write the found mitigations into `mitigations` of the model in the configuration file.
-    #[arg(long, requires = "bisect", conflicts_with = "flags")]
-    write: bool,
-    /// Evaluate prompts up to the context size, and report their memory and whether it fits. Runs no
-    /// workload unless one is given.
-    #[arg(long)]
-    headroom: bool,
-    /// Write a shareable folder: report, findings, and a script that shows the growth with llama-server and
-    /// curl alone.
-    #[arg(long, value_name = "DIR")]
-    report: Option<PathBuf>,
-    /// Print the report as JSON, with all readings.
-    #[arg(long)]
-    json: bool,
-    /// Write the report as a page with plots.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Report the call sites of the growth: preloads a library that counts host and CUDA allocations.
-    #[arg(long, conflicts_with = "wrap")]
-    trace: bool,
-    /// Library for --trace, in place of the built-in one.
-    #[arg(long, value_name = "PATH", requires = "trace")]
-    tracer: Option<PathBuf>,
-    /// Run the server under a tool: compute-sanitizer, nsys, valgrind, heaptrack.
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["bisect", "headroom"])]
-    wrap: Option<String>,
-    #[command(flatten)]
-    against: against::AgainstArgs,
-    #[command(flatten)]
-    between: between::BetweenArgs,
-    /// llama-server's own flags, in place of a configuration.
-    #[arg(last = true, value_name = "LLAMA-SERVER FLAGS")]
-    flags: Vec<String>,
-}
-
-#[derive(Debug, clap::Parser)]
-struct DiagnoseCommandLine {
-    #[command(flatten)]
-    args: DiagnoseArgs,
-}
-
-impl DiagnoseArgs {
-    /// The first word is the program.
-    pub(crate) fn parse_words(words: &[String]) -> Result<Self, CommandError> {
-        let parsed = <DiagnoseCommandLine as clap::Parser>::try_parse_from(words);
-        parsed.map(|alone| alone.args).map_err(|error| CommandError::failed(error.to_string()))
-    }
-
-    /// The configuration file may come from `LLAMA_WARDEN_CONFIG`.
-    pub(crate) fn ignore_config(&mut self) {
-        self.config.config = None;
-    }
-
-    fn workloads(&self) -> Result<Vec<Workload>, CommandError> {
-        let mut wanted = self.workload.clone();
-        if self.replay.is_some() && !wanted.contains(&Workload::Replay) {
-            wanted.push(Workload::Replay);
-        } else if self.replay.is_none() && wanted.contains(&Workload::Replay) {
-            return Err(CommandError::usage(
-                "--workload replay: no recording is given",
-                "name it with `--replay FILE`",
-            ));
-        }
-        if wanted.is_empty() && (!self.headroom || self.bisect) {
-            wanted.extend(Workload::ALL.into_iter().filter(|workload| *workload != Workload::Replay));
-        }
-        let mut workloads = Vec::new();
-        for workload in wanted {
-            if !workloads.contains(&workload) {
-                workloads.push(workload);
-            }
-        }
-        Ok(workloads)
-    }
-}
+use crate::serve::{SignalHandlers, with_nursery};
 
 /// Must be called on the main thread, because the nursery forks.
 pub(crate) fn run(args: DiagnoseArgs) -> Result<(), CommandError> {
-    serve::with_nursery(|nursery| diagnose(args, nursery))
+    with_nursery(|nursery| diagnose(args, nursery))
 }
 
 async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
@@ -180,15 +64,6 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
         return Box::pin(against::run(&args, nursery)).await;
     }
     Box::pin(run_experiment(&args, nursery)).await
-}
-
-struct DiagnosisRun<'a> {
-    args: &'a DiagnoseArgs,
-    machine: HostMachine,
-    target: DiagnoseTarget,
-    experiment: Experiment,
-    lab: Lab,
-    stop: CancellationToken,
 }
 
 async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
@@ -268,19 +143,6 @@ fn read_replay(args: &DiagnoseArgs) -> Result<Option<Arc<RequestRecording>>, Com
         out::error_line(&format!("warning: the recording was cut short: {lines} passed over ({torn})"));
     }
     Ok(Some(Arc::new(recording)))
-}
-
-/// Also returns the private directory of the sockets, which is removed on drop.
-fn open_lab(
-    nursery: NurseryHandle,
-    resolved: &ResolvedConfig,
-    lifecycle: &LifecyclePolicy,
-    numbers: Diagnose,
-) -> Result<(Lab, PrivateDir), CommandError> {
-    let sockets = instance::private_dir(&resolved.dirs.runtime)?;
-    let starter = SoloStarter::new(nursery, sockets.path(), lifecycle, resolved.fleet.watch)?;
-    let proof = resolved.settings.proof.clone();
-    Ok((Lab { numbers, proof, ..Lab::new(starter, resolved.fleet.growth.clone()) }, sockets))
 }
 
 impl DiagnosisRun<'_> {
@@ -388,26 +250,6 @@ struct FollowUpResults {
     failure: Option<CommandError>,
 }
 
-/// The first signal cancels `stop`; the second returns at once, which ends the program and its servers.
-async fn wait_or_interrupt<T>(
-    signals: &mut SignalHandlers,
-    stop: &CancellationToken,
-    running: impl Future<Output = T>,
-) -> Result<T, CommandError> {
-    tokio::pin!(running);
-    loop {
-        tokio::select! {
-            done = &mut running => return Ok(done),
-            () = signals.wait_leave() => {
-                if stop.is_cancelled() {
-                    return Err(CommandError::INTERRUPTED);
-                }
-                stop.cancel();
-            }
-        }
-    }
-}
-
 fn findings_text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &DiagnoseReport) -> String {
     let findings: Vec<&LegFinding> = outcome.legs.iter().map(|leg| &leg.finding).collect();
     let mut text = String::new();
@@ -487,7 +329,7 @@ mod tests {
     use clap::Parser;
     use warden_diagnose::LegResult;
     use warden_diagnose::report::ExperimentSetup;
-    use warden_experiment::{LegEnd, LegJudge, LegSpeed};
+    use warden_experiment::{LegEnd, LegJudge, LegSpeed, Workload};
     use warden_policies::defaults;
     use warden_policies::growth::GrowthVerdict;
     use warden_policies::sample::{BackendSample, HostMemory, SampleEdge, WorkDone};

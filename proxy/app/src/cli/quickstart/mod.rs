@@ -21,7 +21,7 @@ use warden_supervisor::{Fleet, LedgerEntry};
 use super::build::{self, ArchArgs, PatchArgs};
 use super::shared::ConfigArgs;
 use crate::exit::CommandError;
-use crate::serve::{self, ActivatedSockets, ConfigSource, RunningInstance, SignalHandlers};
+use crate::serve::{ActivatedSockets, ConfigSource, RunningInstance, SignalHandlers, with_nursery};
 use crate::{logging, out};
 
 mod load;
@@ -65,7 +65,7 @@ const STEP_COUNT: u32 = 6;
 
 /// Must be called on the main thread, because the nursery forks.
 pub(crate) fn run(args: QuickstartArgs) -> Result<(), CommandError> {
-    serve::with_nursery(|nursery| quickstart(args, nursery))
+    with_nursery(|nursery| quickstart(args, nursery))
 }
 
 async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), CommandError> {

@@ -13,12 +13,12 @@
 mod bring;
 mod live;
 mod prove;
+pub(crate) mod schedule;
 mod source;
 mod told;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use clap::Args;
 use rustix::fs::FlockOperation;
@@ -39,13 +39,14 @@ use warden_supervisor::nursery::NurseryHandle;
 
 pub(crate) use self::bring::rollback;
 use self::prove::UpdateBuilds;
+use self::schedule::LAST_RUN_FILE;
 use self::source::NewSource;
 use self::told::{UpdateOutcome, UpdateReport};
 use super::build;
 use super::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
-use crate::serve::{self, SignalHandlers};
+use crate::serve::{ConfigSource, SignalHandlers, with_nursery};
 
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Clone, Debug, Args)]
@@ -115,27 +116,11 @@ pub(crate) struct RollbackArgs {
     config: ConfigArgs,
 }
 
-pub(crate) fn config_words(config: &ConfigArgs) -> Vec<String> {
-    let file = config.config.iter().flat_map(|path| ["--config".to_owned(), path.display().to_string()]);
-    file.chain(config.set.iter().flat_map(|set| ["--set".to_owned(), set.clone()])).collect()
-}
-
-pub(crate) fn scheduled_command(config: &ConfigArgs) -> Vec<String> {
-    let own = ["update".to_owned(), "--scheduled".to_owned()];
-    own.into_iter().chain(config_words(config)).collect()
-}
-
-pub(crate) fn last_run(state: &Path) -> Option<Duration> {
-    std::fs::metadata(state.join(LAST_RUN_FILE)).ok()?.modified().ok()?.elapsed().ok()
-}
-
 const LOCK_FILE: &str = "update.lock";
-/// Written to the state directory when an update begins, but not by `--plan`.
-const LAST_RUN_FILE: &str = "update.last";
 
 /// Must be called on the main thread, because the nursery forks.
 pub(crate) fn run(args: UpdateArgs) -> Result<(), CommandError> {
-    serve::with_nursery(|nursery| update(args, nursery))
+    with_nursery(|nursery| update(args, nursery))
 }
 
 async fn update(args: UpdateArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
@@ -352,8 +337,8 @@ impl UpdateRun<'_> {
     }
 }
 
-fn plan_of(config: &ConfigArgs) -> serve::ConfigSource {
-    serve::ConfigSource { config: config.clone(), flags: Vec::new(), any_name: false }
+fn plan_of(config: &ConfigArgs) -> ConfigSource {
+    ConfigSource { config: config.clone(), flags: Vec::new(), any_name: false }
 }
 
 fn resolve_configured(

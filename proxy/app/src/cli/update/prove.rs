@@ -40,7 +40,7 @@ pub(super) async fn prove_build(
     if let Some(model) = &args.model {
         let mut more = vec!["--model", model];
         more.extend(args.workload.iter().flat_map(|workload| ["--workload", workload.as_str()]));
-        let args = against_command(both, &[], &super::config_words(&args.config), &more)?;
+        let args = against_command(both, &[], &super::schedule::config_words(&args.config), &more)?;
         return against::compare(&args, nursery.clone(), signals, proof.clone()).await;
     }
     let numbers = &loaded.settings.update;

@@ -10,8 +10,8 @@ use warden_supervisor::{Fleet, InstanceOrder, ProcessExit, RemainingWork};
 use super::ending::{StopSchedule, StopStep, StopTimes};
 use super::talk::{GateReport, UpgradeChannel};
 use crate::exit::CommandError;
-use crate::serve::signals::{SignalHandlers, SignalRequest};
-use crate::serve::{RunningInstance, second_signal_error};
+use crate::serve::RunningInstance;
+use crate::serve::signals::{SignalHandlers, SignalRequest, second_signal_error};
 
 /// Interval of reports on remaining requests: the new program's queue advances with them.
 const REMAINS_INTERVAL: Duration = Duration::from_millis(50);

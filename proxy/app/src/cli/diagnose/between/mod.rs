@@ -8,20 +8,18 @@ mod servers;
 mod written;
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
-use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{CommitRequest, ObtainedCommit, RevisionInfo};
-use warden_builder::{BackendChoice, BuildRequest, BuildSource, Builder};
+use warden_builder::{BuildRequest, BuildSource, Builder};
 use warden_config::machine::HostMachine;
 use warden_config::resolve::ResolvedConfig;
 use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resume_search};
 use warden_diagnose::report::{BetweenReport, RevisionLabel};
 use warden_diagnose::{Experiment, RequestRecording};
 use warden_experiment::Workload;
-use warden_experiment::between::{ProcessOrder, RevisionAim, RevisionConclusion, RevisionOutcome as Ended};
+use warden_experiment::between::{ProcessOrder, RevisionConclusion, RevisionOutcome as Ended};
 use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::spec::SharedSpec;
@@ -29,6 +27,7 @@ use warden_supervisor::spec::SharedSpec;
 use self::kept::SearchFile;
 use self::servers::config_file_text;
 use self::written::SearchRequests;
+use super::args::BetweenArgs;
 use super::display::ExperimentDisplay;
 use super::target::{self, DiagnoseTarget};
 use super::{DiagnoseArgs, open_lab, outputs, wait_or_interrupt};
@@ -37,103 +36,6 @@ use crate::cli::builds_between;
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;
-
-#[derive(Debug, Args)]
-pub(crate) struct BetweenArgs {
-    /// Finds the commit between A and B that introduced or ended a leak, a crash or an aim of `--for`, by
-    /// bisection.
-    ///
-    /// A is the older one; both may be tags, branches or commits. Builds are without patches. The same
-    /// command continues an interrupted search.
-    #[arg(
-        long,
-        value_name = "A..B",
-        conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
-    )]
-    pub(super) between: Option<CommitRange>,
-    /// Change to look for.
-    #[arg(long = "for", value_name = "WHAT", value_enum, default_value_t, requires = "between")]
-    aim: SearchAim,
-    /// Repository of the commits: a URL, a folder, or a name from `[build.sources]`.
-    #[arg(long, value_name = "URL|PATH|NAME", requires = "between")]
-    git: Option<String>,
-    /// Never uses the network for the repository: takes what was fetched before.
-    #[arg(long, requires = "between")]
-    offline: bool,
-    /// Backend of the builds: auto, cpu, cuda, hip, vulkan or metal.
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "auto",
-        requires = "between",
-        value_parser = build::parse_with_hint::<BackendChoice>
-    )]
-    backend: BackendChoice,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SearchAim {
-    /// Growing memory or a crash under the workloads.
-    #[default]
-    Growth,
-    /// Slower prompts, tokens or first token.
-    Slowdown,
-    /// Different answers to the questions of a proof.
-    Answers,
-}
-
-impl SearchAim {
-    const fn aim(self) -> RevisionAim {
-        match self {
-            Self::Growth => RevisionAim::Growth,
-            Self::Slowdown => RevisionAim::Slowdown,
-            Self::Answers => RevisionAim::Answers,
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CommitRange {
-    older: String,
-    newer: String,
-}
-
-impl FromStr for CommitRange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once("..") {
-            Some((older, newer)) if !older.is_empty() && !newer.is_empty() && !newer.starts_with('.') => {
-                Ok(Self { older: older.to_owned(), newer: newer.to_owned() })
-            }
-            _ => Err("it takes two commits, the older one first, as A..B".to_owned()),
-        }
-    }
-}
-
-impl DiagnoseArgs {
-    pub(super) const fn aim(&self) -> RevisionAim {
-        self.between.aim.aim()
-    }
-
-    fn search_workloads(&self) -> Result<Vec<Workload>, CommandError> {
-        if self.aim().is_growth() {
-            return self.workloads();
-        }
-        let given = [
-            ("--workload", !self.workload.is_empty()),
-            ("--requests", self.requests.is_some()),
-            ("--replay", self.replay.is_some()),
-        ];
-        match given.into_iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => Err(CommandError::usage(
-                format!("{flag} says nothing of a slowdown or of answers: a proof has its own requests"),
-                format!("leave out `{flag}`, or look for growth and crashes without `--for`"),
-            )),
-            None => Ok(Vec::new()),
-        }
-    }
-}
 
 struct CommitSearch<'a> {
     args: &'a DiagnoseArgs,
@@ -345,21 +247,4 @@ fn exit_for_conclusion(conclusion: &RevisionConclusion) -> Result<(), CommandErr
         | Ended::NotAgain => crate::exit::UNDECIDED_CODE,
     };
     Err(CommandError::Reported { code })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_has_two_ends() {
-        let range = |text: &str| text.parse::<CommitRange>();
-        let ends =
-            |older: &str, newer: &str| CommitRange { older: older.to_owned(), newer: newer.to_owned() };
-        assert_eq!(range("b8827..b9602"), Ok(ends("b8827", "b9602")));
-        assert_eq!(range("v1.2..origin/main"), Ok(ends("v1.2", "origin/main")));
-        for wrong in ["b8827", "..b1", "b1..", "a...b", ""] {
-            assert!(range(wrong).unwrap_err().contains("A..B"), "{wrong}");
-        }
-    }
 }
