@@ -6,7 +6,8 @@ use warden_config::arguments::{self, ListeningFlag};
 
 use crate::exit::CommandError;
 
-use super::{ImportedConfig, ImportedModel, container, is_listed, shell};
+use super::imported::{ImportedConfig, ImportedModel, is_listed};
+use super::{container, shell};
 
 #[derive(Debug, Default)]
 pub(super) struct ParsedCommand {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ImportedConfig, ImportedModel};
+use super::imported::{ImportedConfig, ImportedModel};
 
 const MODALITIES: [&str; 3] = ["text", "image", "audio"];
 /// Leaves room for the rest of `listing`.

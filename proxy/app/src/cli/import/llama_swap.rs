@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use super::imported::{
+    EnvLookup, ImportedConfig, ImportedModel, ImportedRemote, ImportedRequests, NameVariant, is_listed,
+};
 use super::yaml::{
     MacroError, MacroScope, inherited_note, is_inherited, line_of, plain_text, unset_variable,
 };
-use super::{
-    EnvLookup, ImportedConfig, ImportedModel, ImportedRemote, ImportedRequests, NameVariant, command,
-    is_listed, listing, peers, routing, shell, write, yaml,
-};
+use super::{command, listing, peers, routing, shell, write, yaml};
 use crate::exit::CommandError;
 
 /// llama-swap's first port for `${PORT}`. llama-warden gives the model a socket instead.

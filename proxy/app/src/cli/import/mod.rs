@@ -8,7 +8,6 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use serde_json::Value;
 use warden_config::machine::HostMachine;
 use warden_policies::secrets;
 use warden_supervisor::regular_file;
@@ -18,6 +17,7 @@ use crate::out;
 
 mod command;
 mod container;
+mod imported;
 mod listing;
 mod llama_swap;
 mod ollama;
@@ -28,6 +28,8 @@ mod routing;
 mod shell;
 mod write;
 mod yaml;
+
+use self::imported::{EnvLookup, ImportedConfig};
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
@@ -54,202 +56,6 @@ enum ImportFormat {
     Ollama,
     /// Command line of llama-server, or of docker or podman that runs it.
     Command,
-}
-
-#[derive(Debug, Default)]
-struct ImportedModel {
-    name: String,
-    /// Written into the file as comments for the operator.
-    notes: Vec<String>,
-    command: ImportedCommand,
-    model: Option<String>,
-    aliases: Vec<String>,
-    loading: ImportedLoading,
-    max_in_flight: Option<u64>,
-    upstream_model: Option<String>,
-    /// In seconds.
-    stop_grace: Option<u64>,
-    requests: ImportedRequests,
-    listing: Vec<(&'static str, Value)>,
-}
-
-#[derive(Debug, Default)]
-struct ImportedCommand {
-    wrapper: Vec<String>,
-    binary: Option<String>,
-    directory: Option<String>,
-    args: Vec<String>,
-    mitigations: Vec<String>,
-    env: Vec<(String, String)>,
-}
-
-#[derive(Debug, Default)]
-struct ImportedLoading {
-    preload: bool,
-    pin: bool,
-    /// Groups in which at most one model is loaded.
-    groups: Vec<String>,
-    /// Idle time in seconds after which the model is unloaded.
-    ttl: Option<u64>,
-    /// Chats show the loading progress.
-    is_shown: bool,
-}
-
-#[derive(Debug, Default)]
-struct ImportedRequests {
-    strip: Vec<String>,
-    set: Vec<(String, Value)>,
-    default: Vec<(String, Value)>,
-    system_prompt: Option<String>,
-    names: Vec<NameVariant>,
-}
-
-#[derive(Debug, Default)]
-struct NameVariant {
-    name: String,
-    set: Vec<(String, Value)>,
-}
-
-impl ImportedModel {
-    fn answers_to(&self, name: &str) -> bool {
-        self.all_names().any(|own| own == name)
-    }
-
-    fn note_windows(&mut self) {
-        let ImportedCommand { args, binary, wrapper, .. } = &self.command;
-        let words = args.iter().chain(&self.model).chain(binary).chain(wrapper);
-        if words.into_iter().any(|word| shell::is_windows_path(word)) {
-            let note = "its paths are those of Windows: write where the files are on this machine \
-                        (in WSL `C:\\x` is `/mnt/c/x`)";
-            self.notes.push(note.to_owned());
-        }
-    }
-
-    fn all_names(&self) -> impl Iterator<Item = &String> {
-        let variants =
-            self.requests.names.iter().map(|variant| &variant.name).filter(|name| **name != self.name);
-        std::iter::once(&self.name).chain(&self.aliases).chain(variants)
-    }
-
-    /// Sets a mitigation instead of a flag, because the flag differs between builds.
-    fn set_mmap(&mut self, on: bool) {
-        self.command.mitigations.retain(|item| item != NO_MMAP);
-        if !on {
-            self.command.mitigations.push(NO_MMAP.to_owned());
-        }
-    }
-}
-
-/// Builds map the model's file by default; this mitigation reads the file instead.
-const NO_MMAP: &str = "no-mmap";
-
-#[derive(Debug)]
-struct ImportedRemote {
-    name: String,
-    url: String,
-    model: Option<String>,
-    aliases: Vec<String>,
-    key_file: Option<String>,
-    requests: ImportedRequests,
-}
-
-impl ImportedRemote {
-    fn all_names(&self) -> impl Iterator<Item = &String> {
-        std::iter::once(&self.name).chain(&self.aliases)
-    }
-}
-
-#[derive(Debug)]
-struct ImportedSelector {
-    name: String,
-    models: Vec<String>,
-}
-
-#[derive(Debug)]
-struct UnsupportedSetting {
-    setting: String,
-    nearest: String,
-    /// Empty for a global setting.
-    models: Vec<String>,
-}
-
-#[derive(Debug, Default)]
-struct ImportedListener {
-    host: Option<String>,
-    port: Option<u16>,
-    tls_cert: Option<String>,
-    tls_key: Option<String>,
-    api_prefix: Option<String>,
-}
-
-#[derive(Debug, Default)]
-struct ImportedConfig {
-    listener: ImportedListener,
-    log_level: Option<String>,
-    /// A folder provides the models that name no file.
-    has_folder: bool,
-    folders: Vec<String>,
-    defaults: Option<ImportedModel>,
-    max_loaded: Option<u32>,
-    /// In seconds, for all models.
-    start_timeout: Option<u64>,
-    /// In seconds, for all models.
-    stop_grace: Option<u64>,
-    models: Vec<ImportedModel>,
-    remotes: Vec<ImportedRemote>,
-    selectors: Vec<ImportedSelector>,
-    unmatched: Vec<UnsupportedSetting>,
-}
-
-impl ImportedConfig {
-    fn add_unsupported(&mut self, what: impl Into<String>, nearest: impl Into<String>) {
-        self.unmatched.push(UnsupportedSetting {
-            setting: what.into(),
-            nearest: nearest.into(),
-            models: Vec::new(),
-        });
-    }
-
-    /// Merges equal settings of several models into one entry.
-    fn add_unsupported_of(&mut self, model: &str, what: impl Into<String>, nearest: impl Into<String>) {
-        let what = what.into();
-        let nearest = nearest.into();
-        let is_same = |left: &&mut UnsupportedSetting| {
-            left.setting == what && left.nearest == nearest && !left.models.is_empty()
-        };
-        match self.unmatched.iter_mut().find(is_same) {
-            Some(same) if same.models.iter().any(|own| own == model) => {}
-            Some(same) => same.models.push(model.to_owned()),
-            None => self.unmatched.push(UnsupportedSetting {
-                setting: what,
-                nearest,
-                models: vec![model.to_owned()],
-            }),
-        }
-    }
-
-    /// Fails if two models, or a model and an alias, have one name: clients could not distinguish them.
-    fn check_names(&self, from: &str) -> Result<(), CommandError> {
-        let mut seen = std::collections::BTreeMap::<&str, &str>::new();
-        for model in &self.models {
-            for name in model.all_names() {
-                if let Some(other) = seen.insert(name, &model.name) {
-                    return Err(CommandError::usage(
-                        format!(
-                            "{from}: the name `{name}` is used twice, by `{other}` and by `{}`",
-                            model.name
-                        ),
-                        "give each model and each alias a name of its own",
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-fn is_listed(words: &str, word: &str) -> bool {
-    words.split_whitespace().any(|known| known == word)
 }
 
 pub(crate) fn run(args: &ImportArgs) -> Result<(), CommandError> {
@@ -284,21 +90,6 @@ fn print_summary(imported: &ImportedConfig) {
 /// Limits the models that standard error names for one setting; the file names all.
 const MAX_SHOWN_MODELS: usize = 3;
 
-impl UnsupportedSetting {
-    fn describe(&self, most: usize) -> String {
-        let Self { setting: what, nearest, models } = self;
-        let shown: Vec<String> = models.iter().take(most).map(|model| format!("`{model}`")).collect();
-        let more = models.len().saturating_sub(most);
-        let of = match (models.len(), more) {
-            (0, _) => String::new(),
-            (1, _) => format!("model {}: ", shown.join("")),
-            (_, 0) => format!("models {}: ", shown.join(", ")),
-            (_, more) => format!("models {} and {more} more: ", shown.join(", ")),
-        };
-        format!("{of}{what}: {nearest}")
-    }
-}
-
 /// Never overwrites an existing file.
 fn create_output(path: &Path, text: &str) -> Result<(), CommandError> {
     let failed = |error: std::io::Error| match error.kind() {
@@ -320,8 +111,6 @@ fn create_output(path: &Path, text: &str) -> Result<(), CommandError> {
 
 /// In bytes. The largest known file has some hundred KiB.
 const MAX_IMPORT_BYTES: u64 = 16 << 20;
-
-type EnvLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 fn read_source(args: &ImportArgs, env: EnvLookup<'_>) -> Result<(String, ImportedConfig), CommandError> {
     let hint =

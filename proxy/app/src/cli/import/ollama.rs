@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use warden_supervisor::regular_file;
 
-use super::{EnvLookup, ImportedConfig, ImportedModel, is_listed};
+use super::imported::{EnvLookup, ImportedConfig, ImportedModel, is_listed};
 use crate::exit::CommandError;
 
 /// Maximum bytes of a manifest, a system prompt or a list of parameters: more than a hundred times the

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
+use super::imported::{ImportedConfig, ImportedModel, ImportedRemote, ImportedSelector};
 use super::llama_swap::{import_filters, report_unsupported, text_list, text_of};
 use super::yaml::unset_variable;
-use super::{ImportedConfig, ImportedModel, ImportedRemote, ImportedSelector};
 
 const PEER_KEYS: &str = "proxy apiKey models filters";
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use warden_config::arguments;
 
-use super::{ImportedConfig, ImportedModel, is_listed};
+use super::imported::{ImportedConfig, ImportedModel, is_listed};
 use crate::exit::CommandError;
 
 /// Flags without a value; the prefix `no-` switches them off.

@@ -6,7 +6,8 @@ use warden_config::arguments;
 use crate::exit::CommandError;
 
 use super::command::{ParsedCommand, import_listening, parse_command};
-use super::{ImportedCommand, ImportedConfig, ImportedModel, preset};
+use super::imported::{ImportedCommand, ImportedConfig, ImportedModel};
+use super::preset;
 
 pub(super) type ReadFile<'a> = &'a dyn Fn(&str) -> Result<String, CommandError>;
 

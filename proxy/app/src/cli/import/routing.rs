@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::ImportedConfig;
+use super::imported::ImportedConfig;
 use super::llama_swap::{UNKNOWN_KEY_NOTE, text_list};
 use crate::exit::CommandError;
 
@@ -199,7 +199,7 @@ impl SwapGroup {
                 _ => group.name.clone(),
             };
             let name = format!("{}-or-{}", called(self, one), called(other, another));
-            let both = |model: &&mut super::ImportedModel| {
+            let both = |model: &&mut super::imported::ImportedModel| {
                 one.contains(&model.name) || another.contains(&model.name)
             };
             imported.models.iter_mut().filter(both).for_each(|model| model.loading.groups.push(name.clone()));

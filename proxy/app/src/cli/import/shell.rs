@@ -2,6 +2,7 @@
 //! wrapper script that ends by running the server. Also splits a command line into words, like a shell.
 
 use super::command::{ParsedCommand, parse_command};
+use super::imported::is_windows_path;
 use crate::exit::CommandError;
 
 /// Accepts several lines, with or without `\` at their ends, and comment lines.
@@ -20,17 +21,6 @@ pub(super) fn split_words(text: &str, from: &str) -> Result<Vec<String>, Command
             "close the quote, or write `\\'` or `\\\"` for one that belongs to the word",
         )
     })
-}
-
-/// In a Windows path, `\` is an ordinary character.
-pub(super) fn is_windows_path(word: &str) -> bool {
-    let bytes = word.as_bytes();
-    let drive = |at: usize| {
-        bytes[at].is_ascii_alphabetic()
-            && bytes.get(at + 1..at + 3) == Some(b":\\")
-            && at.checked_sub(1).is_none_or(|before| !bytes[before].is_ascii_alphanumeric())
-    };
-    (0..bytes.len()).any(drive) || (word.contains(".exe") && word.contains('\\'))
 }
 
 /// Splits like Windows: only `"` quotes words, and `\` only escapes a `"`.

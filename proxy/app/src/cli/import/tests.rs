@@ -5,6 +5,7 @@ use std::path::Path;
 
 use warden_config::source::layers::{ConfigSources, load_config};
 
+use super::imported::{ImportedCommand, ImportedModel};
 use super::*;
 
 pub(super) const SWAP: &str = include_str!("samples/llama-swap.yaml");

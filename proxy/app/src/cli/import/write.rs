@@ -3,7 +3,7 @@
 use serde_json::Value;
 use toml_edit::{Array, InlineTable, Key, Value as Toml};
 
-use super::{ImportedConfig, ImportedListener, ImportedModel, NameVariant};
+use super::imported::{ImportedConfig, ImportedListener, ImportedModel, NameVariant};
 use crate::out;
 
 pub(super) fn render_config(imported: &ImportedConfig, from: &str) -> String {

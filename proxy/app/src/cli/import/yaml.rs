@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 use serde_norway::Value as Yaml;
 
-use super::EnvLookup;
+use super::imported::EnvLookup;
 use crate::exit::CommandError;
 
 /// The parser's time grows with the square of the nesting. Real files nest less than ten levels.
