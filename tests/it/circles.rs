@@ -11,8 +11,6 @@ use crate::layout::{metadata, rust_files};
 
 /// Most files of a circle.
 const MOST_FILES: usize = 6;
-/// Largest circles of other crates. These bounds may only fall.
-const LARGER_CIRCLES: [(&str, usize); 1] = [("proxy/app", 106)];
 /// Most imports through which a name is followed to its definition.
 const MOST_REEXPORTS: usize = 8;
 
@@ -37,10 +35,8 @@ fn files_use_each_other_in_small_circles_only() -> Outcome {
         };
         let files = read_files(&source)?;
         let largest = largest_circle(&files);
-        let bound = LARGER_CIRCLES.iter().find(|(name, _)| source.ends_with(format!("{name}/src")));
-        let bound = bound.map_or(MOST_FILES, |(_, bound)| *bound);
-        println!("{}: {} files in the largest circle (bound {bound})", package.name, largest.len());
-        if largest.len() > bound {
+        println!("{}: {} files in the largest circle (bound {MOST_FILES})", package.name, largest.len());
+        if largest.len() > MOST_FILES {
             let modules: Vec<String> = largest.iter().map(|module| module.join("::")).collect();
             wrong.push(format!("{}: {} files: {}", package.name, modules.len(), modules.join(", ")));
         }
