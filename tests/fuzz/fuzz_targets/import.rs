@@ -15,7 +15,7 @@ mod mutated;
 mod out;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
-    for converted in import::each_way(text) {
+    for converted in import::import_each_format(text) {
         match converted {
             Ok(written) => assert!(written.parse::<toml::Table>().is_ok(), "{written}"),
             Err(failure) => {
