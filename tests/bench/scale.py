@@ -41,10 +41,14 @@ end
 """
 
 
-def free_port():
-    with socket.socket() as listener:
+def free_ports(count):
+    listeners = [socket.socket() for _ in range(count)]
+    for listener in listeners:
         listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
 
 
 def until(what, is_so, process, log):
@@ -99,7 +103,7 @@ class Stage:
         return process
 
     def mocks(self):
-        ports = [free_port() for _ in range(self.models)]
+        ports = free_ports(self.models)
         for port in ports:
             self.start([self.args.mock, "--host", "127.0.0.1", "--port", port], self.load_cores, MOCK_LLAMA_THREADS=str(self.mock_threads))
         return ports
@@ -172,7 +176,7 @@ env = {{ MOCK_LLAMA_CPU = "{self.load_cores[0]}-{self.load_cores[-1]}", MOCK_LLA
         self.env = {**os.environ, **homes, "XDG_RUNTIME_DIR": str(self.folder / "run"), "HOME": str(self.folder)}
         sets = [word for key in self.args.set for word in ("--set", key)]
         process = self.start(
-            [self.args.warden, "serve", "--config", config, *sets, "--set", f"internal.upstream.idle_connections_unknown={FAR}"],
+            [self.args.warden, "serve", "--config", config, *sets, "--set", f"internal.upstream.idle_connections={FAR}", "--set", f"internal.upstream.idle_connections_unknown={FAR}"],
             self.proxy_cores, **self.env)
         until("all models of llama-warden are ready", lambda: self.ready_models() == self.models, process, self.last_log)
         # It asks an unknown binary how it behaves, once, for some seconds.
@@ -271,7 +275,7 @@ def main():
             cells = {}
             for _ in range(args.rounds):
                 for peer in peers:
-                    port = free_port()
+                    [port] = free_ports(1)
                     with Stage(args, cores, models) as stage:
                         process = getattr(stage, peer)(port)
                         until(f"{peer} answers", lambda: status_of(port) == 200, process, stage.last_log)
