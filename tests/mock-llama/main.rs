@@ -124,7 +124,7 @@ fn first_and_last(cpus: &str) -> Option<(usize, usize)> {
 fn serve_on_threads(asked: &Asked) -> io::Result<()> {
     std::thread::scope(|scope| {
         for _ in 1..asked.threads {
-            scope.spawn(|| serve(asked));
+            std::thread::Builder::new().spawn_scoped(scope, || serve(asked))?;
         }
         serve(asked)
     })

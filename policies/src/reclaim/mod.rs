@@ -9,7 +9,7 @@
 //! | cause of the request | after a successful reclaim |
 //! |---|---|
 //! | a budget | the process is asked again above the budget; if that is sooner than `reclaim_again`, it is replaced |
-//! | growth | the process is asked again once it is as large as before the reclaim and `reclaim_again` has passed; budgets apply |
+//! | growth | llama-warden asks again after `reclaim_again`, once the process is as large as before; budgets apply |
 //! | a shared budget | the process is replaced if it is still the chosen one |
 
 mod given;

@@ -26,7 +26,7 @@ pub enum PortListener {
 }
 
 /// Returns who listens on `address`: only the process group that `leader` leads, another process too, or
-/// nobody. Returns `None` if that is unknown, for example because `/proc` hides the files of a process.
+/// no process. Returns `None` if that is unknown, for example because `/proc` hides the files of a process.
 /// `outside` returns processes that count as members of the group without being in it; it is called only if
 /// the group does not own all sockets.
 ///

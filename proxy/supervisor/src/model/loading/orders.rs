@@ -140,7 +140,7 @@ impl ModelRoom {
         self.give_back(replacements, life);
     }
 
-    /// Gives the room back; a later start requests it anew.
+    /// Gives the room back; a later start requests it again.
     pub(crate) fn give_back(&mut self, replacements: &mut ReplacementTracker, life: &mut TaskLife) {
         replacements.release_permits();
         self.state = LoadState::Unloaded;
