@@ -41,7 +41,7 @@ async fn started(model: &Path) -> Result<Warden, Trouble> {
     let lines =
         model_lines_of(model, &flags()).await? + "replace = \"sequential\"\non_death = \"continue\"\n";
     // A busy machine needs longer to show that restored slots are used.
-    let top = "log.children = false\ninternal.lifecycle.slot_shows_within = \"30s\"\ninternal.warmth.before_gate = \"90s\"";
+    let top = "log.children = false\ninternal.lifecycle.slot_shows_within = \"4s\"";
     let warden = Setup::new()?.top(top).model("m", &lines).start().await?;
     warden.until_ready(1).await?;
     Ok(warden)
