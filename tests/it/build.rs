@@ -347,7 +347,7 @@ async fn a_server_that_computes_something_else_is_refused_with_its_distance() ->
 }
 
 /// A builder whose compiler reports AMX. Its build is the real llama-server, which dies of repacked weights
-/// unless cmake was told to leave AMX out.
+/// unless cmake is configured without AMX.
 async fn machine_with_amx(folder: &Path) -> Result<Builder, Trouble> {
     let real = llama_server().await?;
     let dies = "case \"$*\" in *form.gguf*--no-repack*) ;; *form.gguf*) kill -SEGV $$;; esac";
