@@ -285,7 +285,7 @@ section!(
         connect_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Idle time after which a connection is not reused.
         idle_timeout: Duration = "duration",
-        /// Idle connections kept per generation.
+        /// Idle connections kept per generation; more, if more are in use.
         idle_connections: usize,
         /// Idle connections kept per generation while the build's connection limit is unknown.
         idle_connections_unknown: usize,

@@ -56,6 +56,8 @@ impl UpstreamContext {
 pub(crate) struct ConnectionPool {
     shelves: Box<[Mutex<PoolShelf>]>,
     kept: AtomicUsize,
+    /// Each open connection, idle or in use, holds a clone.
+    open: Arc<()>,
     limits: PoolLimits,
     pub(crate) tracker: TaskTracker,
 }
@@ -65,7 +67,8 @@ pub(crate) struct PoolLimits {
     pub(crate) connect: Duration,
     /// Maximum idle time of a connection that is used again.
     pub(crate) idle: Duration,
-    /// Maximum number of idle connections over all threads, if the backend can serve as many at a time.
+    /// Number of idle connections over all threads that are kept even if fewer are in use, if the backend can
+    /// serve as many at a time.
     pub(crate) kept: usize,
     /// Maximum number of idle connections if the backend's capacity is unknown.
     pub(crate) kept_unknown: usize,
@@ -74,13 +77,13 @@ pub(crate) struct PoolLimits {
 }
 
 impl PoolLimits {
-    /// Returns the maximum number of idle connections. An idle connection occupies a thread of a llama-server
-    /// with a fixed number of threads. Half of them are left for new connections, such as the supervisor's
-    /// probes.
-    fn max_idle(&self, facts: ServerFacts) -> usize {
+    /// Returns the maximum number of idle connections while `in_use` others carry requests. With a fixed
+    /// maximum, a load above it would open a new connection for almost every request. An idle connection
+    /// occupies a thread of a llama-server. Half of the threads are left for new connections, such as the
+    /// supervisor's probes.
+    fn max_idle(&self, facts: ServerFacts, in_use: usize) -> usize {
         match facts.http_threads {
-            Some(threads) if threads < ServerFacts::THREADS_ON_DEMAND => self.kept.min(threads as usize / 2),
-            Some(_) => self.kept,
+            Some(threads) => self.kept.max(in_use).min(threads as usize / 2),
             None => self.kept.min(self.kept_unknown),
         }
     }
@@ -101,7 +104,7 @@ struct IdleConnection {
 impl ConnectionPool {
     pub(crate) fn new(threads: usize, limits: PoolLimits, tracker: TaskTracker) -> Self {
         let shelves = (0..threads.max(1)).map(|_| Mutex::default()).collect();
-        Self { shelves, kept: AtomicUsize::new(0), limits, tracker }
+        Self { shelves, kept: AtomicUsize::new(0), open: Arc::new(()), limits, tracker }
     }
 
     fn shelf(&self) -> &Mutex<PoolShelf> {
@@ -133,7 +136,7 @@ impl ConnectionPool {
             // A remote endpoint needs a name lookup and a TLS handshake over the network.
             LeaseAddress::Remote(_) => self.limits.connect.max(defaults().remote.answer_limit),
         };
-        timeout(limit, UpstreamConn::connect(address, self.limits.head))
+        timeout(limit, UpstreamConn::connect(address, self.limits.head, self.open.clone()))
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
@@ -143,7 +146,10 @@ impl ConnectionPool {
         if !conn.settle() {
             return;
         }
-        if self.kept.fetch_add(1, Ordering::Relaxed) >= self.limits.max_idle(facts) {
+        let idle = self.kept.fetch_add(1, Ordering::Relaxed);
+        // The pool itself holds one of the clones.
+        let in_use = (Arc::strong_count(&self.open) - 1).saturating_sub(idle);
+        if idle >= self.limits.max_idle(facts, in_use) {
             self.kept.fetch_sub(1, Ordering::Relaxed);
             return;
         }
@@ -195,9 +201,22 @@ mod tests {
     fn idle_connections_leave_threads_to_others() {
         let second = Duration::from_secs(1);
         let limits = PoolLimits { connect: second, idle: second, kept: 64, kept_unknown: 2, head: 8192 };
-        let of = |http_threads| limits.max_idle(ServerFacts { http_threads, ..ServerFacts::default() });
+        let facts = |http_threads| ServerFacts { http_threads, ..ServerFacts::default() };
+        let of = |http_threads| limits.max_idle(facts(http_threads), 1);
         assert_eq!(of(None), 2);
         assert_eq!((of(Some(1)), of(Some(6)), of(Some(500))), (0, 3, 64));
         assert_eq!(of(Some(ServerFacts::THREADS_ON_DEMAND)), 64);
+    }
+
+    #[test]
+    fn as_many_connections_are_kept_as_are_in_use() {
+        let second = Duration::from_secs(1);
+        let limits = PoolLimits { connect: second, idle: second, kept: 64, kept_unknown: 2, head: 8192 };
+        let of = |threads, in_use| {
+            limits.max_idle(ServerFacts { http_threads: threads, ..ServerFacts::default() }, in_use)
+        };
+        assert_eq!(of(Some(u32::MAX), 3000), 3000);
+        assert_eq!(of(Some(ServerFacts::THREADS_ON_DEMAND), 3000), 512);
+        assert_eq!((of(Some(6), 3000), of(None, 3000)), (3, 2));
     }
 }

@@ -60,6 +60,8 @@ pub(crate) struct UpstreamConn {
     failure: Option<hyper::Error>,
     /// True if the last request had `Connection: close`.
     is_closing: bool,
+    /// Counts as an open connection of the pool.
+    _open: Arc<()>,
 }
 
 impl std::fmt::Debug for UpstreamConn {
@@ -78,8 +80,8 @@ pub(crate) enum UpstreamSendError {
 }
 
 impl UpstreamConn {
-    /// Connects. `head` is the largest response head, in bytes.
-    pub(crate) async fn connect(address: &LeaseAddress, head: usize) -> io::Result<Self> {
+    /// Connects. `head` is the largest response head, in bytes; `open` is held as long as the connection.
+    pub(crate) async fn connect(address: &LeaseAddress, head: usize, open: Arc<()>) -> io::Result<Self> {
         let stream = open_stream(address).await?;
         let conn_waker = ConnWaker::new();
         let socket = UpstreamSocket { stream, conn_waker: conn_waker.clone() };
@@ -90,7 +92,16 @@ impl UpstreamConn {
             .map_err(io::Error::other)?;
         let waker = Waker::from(conn_waker.clone());
         let connection = Some(Box::new(connection));
-        Ok(Self { sender, connection, task: None, conn_waker, waker, failure: None, is_closing: false })
+        Ok(Self {
+            sender,
+            connection,
+            task: None,
+            conn_waker,
+            waker,
+            failure: None,
+            is_closing: false,
+            _open: open,
+        })
     }
 
     /// Sends a request and waits for the head of its answer. Dropping future and value closes the connection.

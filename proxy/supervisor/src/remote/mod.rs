@@ -376,9 +376,9 @@ impl RemoteTask {
     }
 }
 
-/// State of a new generation. Only its number of connections is known.
+/// State of a new generation. An idle connection costs an endpoint no thread that others wait for.
 fn new_cell(context: &FleetContext, spec: &RemoteSpec) -> Arc<GenerationCell> {
-    let facts = ServerFacts { http_threads: Some(ServerFacts::THREADS_ON_DEMAND), ..ServerFacts::default() };
+    let facts = ServerFacts { http_threads: Some(u32::MAX), ..ServerFacts::default() };
     Arc::new(GenerationCell::new(
         context.next_generation(),
         LeaseAddress::Remote(Arc::clone(&spec.origin)),

@@ -1,9 +1,9 @@
 //! Asks the loader for room before the model's first process, and gives the room back after the last one.
 //!
 //! ```text
-//!   Out ── wanted: asks ──> Asked ── Load ──> In ── idle, drained, evicted ──> Leaving
-//!    ^                        │ starts fail               │                        │
-//!    └────── gives back ──────┴───────────────────────────┴── no process is left ──┘
+//!   Unloaded ── requests room ──> Waiting ── Load ──> Granted ── idle, drained, evicted ──> Leaving
+//!      ^                             │  starts fail      │                                    │
+//!      └──────── gives back ─────────┴───────────────────┴─────── no process is left ─────────┘
 //! ```
 //!
 //! Crashes and replacements within the granted room do not involve the loader.
