@@ -52,7 +52,7 @@ async fn top_shows_a_model_restarts_it_by_a_key_and_gives_the_terminal_back() ->
     terminal.shows(&["MODEL", "loaded", "1 model", "llama-warden"], SOON).await?;
     assert!(!terminal.is_cooked()?);
     terminal.press("r")?;
-    terminal.shows(&["restart m?", "y does it"], SOON).await?;
+    terminal.shows(&["restart m? y or n"], SOON).await?;
     terminal.press("y")?;
     wait_until("another process serves", SOON, async || {
         let now = warden.backends();
@@ -60,15 +60,12 @@ async fn top_shows_a_model_restarts_it_by_a_key_and_gives_the_terminal_back() ->
     })
     .await?;
     terminal.shows(&["restart of m: done"], SOON).await?;
-    // Its memory, with operations marked.
     terminal.press("\r")?;
-    terminal.shows(&["host memory, replica 0"], SOON).await?;
-    terminal.press("l")?;
-    terminal.shows(&["log of m"], SOON).await?;
+    terminal.shows(&["events, the newest first"], SOON).await?;
     terminal.resize(80, 12)?;
     wait_until("it is drawn as large as the terminal is", SOON, async || {
         let screen = terminal.screen();
-        screen.contains("log of m") && screen.lines().count() == 12
+        screen.contains("Esc back") && screen.lines().count() == 12
     })
     .await?;
     terminal.press("q")?;
@@ -96,9 +93,9 @@ async fn top_lives_on_beside_an_instance_that_is_frozen_gone_and_back() -> Outco
     terminal.shows(&["loaded"], SOON).await?;
     warden.kid.signal(Signal::STOP);
     // llama-warden does not answer, but keys still work.
-    terminal.press("?")?;
-    terminal.shows(&["any key closes it"], SOON).await?;
-    terminal.press("x")?;
+    terminal.press("\r")?;
+    terminal.shows(&["Esc back"], SOON).await?;
+    terminal.press("\x7f")?;
     terminal.shows(&["NO ANSWER"], SOON).await?;
     warden.kid.signal(Signal::CONT);
     wait_until("it answers again", SOON, async || !terminal.screen().contains("NO ANSWER")).await?;
@@ -139,9 +136,9 @@ async fn top_stops_as_a_job_of_its_shell_and_comes_back() -> Outcome {
     terminal.shows(&["MODEL", "loaded"], SOON).await?;
     // Redrawing removes another program's output.
     terminal.press(ANEW)?;
-    terminal.press("?")?;
-    terminal.shows(&["any key closes it"], SOON).await?;
-    terminal.press("xq")?;
+    terminal.press("\r")?;
+    terminal.shows(&["Esc back"], SOON).await?;
+    terminal.press("q")?;
     waits_for_a_command(&terminal).await?;
     terminal.press("echo $((40 + 3)); exit\n")?;
     terminal.shows(&["43"], SOON).await?;
@@ -166,7 +163,7 @@ async fn where_nobody_would_let_it_go_on_top_does_not_stop() -> Outcome {
 }
 
 #[tokio::test]
-async fn top_writes_one_screen_for_scripts_and_plays_recordings_without_an_instance() -> Outcome {
+async fn top_writes_one_screen_for_scripts() -> Outcome {
     let warden = running().await?;
     let once = warden.cli(&["top", "--once", "--interval", "100ms"]).await?;
     assert_eq!(once.code, 0, "{once:?}");
@@ -175,7 +172,7 @@ async fn top_writes_one_screen_for_scripts_and_plays_recordings_without_an_insta
     }
     assert!(!once.stdout.contains('\x1b'), "{:?}", once.stdout);
     let named = warden.cli(&["top", "--once", "--interval", "100ms", "m"]).await?;
-    assert!(named.code == 0 && named.stdout.contains("host memory, replica 0"), "{named:?}");
+    assert!(named.code == 0 && named.stdout.contains("host "), "{named:?}");
     let none = warden.cli(&["top", "--once", "--interval", "100ms", "other"]).await?;
     assert!(none.code == 2 && none.stderr.contains("there is no model `other`"), "{none:?}");
     let pipe = warden.cli(&["top"]).await?;
@@ -184,25 +181,7 @@ async fn top_writes_one_screen_for_scripts_and_plays_recordings_without_an_insta
     let home = setup()?.home;
     let nobody = home.warden(["top", "--once"], SOON).await?;
     assert!(nobody.code == 1 && nobody.stderr.contains("llama-warden serve"), "{nobody:?}");
-    let line = |t: u64| {
-        format!(
-            "{{\"t\":{t},\"edge\":\"idle\",\"requests\":{t},\"images\":{t},\"rss_anon_kib\":{}}}\n",
-            200_000 + 4096 * t
-        )
-    };
-    home.file("leak.jsonl", (0..=300).map(line).collect::<String>())?;
-    let film = home.warden(["top", "--file", "leak.jsonl", "--once"], SOON).await?;
-    assert!(film.code == 0 && film.stdout.contains("leaking"), "{film:?}");
-    let mut terminal = top(&home, &["--file", "leak.jsonl"])?;
-    terminal.shows(&["host memory", "5x"], SOON).await?;
-    terminal.press(" ")?;
-    terminal.shows(&["paused"], SOON).await?;
-    // Move to the end, where the leak is shown.
-    terminal.press("\x1b[F")?;
-    terminal.shows(&["over", "leaking"], SOON).await?;
-    terminal.press("q")?;
-    assert_eq!(terminal.exit(SOON).await?, 0);
-    is_given_back(&terminal).await
+    Ok(())
 }
 
 /// Measures the output of a static screen, for the documentation.

@@ -9,7 +9,7 @@ mod models;
 mod replay;
 mod simulate;
 
-pub(crate) use replay::{find_model, read_recording};
+pub(crate) use replay::find_model;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyCommand {

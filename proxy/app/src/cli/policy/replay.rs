@@ -93,7 +93,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), CommandError> {
     out::print_text(&text)
 }
 
-pub(crate) fn read_recording(path: &Path) -> Result<Vec<BackendSample>, CommandError> {
+fn read_recording(path: &Path) -> Result<Vec<BackendSample>, CommandError> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {
         CommandError::usage(format!("{shown}: the recording cannot be read: {error}"), "check the path")

@@ -1,6 +1,5 @@
-//! The table of models: its columns, the order of its rows, and the columns that a narrow screen drops.
+//! The table of models: its columns, and the columns that a narrow screen drops.
 
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use ratatui_core::buffer::Buffer;
@@ -12,9 +11,7 @@ use ratatui_widgets::table::{Cell, Row, Table, TableState};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::units::truncate_to_u64;
 
-use super::look::{
-    self, BAD, BOLD, GOOD, PLAIN, QUIET, REVERSED, WARN, short_bytes, short_rate, signed_bytes,
-};
+use super::look::{self, BAD, GOOD, PLAIN, QUIET, REVERSED, WARN, short_bytes, short_rate, signed_bytes};
 use super::picture::ModelRow;
 use super::state::ScreenState;
 
@@ -56,30 +53,6 @@ const COLUMNS: [(&str, u16, u8); 15] = [
 ];
 
 const LEFT_ALIGNED: [&str; 4] = ["MODEL", "STATE", "VERDICT", "NEXT"];
-
-/// Columns by which rows can be sorted; `""` is the order of the configuration.
-pub(super) const SORT_ORDERS: [&str; 12] =
-    ["", "MODEL", "STATE", "QUEUE", "REQ/S", "TOK/S", "HOST", "USED", PER_GPU, "VERDICT", "+/REQ", "LEFT"];
-
-/// Sorts names ascending, numbers descending.
-pub(super) fn compare_rows(order: &str, a: &ModelRow, b: &ModelRow) -> Ordering {
-    let falling =
-        |of: fn(&ModelRow) -> Option<f64>| of(b).unwrap_or(f64::MIN).total_cmp(&of(a).unwrap_or(f64::MIN));
-    match order {
-        "MODEL" => a.shown.to_lowercase().cmp(&b.shown.to_lowercase()),
-        "STATE" => a.state.0.cmp(b.state.0),
-        "QUEUE" => b.load.waiting.cmp(&a.load.waiting),
-        "REQ/S" => falling(|row| Some(row.load.rate?.requests)),
-        "TOK/S" => falling(|row| Some(row.load.rate?.tokens)),
-        "HOST" => b.host.cmp(&a.host),
-        "USED" => falling(|row| Some(row.fill?.fraction())),
-        PER_GPU => b.vram.values().sum::<u64>().cmp(&a.vram.values().sum::<u64>()),
-        "VERDICT" => b.growth.verdict.cmp(&a.growth.verdict),
-        "+/REQ" => falling(|row| row.growth.slope),
-        "LEFT" => falling(|row| Some(-row.growth.left?)),
-        _ => Ordering::Equal,
-    }
-}
 
 fn cell(row: &ModelRow, column: &TableColumn) -> ShownCell {
     let known = |value: Option<String>| value.map_or_else(dash, |text| (text, PLAIN));
@@ -185,13 +158,9 @@ pub(super) fn draw_table(state: &mut ScreenState, area: Rect, buffer: &mut Buffe
     };
     let head = |column: &TableColumn| {
         let gpu = if column.head == PER_GPU { column.gpu.to_string() } else { String::new() };
-        if SORT_ORDERS[state.table.order] != column.head {
-            return place(column, &format!("{}{gpu}", column.head), Style::new());
-        }
-        let mark = if state.table.reversed { '^' } else { 'v' };
-        place(column, &format!("{}{gpu}{mark}", column.head), BOLD)
+        place(column, &format!("{}{gpu}", column.head), Style::new())
     };
-    let row = |row: &&ModelRow| {
+    let row = |row: &ModelRow| {
         Row::new(columns.iter().map(|column| {
             let (text, tone) = cell(row, column);
             place(column, &text, tone.into())

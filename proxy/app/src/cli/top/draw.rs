@@ -6,66 +6,34 @@ use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::{Constraint, Layout, Rect};
 use ratatui_core::style::{Color, Style};
 use ratatui_core::text::{Line, Span, Text};
-use ratatui_core::widgets::{StatefulWidget, Widget};
+use ratatui_core::widgets::Widget;
 use ratatui_widgets::block::Block;
 use ratatui_widgets::borders::Borders;
-use ratatui_widgets::clear::Clear;
 use ratatui_widgets::gauge::LineGauge;
-use ratatui_widgets::list::{List, ListState};
-use warden_policies::MemoryKind;
 
-use super::columns::{SORT_ORDERS, draw_table};
+use super::columns::draw_table;
 use super::look::{
     BAD, BOLD, PLAIN, QUIET, REVERSED, TerminalLook, WARN, cut_to_width, sanitize, short_bytes, short_rate,
-    signed_bytes, text_width, wrap_text,
+    signed_bytes, wrap_text,
 };
 use super::picture::{EventLine, MemoryGauge};
-use super::plot::{HistoryMark, SPANS, draw_plot};
-use super::recording::PlayedRecording;
-use super::state::{MODEL_ACTIONS, ScreenOverlay, ScreenState, ScreenView};
+use super::state::{ScreenState, ScreenView};
 use crate::cli::status::short_age;
 
 pub(super) const MIN_SCREEN_SIZE: (u16, u16) = (60, 10);
 /// Lower screens show no events below the models.
 const MIN_EVENT_HEIGHT: u16 = 20;
 const MIN_GAUGE_COLUMNS: u16 = 44;
-const PLOT_ROWS: (u16, u16) = (6, 20);
 
-const OVERVIEW_KEYS: &str = "F1 help  F4 filter  F6 sort  Enter memory  l log  F9 actions  r restart  q quit";
-const MODEL_KEYS: &str = "Esc back  Tab next  t time  l log  r restart  d drain  c reclaim  p pin  q quit";
-const LOG_KEYS: &str = "Esc back  PgUp older  End newest  q quit";
-const RECORDING_KEYS: &str = "F1 help  Space pause  + - speed  <- -> seek  Tab next memory  Esc back  q quit";
-
-const HELP_TEXT: &str = "\
-arrows, j k, PgUp PgDn  choose a model, or scroll
-Enter                   the memory of the model; Esc goes back
-F4, /                   filter by name, state or verdict
-F6, > <                 sort; I reverses the order
-l                       the log of the model
-Tab                     its next memory (host, GPUs, replicas)
-t                       its last 10 minutes, hour or day
-F9                      what can be done to it
-r d c, p u              restart, drain, reclaim it; pin, unpin it
-Space, + -, left right  a recording: pause, speed, seek
-Ctrl-Z, Ctrl-L          to the shell (fg comes back); draw again
-q, F10, Ctrl-C          quit
-
-USED                    the fullest process, of its budget of host memory
-+/REQ, +/HOUR           growth, where it is more than a settling
-LEFT                    until the first budget is reached, by the forecast
-VERDICT                 warming, steady, bounded, suspected, leaking
-R X c u                 marks: replaced, failed, reclaimed, unloaded
-v                       mark: it began to look like a leak";
+const OVERVIEW_KEYS: &str = "Enter open  r restart  d drain  c reclaim  p pin  u unpin  q quit";
+const MODEL_KEYS: &str = "Esc back  r restart  d drain  c reclaim  p pin  u unpin  q quit";
 
 /// Stores in the state how many lines fit, and limits the scroll position.
 pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &mut Buffer) {
     buffer.reset();
     let area = buffer.area;
-    if state.overlay == ScreenOverlay::TooSmall {
-        state.overlay = ScreenOverlay::Nothing;
-    }
-    if area.width < MIN_SCREEN_SIZE.0 || area.height < MIN_SCREEN_SIZE.1 {
-        state.overlay = ScreenOverlay::TooSmall;
+    state.too_small = area.width < MIN_SCREEN_SIZE.0 || area.height < MIN_SCREEN_SIZE.1;
+    if state.too_small {
         let (columns, rows) = MIN_SCREEN_SIZE;
         let sentence =
             format!("top needs {columns} columns and {rows} rows: make the terminal larger, or press q");
@@ -74,22 +42,14 @@ pub(super) fn draw_screen(state: &mut ScreenState, look: TerminalLook, buffer: &
     }
     let [head, body, foot] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(area);
-    let keys = match &state.view {
-        _ if state.recording.is_some() => RECORDING_KEYS,
-        ScreenView::Overview => OVERVIEW_KEYS,
-        ScreenView::Model(_) => MODEL_KEYS,
-        ScreenView::Log(..) => LOG_KEYS,
-    };
     match state.view.clone() {
         ScreenView::Overview => draw_overview(state, body, buffer),
         ScreenView::Model(model) => draw_model(state, &model, body, buffer),
-        ScreenView::Log(..) => draw_log(state, body, buffer),
     }
     put_line(&head_line(state), head, buffer);
     if !state.once {
-        put_line(&foot_line(state, keys), foot, buffer);
+        put_line(&foot_line(state), foot, buffer);
     }
-    draw_overlay(state, area, buffer);
     look.adapt_screen(buffer);
 }
 
@@ -113,14 +73,6 @@ fn head_line(state: &ScreenState) -> Line<'static> {
     match &state.view {
         ScreenView::Overview => Line::styled(facts(state), BOLD),
         ScreenView::Model(model) => model_head(state, model),
-        ScreenView::Log(model, _) => {
-            let newer = match state.scroll {
-                0 => String::new(),
-                lines => format!(", {lines} newer lines below"),
-            };
-            let name = Span::styled(format!("log of {}", sanitize(model)), BOLD);
-            Line::from_iter([name, Span::styled(newer, QUIET)])
-        }
     }
 }
 
@@ -132,7 +84,6 @@ fn facts(state: &ScreenState) -> String {
         let up = short_age(Duration::from_secs(up / 60 * 60));
         facts.insert(facts.len().min(2), format!("up {}", up.trim_end_matches("00s")));
     }
-    facts.extend(state.recording.as_ref().map(PlayedRecording::words));
     facts.extend(state.read_only.then(|| "read only".to_owned()));
     facts.join(" · ")
 }
@@ -142,10 +93,7 @@ fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
     let Some(row) = state.row(model) else {
         return Line::from_iter([name, Span::styled("  is gone: Esc goes back", WARN)]);
     };
-    let mut facts = vec![match &state.recording {
-        Some(recording) => recording.words(),
-        None => format!("{} running · {} waiting", row.load.busy.0, row.load.waiting),
-    }];
+    let mut facts = vec![format!("{} running · {} waiting", row.load.busy.0, row.load.waiting)];
     facts.extend(row.host.map(|host| format!("host {}", short_bytes(host))));
     facts.extend(row.vram.iter().map(|(gpu, held)| format!("GPU {gpu} {}", short_bytes(*held))));
     facts.extend(
@@ -157,15 +105,16 @@ fn model_head(state: &ScreenState, model: &str) -> Line<'static> {
     Line::from_iter([name, Span::raw("  "), state, Span::raw(format!(" · {}", facts.join(" · ")))])
 }
 
-fn foot_line(state: &ScreenState, keys: &'static str) -> Line<'static> {
-    if state.overlay == ScreenOverlay::Filter {
-        let filter = Span::styled(state.table.filter.clone(), REVERSED);
-        let hint = Span::styled("_  Enter keeps, Esc clears", QUIET);
-        return Line::from_iter([Span::styled("Filter: ", BOLD), filter, hint]);
+fn foot_line(state: &ScreenState) -> Line<'static> {
+    if let Some((action, model)) = &state.asked {
+        let model = cut_to_width(&sanitize(model), 30);
+        let question = format!("{} {model}? y or n: {}", action.route, action.words);
+        return Line::styled(question, REVERSED);
     }
-    match &state.message {
-        Some((_, text, tone)) => Line::styled(text.clone(), Style::from(*tone).patch(BOLD)),
-        None => Line::styled(keys, QUIET),
+    match (&state.message, &state.view) {
+        (Some((_, text, tone)), _) => Line::styled(text.clone(), Style::from(*tone).patch(BOLD)),
+        (None, ScreenView::Overview) => Line::styled(OVERVIEW_KEYS, QUIET),
+        (None, ScreenView::Model(_)) => Line::styled(MODEL_KEYS, QUIET),
     }
 }
 
@@ -188,12 +137,8 @@ fn draw_overview(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
     put_line(&sums_line(state), sums, buffer);
     draw_table(state, table, buffer);
     if state.rows().is_empty() {
-        let why = if state.data.picture.rows.is_empty() {
-            "there is no model in the configuration".to_owned()
-        } else {
-            format!("no model has `{}` in its name, state or verdict", state.table.filter)
-        };
-        Line::styled(why, QUIET).render(Rect { y: table.y + 1, height: 1, ..table }, buffer);
+        Line::styled("there is no model in the configuration", QUIET)
+            .render(Rect { y: table.y + 1, height: 1, ..table }, buffer);
     }
     // Show the selected model's plan here, because the table seldom has room for it.
     if let Some(row) =
@@ -240,7 +185,7 @@ fn draw_gauges(all: &[MemoryGauge], across: u16, area: Rect, buffer: &mut Buffer
 }
 
 fn sums_line(state: &ScreenState) -> Line<'static> {
-    let rows = &state.data.picture.rows;
+    let rows = state.rows();
     let models = match rows.len() {
         0 => "no models".to_owned(),
         1 => "1 model: ".to_owned(),
@@ -257,9 +202,6 @@ fn sums_line(state: &ScreenState) -> Line<'static> {
         let count = rows.iter().filter(|row| row.state.0 == name).count();
         line.push_span(if index == 0 { "" } else { ", " });
         line.push_span(Span::styled(format!("{count} {name}"), tone));
-    }
-    if !state.table.filter.is_empty() {
-        line.push_span(format!(" · filter `{}`: {} shown", state.table.filter, state.rows().len()));
     }
     let busy: u32 = rows.iter().map(|row| row.load.busy.0).sum();
     let slots: u32 = rows.iter().filter_map(|row| row.load.busy.1).sum();
@@ -283,39 +225,10 @@ fn event_line(event: &EventLine) -> Line<'static> {
 }
 
 fn draw_model(state: &mut ScreenState, model: &str, area: Rect, buffer: &mut Buffer) {
-    let mut history = state.history_of(model);
-    let began = state.events_of(model).filter(|event| event.leaks);
-    history.marks.extend(began.map(|event| HistoryMark { at: event.at, letter: 'v', tone: event.tone }));
-    let count = history.lines.len();
-    let height = if count == 0 { 0 } else { (area.height / 2).clamp(PLOT_ROWS.0, PLOT_ROWS.1) };
-    let [title, plot, rest] = Layout::vertical([
-        Constraint::Length(height.min(1)),
-        Constraint::Length(height.max(1) - 1),
-        Constraint::Min(1),
-    ])
-    .areas(area);
-    if let Some(memory) = history.lines.get(state.memory.series % count.max(1)) {
-        let name = match memory.kind {
-            MemoryKind::Host => "host memory".to_owned(),
-            MemoryKind::Vram(gpu) => format!("VRAM on GPU {}", gpu.0),
-        };
-        let mut facts = vec![name, format!("replica {}", memory.replica)];
-        // The previous time range stays until the instance sends the requested one.
-        let requested =
-            if history.span == Some(SPANS[state.memory.span]) { "" } else { " (another time is requested)" };
-        facts.extend(history.span.map(|span| format!("{}{requested}", span.words)));
-        facts.extend(memory.held.map(short_bytes));
-        facts.extend(memory.soft.map(|soft| format!("soft budget {}", short_bytes(soft))));
-        facts.extend(memory.hard.map(|hard| format!("hard budget {}", short_bytes(hard))));
-        let next = format!("  (Tab: {} of {count})", state.memory.series % count + 1);
-        let words = facts.join(", ") + if count > 1 { &next } else { "" };
-        put_line(&Line::styled(words, QUIET), title, buffer);
-        draw_plot(&history, memory, plot, buffer);
-    }
-    let lines = model_words(state, model, usize::from(rest.width));
-    state.page = usize::from(rest.height);
+    let lines = model_words(state, model, usize::from(area.width));
+    state.page = usize::from(area.height);
     state.scroll = state.scroll.min(lines.len().saturating_sub(state.page));
-    lines.into_iter().skip(state.scroll).collect::<Text<'_>>().render(rest, buffer);
+    lines.into_iter().skip(state.scroll).collect::<Text<'_>>().render(area, buffer);
 }
 
 /// Returns the model's plan, the lines of `status` and its events, wrapped at `columns`.
@@ -344,63 +257,6 @@ pub(super) fn model_words(state: &ScreenState, model: &str, columns: usize) -> V
     }
     events.for_each(|one| add(&format!("  {} {}", one.time, one.text), one.tone));
     lines
-}
-
-fn draw_log(state: &mut ScreenState, area: Rect, buffer: &mut Buffer) {
-    state.page = usize::from(area.height);
-    state.scroll = state.scroll.min(state.data.log.len().saturating_sub(state.page));
-    let end = state.data.log.len() - state.scroll;
-    if state.data.log.is_empty() {
-        Line::styled("nothing yet", QUIET).render(area, buffer);
-    }
-    for (place, line) in area.rows().zip(state.data.log.iter().take(end).skip(end.saturating_sub(state.page)))
-    {
-        put_line(&Line::raw(line), place, buffer);
-    }
-}
-
-fn draw_overlay(state: &ScreenState, area: Rect, buffer: &mut Buffer) {
-    let (title, lines, chosen): (String, Vec<String>, Option<usize>) = match &state.overlay {
-        ScreenOverlay::Nothing | ScreenOverlay::Filter | ScreenOverlay::TooSmall => return,
-        ScreenOverlay::Help => {
-            ("help: any key closes it".to_owned(), HELP_TEXT.lines().map(str::to_owned).collect(), None)
-        }
-        ScreenOverlay::Sort(line) => {
-            let mut orders = SORT_ORDERS.map(str::to_owned).to_vec();
-            "as configured".clone_into(&mut orders[0]);
-            ("sort by".to_owned(), orders, Some(*line))
-        }
-        ScreenOverlay::Actions(line) => {
-            let lines =
-                MODEL_ACTIONS.iter().map(|one| format!("{}  {:<8} {}", one.key, one.route, one.words));
-            let model = sanitize(state.chosen().unwrap_or_default());
-            (format!("what to do to {model}"), lines.collect(), Some(*line))
-        }
-        ScreenOverlay::Confirm(action, model) => {
-            let columns = usize::from(area.width).saturating_sub(6).min(72);
-            let mut lines = wrap_text(&format!("{}.", action.words), columns);
-            lines.extend([String::new(), "y does it, n or Esc does not".to_owned()]);
-            (format!("{} {}?", action.route, sanitize(model)), lines, None)
-        }
-    };
-    let longest =
-        lines.iter().map(|line| text_width(line)).chain([text_width(&title)]).max().unwrap_or_default();
-    let across = Constraint::Length(u16::try_from(longest + 4).unwrap_or(area.width));
-    let down = Constraint::Length(u16::try_from(lines.len() + 2).unwrap_or(area.height));
-    let place = area.centered(across, down).intersection(area);
-    for y in place.y..place.bottom() {
-        // Remove a wide letter as a whole if the box would cover half of it.
-        let left = place.x.checked_sub(1).and_then(|x| buffer.cell_mut((x, y)));
-        if let Some(cell) = left.filter(|cell| text_width(cell.symbol()) > 1) {
-            cell.set_symbol(" ");
-        }
-    }
-    Clear.render(place, buffer);
-    let title = Line::styled(format!(" {title} "), BOLD);
-    let list = List::new(lines.iter().map(|line| format!(" {line}")))
-        .block(Block::bordered().title(title))
-        .highlight_style(REVERSED);
-    StatefulWidget::render(list, place, buffer, &mut ListState::default().with_selected(chosen));
 }
 
 #[cfg(test)]

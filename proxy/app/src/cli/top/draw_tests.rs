@@ -10,7 +10,7 @@ use warden_admin::status::{AdminStatus, InstanceInfo};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::recycle::MemoryBudget;
 use warden_policies::sample::{HostMemory, VramReading, VramSource};
-use warden_policies::{GpuIndex, ModelName, Reason, WorkDone};
+use warden_policies::{GpuIndex, MemoryKind, ModelName, Reason, WorkDone};
 use warden_sensors::HostTotals;
 use warden_supervisor::{
     BackendFailure, BackendView, BudgetView, DeviceView, FailureKind, FleetView, ModelState, ModelView,
@@ -19,7 +19,6 @@ use warden_supervisor::{
 
 use super::super::look::GOOD;
 use super::super::picture::InstancePicture;
-use super::super::plot::{MemoryHistory, MemoryLine, TimeSpan};
 use super::super::state::ScreenInput;
 use super::super::step::step;
 use super::super::{render_page, screen_lines};
@@ -176,36 +175,8 @@ fn happened(state: &mut ScreenState, second: u64, text: &str, tone: Color) {
         model: Some("qwen2.5-vl-7b".to_owned()),
         text: sanitize(text),
         tone,
-        leaks: tone == WARN,
     };
     step(state, ScreenInput::Event(event));
-}
-
-/// Two memories of the leaky model: host memory that grows until a replacement, and VRAM.
-fn kept(span: TimeSpan, seconds: u32, to: f64) -> MemoryHistory {
-    let from = to - f64::from(seconds);
-    let point = |part: u32, bytes: f64| (from + f64::from(seconds) * f64::from(part) / 60.0, bytes);
-    let gib = 1_073_741_824.0;
-    let line = |kind, points: Vec<(f64, f64)>, held| MemoryLine {
-        kind,
-        replica: 0,
-        held: Some(held),
-        soft: (kind == MemoryKind::Host).then_some(4 * GIB),
-        hard: (kind == MemoryKind::Host).then_some(6 * GIB),
-        points,
-    };
-    let host = (6..=60).map(|part| point(part, gib * (1.0 + f64::from((part + 20) % 40) / 15.0))).collect();
-    MemoryHistory {
-        model: "qwen2.5-vl-7b".to_owned(),
-        span: Some(span),
-        from,
-        to,
-        lines: vec![
-            line(MemoryKind::Host, host, 3 * GIB),
-            line(MemoryKind::Vram(GpuIndex(0)), vec![point(30, 30.0 * gib), point(60, 30.0 * gib)], 30 * GIB),
-        ],
-        marks: vec![HistoryMark { at: point(20, 0.0).0, letter: 'R', tone: GOOD }],
-    }
 }
 
 fn screen(state: &mut ScreenState, (columns, rows): (u16, u16), look: TerminalLook) -> Buffer {
@@ -234,8 +205,6 @@ fn eventful(models: Vec<ModelView>, keys: &[KeyCode]) -> ScreenState {
     happened(&mut state, 20, "g2 host leaks: each image pays 4.42 MiB", WARN);
     happened(&mut state, 45, "g3 replaced: host_soft, 3.1 GiB before, 900 MiB after", GOOD);
     press(&mut state, keys);
-    let history = kept(SPANS[0], 600, state.at.as_secs_f64());
-    step(&mut state, ScreenInput::History(Box::new(history)));
     state
 }
 
@@ -272,23 +241,18 @@ fn fifty_models_are_scrolled() {
 }
 
 #[test]
-fn one_model_and_its_memory() {
+fn one_model() {
     let mut state = eventful(some(), &[KeyCode::Down, KeyCode::Enter]);
-    insta::assert_snapshot!("one_model_and_its_memory_in_80_columns", text(&mut state, (80, 24)));
-    insta::assert_snapshot!("one_model_and_its_memory_in_120_columns", text(&mut state, (120, 40)));
-    press(&mut state, &[KeyCode::Tab]);
-    insta::assert_snapshot!("the_next_memory", text(&mut state, (60, 15)));
+    insta::assert_snapshot!("one_model_in_80_columns", text(&mut state, (80, 24)));
+    insta::assert_snapshot!("one_model_in_120_columns", text(&mut state, (120, 40)));
 }
 
 #[test]
-fn another_time_is_shown_when_it_has_come() {
-    let mut state = eventful(some(), &[KeyCode::Down, KeyCode::Enter, KeyCode::Char('t')]);
-    assert!(text(&mut state, (120, 24)).contains("the last 10 min (another time is requested)"));
-    let history = kept(SPANS[1], 3600, state.at.as_secs_f64());
-    step(&mut state, ScreenInput::History(Box::new(history)));
-    insta::assert_snapshot!("the_last_hour_of_a_memory", text(&mut state, (100, 30)));
-    press(&mut state, &[KeyCode::Esc, KeyCode::Enter]);
-    assert!(!text(&mut state, (80, 24)).contains("the last hour"));
+fn an_action_is_confirmed_in_the_last_line() {
+    let mut state = eventful(some(), &[KeyCode::Down, KeyCode::Char('r')]);
+    let shown = text(&mut state, (100, 24));
+    let last = shown.lines().last().unwrap_or_default();
+    assert!(last.starts_with("restart qwen2.5-vl-7b? y or n: Replace its processes"), "{last}");
 }
 
 #[test]
@@ -305,27 +269,10 @@ fn once_everything_is_written_without_keys() {
 }
 
 #[test]
-fn menus_help_and_confirmations_lie_over_it() {
-    for (name, keys) in [
-        ("help", &[KeyCode::F(1)][..]),
-        ("sort", &[KeyCode::F(6), KeyCode::Down]),
-        ("actions", &[KeyCode::F(9)]),
-        ("question", &[KeyCode::Down, KeyCode::Char('r')]),
-        ("filter", &[KeyCode::Char('/'), KeyCode::Char('x')]),
-    ] {
-        insta::assert_snapshot!(format!("over_{name}"), text(&mut eventful(some(), keys), (80, 24)));
-    }
-}
-
-#[test]
 fn a_terminal_that_knows_only_ascii_gets_nothing_else_and_no_colour() {
-    for keys in [
-        &[][..],
-        &[KeyCode::Down, KeyCode::Enter],
-        &[KeyCode::End, KeyCode::Enter],
-        &[KeyCode::F(1)],
-        &[KeyCode::Char('d')],
-    ] {
+    for keys in
+        [&[][..], &[KeyCode::Down, KeyCode::Enter], &[KeyCode::End, KeyCode::Enter], &[KeyCode::Char('d')]]
+    {
         let mut models = some();
         models.push(evil());
         let buffer = screen(&mut eventful(models, keys), (120, 40), ASCII);
@@ -346,17 +293,10 @@ fn nothing_that_a_terminal_obeys_gets_on_the_screen() {
         event.text = sanitize("said \u{1b}[31m\u{7}");
         step(&mut state, ScreenInput::Event(event));
         press(&mut state, keys);
-        step(&mut state, ScreenInput::Log(sanitize("a \u{1b}[2J line\u{8}\u{8}")));
         state
     };
-    for keys in [
-        &[][..],
-        &[KeyCode::Enter],
-        &[KeyCode::Char('r')],
-        &[KeyCode::F(9)],
-        &[KeyCode::Char('r'), KeyCode::Char('y')],
-        &[KeyCode::Char('l')],
-    ] {
+    for keys in [&[][..], &[KeyCode::Enter], &[KeyCode::Char('r')], &[KeyCode::Char('r'), KeyCode::Char('y')]]
+    {
         for size in [(60, 10), (61, 15), (80, 24), (120, 40), (200, 50)] {
             let buffer = screen(&mut evil_screen(keys), size, UNICODE);
             for cell in buffer.content() {
@@ -370,13 +310,12 @@ fn nothing_that_a_terminal_obeys_gets_on_the_screen() {
 
 fn state_event() -> EventLine {
     let (time, text) = ("02:05:40".to_owned(), String::new());
-    EventLine { time, at: 0.0, model: None, text, tone: PLAIN, leaks: false }
+    EventLine { time, at: 0.0, model: None, text, tone: PLAIN }
 }
 
 #[test]
 fn every_size_can_be_drawn_and_below_the_least_a_sentence_stands() {
-    let keys: [&[KeyCode]; 4] =
-        [&[], &[KeyCode::Down, KeyCode::Enter], &[KeyCode::F(6)], &[KeyCode::Char('l')]];
+    let keys: [&[KeyCode]; 3] = [&[], &[KeyCode::Down, KeyCode::Enter], &[KeyCode::Char('r')]];
     for keys in keys {
         let mut models = some();
         models.push(evil());

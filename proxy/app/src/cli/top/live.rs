@@ -4,7 +4,6 @@
 //! Writes only the cells that have changed, in one write, so that a slow connection suffices.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -21,10 +20,11 @@ use ratatui_core::style::{Color, Modifier};
 use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 use rustix::termios::tcgetwinsize;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::draw::draw_screen;
-use super::feed::{InputQueue, InstanceFeed, ScreenClock};
+use super::feed::{InstanceAsker, ScreenClock};
 use super::look::{PLAIN, TerminalLook, text_width};
 use super::state::{ScreenEffect, ScreenInput, ScreenState};
 use super::step::step;
@@ -45,16 +45,17 @@ pub(super) async fn run(
     state: ScreenState,
     look: TerminalLook,
     clock: ScreenClock,
-    queue: Arc<InputQueue>,
-    feed: Option<InstanceFeed>,
+    asker: InstanceAsker,
+    keys: Sender<ScreenInput>,
+    mut inputs: Receiver<ScreenInput>,
 ) -> Result<(), CommandError> {
     let mut ends = [listen(Signal::TERM)?, listen(Signal::HUP)?, listen(Signal::INT)?];
     let mut stops = listen(Signal::TSTP)?;
     let mut continues = listen(Signal::CONT)?;
     give_back_at_panic();
     let screen = take_terminal().map_err(cannot_use)?;
-    read_keys(Arc::clone(&queue)).map_err(cannot_use)?;
-    let mut show = LiveScreen { screen, look, state, feed, away: false, end: None };
+    read_keys(keys).map_err(cannot_use)?;
+    let mut show = LiveScreen { screen, look, state, asker, away: false, end: None };
     let mut ticks = interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     show.draw()?;
@@ -69,7 +70,7 @@ pub(super) async fn run(
             _ = int.recv() => return Err(CommandError::INTERRUPTED),
             _ = stops.recv() => show.stop(),
             _ = continues.recv() => show.retake()?,
-            inputs = queue.take_all() => inputs.into_iter().for_each(|input| show.step(input)),
+            Some(input) = inputs.recv() => show.step(input),
             _ = ticks.tick() => show.step(ScreenInput::Tick(clock.now())),
             () = sleep_until(drawn + MIN_FRAME_TIME), if dirty && !show.away => {}
         }
@@ -109,16 +110,13 @@ pub(super) fn size() -> (u16, u16) {
 
 /// The thread ends with the process, because reading a terminal cannot be cancelled. The drawing code detects
 /// a terminal that is gone.
-fn read_keys(queue: Arc<InputQueue>) -> io::Result<()> {
+fn read_keys(inputs: Sender<ScreenInput>) -> io::Result<()> {
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
         while let Ok(event) = crossterm::event::read() {
-            match event {
-                Event::Key(key) => queue.push(ScreenInput::Key(key)),
-                // Redraw, because the size may have changed.
-                _ => queue.wake(),
-            }
+            let input = if let Event::Key(key) = event { ScreenInput::Key(key) } else { ScreenInput::Resized };
+            drop(inputs.blocking_send(input));
         }
-        queue.push(ScreenInput::KeysGone);
+        drop(inputs.blocking_send(ScreenInput::KeysGone));
     })?;
     Ok(())
 }
@@ -127,7 +125,7 @@ struct LiveScreen {
     screen: TerminalScreen<io::Stdout>,
     look: TerminalLook,
     state: ScreenState,
-    feed: Option<InstanceFeed>,
+    asker: InstanceAsker,
     /// Another program has the terminal while this one is stopped.
     away: bool,
     end: Option<Result<(), CommandError>>,
@@ -144,14 +142,7 @@ impl LiveScreen {
             Some(ScreenEffect::Redraw) => self.screen.forget(),
             // Stop the whole job, as the terminal would; this process also receives the signal.
             Some(ScreenEffect::Suspend) => drop(kill_current_process_group(Signal::TSTP)),
-            Some(ScreenEffect::Act(action, model)) => {
-                if let Some(feed) = &self.feed {
-                    feed.run_action(action, model);
-                }
-            }
-        }
-        if let Some(feed) = &mut self.feed {
-            feed.watch(self.state.watched());
+            Some(ScreenEffect::Act(action, model)) => self.asker.run_action(action, model),
         }
     }
 

@@ -64,10 +64,8 @@ const fn to_ascii(letter: char) -> char {
     match letter {
         '█' => '#',
         '░' => '.',
-        '│' | '┊' | '·' => '|',
+        '·' => '|',
         '─' | '–' | '—' => '-',
-        '┌' | '┐' | '└' | '┘' => '+',
-        '\u{2800}'..='\u{28ff}' => '*',
         '…' => '~',
         '°' => ' ',
         letter if letter.is_ascii() => letter,
@@ -75,7 +73,7 @@ const fn to_ascii(letter: char) -> char {
     }
 }
 
-/// No screen shows more, and a log line may have any length.
+/// No screen shows more, and the text of an event may have any length.
 const MAX_TEXT_CHARS: usize = 2000;
 /// Limit of accents on one letter: thousands of them would cost more than the whole screen.
 const MAX_COMBINING_MARKS: usize = 2;
@@ -169,7 +167,7 @@ pub(super) fn signed_bytes(bytes: f64) -> String {
     compact_size(&format!("{:+}", ByteAmount(bytes)))
 }
 
-pub(super) fn compact_size(size: &str) -> String {
+fn compact_size(size: &str) -> String {
     size.replace(' ', "").replace("iB", "")
 }
 
@@ -207,10 +205,10 @@ mod tests {
     #[test]
     fn without_colours_what_matters_is_bold_and_without_unicode_letters_have_a_likeness() {
         let mut buffer = Buffer::empty(Rect::new(0, 0, 20, 1));
-        buffer.set_string(0, 0, "3°C – 模█⣀…", WARN);
+        buffer.set_string(0, 0, "3°C – 模█─…", WARN);
         TerminalLook { colour: false, unicode: false }.adapt_screen(&mut buffer);
         let shown: String = buffer.content.iter().map(ratatui_core::buffer::Cell::symbol).collect();
-        assert_eq!(shown.trim_end(), "3 C - ? #*~");
+        assert_eq!(shown.trim_end(), "3 C - ? #-~");
         assert!(buffer.content.iter().all(|cell| (cell.fg, cell.bg) == (Color::Reset, Color::Reset)));
         assert!(buffer.content[0].modifier.contains(Modifier::BOLD));
     }

@@ -1,32 +1,28 @@
 //! `llama-warden top`: shows models and their memory on a terminal, like `top` and `htop` show processes.
 //!
 //! ```text
-//!  GET /status, /events, /series ─ feed ┐
-//!  keys of the terminal ────────────────┼─> ScreenInput ──> step(state) ──> draw(state) ──> cells ──> screen
-//!  time ────────────────────────────────┘                    └──> ScreenEffect ──> POST /models/NAME/restart …
+//!  GET /status, /events ─ feed ┐
+//!  keys of the terminal ───────┼─> ScreenInput ──> step(state) ──> draw(state) ──> cells ──> screen
+//!  time ───────────────────────┘                    └──> ScreenEffect ──> POST /models/NAME/restart …
 //! ```
 //!
 //! [`step`] and [`draw`] are pure: they read no clock and write nothing.
 
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::layout::Rect;
 use rustix::termios::isatty;
+use tokio::sync::mpsc;
 use warden_policies::defaults::parse_duration;
 
 use super::control::InstanceArgs;
-use super::policy::read_recording;
 use crate::exit::CommandError;
 use crate::out;
-use feed::{InputQueue, InstanceAsker, InstanceFeed, ScreenClock};
+use feed::{InstanceAsker, ScreenClock};
 use look::TerminalLook;
-use plot::SPANS;
-use recording::PlayedRecording;
 use state::{ScreenState, ScreenView};
 
 mod columns;
@@ -35,19 +31,19 @@ mod feed;
 mod live;
 mod look;
 mod picture;
-mod plot;
-mod recording;
 mod state;
 mod step;
 
 /// Used by `--once` without a terminal and without `COLUMNS`.
 const DEFAULT_COLUMNS: u16 = 120;
 
+const MAX_WAITING_INPUTS: usize = 4096;
+
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// Starts with the memory of this model.
-    #[arg(value_name = "MODEL", conflicts_with = "file")]
+    /// Starts with this model.
+    #[arg(value_name = "MODEL")]
     model: Option<String>,
     /// Time between two updates: 100ms to 1h.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
@@ -58,9 +54,6 @@ pub(crate) struct TopArgs {
     /// Prints one screen as text and ends, for scripts.
     #[arg(long)]
     once: bool,
-    /// Plays a recording, as `record = true` writes it, instead of showing an instance.
-    #[arg(long, value_name = "FILE", conflicts_with = "read_only")]
-    file: Option<PathBuf>,
     #[command(flatten)]
     instance: InstanceArgs,
 }
@@ -80,43 +73,24 @@ pub(crate) fn run(args: TopArgs) -> Result<(), CommandError> {
         check_terminal(std::env::var("TERM").ok().as_deref(), isatty(io::stdin()) && isatty(io::stdout()))?;
     }
     let clock = ScreenClock::start();
-    let queue = Arc::<InputQueue>::default();
-    let at = clock.now();
-    let read_only = args.read_only;
-    let once = args.once;
-    let mut state = ScreenState { at, read_only, once, ..ScreenState::default() };
-    if let Some(path) = &args.file {
-        open_recording(path, &mut state)?;
-        if !args.once {
-            return super::shared::block_on(live::run(state, look, clock, queue, None))?;
-        }
-        if let Some(recording) = &mut state.recording {
-            recording.seek(1.0);
-            state.data.picture = recording.picture();
-        }
-        return write_once(&mut state, look);
-    }
-    let asker = InstanceAsker::new(args.instance.client()?, clock, Arc::clone(&queue));
+    let (keys, inputs) = mpsc::channel(MAX_WAITING_INPUTS);
+    let TopArgs { model, interval, read_only, once, instance } = args;
+    let mut state = ScreenState { at: clock.now(), read_only, once, ..ScreenState::default() };
+    let asker = InstanceAsker::new(instance.client()?, clock, keys.clone());
     super::shared::block_on(async {
         // Report a missing instance or model before taking the terminal.
         step::step(&mut state, asker.picture().await?);
-        if let Some(model) = args.model {
+        if let Some(model) = model {
             check_model(&state, &model)?;
             state.view = ScreenView::Model(model);
         }
-        if !args.once {
-            let feed = InstanceFeed::start(asker, args.instance, args.interval);
-            return live::run(state, look, clock, queue, Some(feed)).await;
+        if !once {
+            asker.start(instance, interval);
+            return live::run(state, look, clock, asker, keys, inputs).await;
         }
         // Rates need a second picture.
-        tokio::time::sleep(args.interval).await;
+        tokio::time::sleep(interval).await;
         step::step(&mut state, asker.picture().await?);
-        if let ScreenView::Model(model) = state.view.clone() {
-            // The rest is worth showing even without the memory.
-            if let Ok(memory) = asker.memory(&model, SPANS[state.memory.span]).await {
-                step::step(&mut state, memory);
-            }
-        }
         write_once(&mut state, look)
     })?
 }
@@ -146,16 +120,6 @@ fn check_model(state: &ScreenState, model: &str) -> Result<(), CommandError> {
     ))
 }
 
-fn open_recording(path: &Path, state: &mut ScreenState) -> Result<(), CommandError> {
-    let name = look::sanitize(&path.file_name().unwrap_or_default().to_string_lossy());
-    let policy = &warden_policies::defaults().growth;
-    let (recording, events) = PlayedRecording::open(&name, &read_recording(path)?, policy);
-    state.data.picture = recording.picture();
-    state.view = ScreenView::Model(name);
-    (state.recording, state.data.events) = (Some(recording), events.into());
-    Ok(())
-}
-
 fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), CommandError> {
     let columns = match live::size().0 {
         0 => {
@@ -169,10 +133,8 @@ fn write_once(state: &mut ScreenState, look: TerminalLook) -> Result<(), Command
 fn render_page(state: &mut ScreenState, look: TerminalLook, columns: u16) -> String {
     state.table.selected = None;
     let rows = match &state.view {
-        ScreenView::Model(model) => draw::model_words(state, model, usize::from(columns)).len() + 30,
-        ScreenView::Overview | ScreenView::Log(..) => {
-            state.data.picture.rows.len() + state.data.picture.gauges.len() + 6
-        }
+        ScreenView::Model(model) => draw::model_words(state, model, usize::from(columns)).len() + 2,
+        ScreenView::Overview => state.data.picture.rows.len() + state.data.picture.gauges.len() + 6,
     };
     let rows = u16::try_from(rows).unwrap_or(u16::MAX / 4).max(draw::MIN_SCREEN_SIZE.1);
     let mut buffer = Buffer::empty(Rect::new(0, 0, columns, rows));

@@ -1,5 +1,5 @@
-//! A snapshot of an instance for the screen, from `GET /status` or a recording ([`super::recording`]).
-//! [`sanitize`] has cleaned every text except the names for routes. Pure.
+//! A snapshot of an instance for the screen, from `GET /status`. [`sanitize`] has cleaned every text except
+//! the names for routes. Pure.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::cli::status;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct InstancePicture {
-    /// PID and start of the instance; `None` for a recording.
+    /// PID and start of the instance.
     pub(super) instance: Option<(u32, Timestamp)>,
     pub(super) facts: Vec<String>,
     pub(super) gauges: Vec<MemoryGauge>,
@@ -105,24 +105,19 @@ pub(super) struct RowGrowth {
 }
 
 impl RowGrowth {
-    /// Takes the worst verdict of all memories, and returns that memory if it grows. The second value of each
-    /// item is a request rate.
-    pub(super) fn take_worst<'a>(
-        &mut self,
-        all: impl Iterator<Item = (&'a SeriesGrowth, Option<f64>)>,
-    ) -> Option<&'a SeriesGrowth> {
-        let (worst, rate) =
-            all.reduce(|worst, one| if one.0.verdict > worst.0.verdict { one } else { worst })?;
+    /// Takes the worst verdict of all memories. The second value of each item is a request rate.
+    fn take_worst<'a>(&mut self, all: impl Iterator<Item = (&'a SeriesGrowth, Option<f64>)>) {
+        let worst = all.reduce(|worst, one| if one.0.verdict > worst.0.verdict { one } else { worst });
+        let Some((worst, rate)) = worst else { return };
         self.verdict = worst.verdict;
         if worst.verdict < GrowthVerdict::Bounded {
-            return None;
+            return;
         }
         self.slope = worst.slope.map(|slope| slope.value);
         self.hourly = match worst.blame {
             Some(GrowthBlame::Pays { unit: WorkUnit::Hour, bytes_per_unit, .. }) => Some(bytes_per_unit),
             _ => self.slope.zip(rate).map(|(slope, rate)| slope * rate * 3600.0),
         };
-        Some(worst)
     }
 }
 
@@ -244,14 +239,12 @@ fn next(model: &ModelView) -> (String, Color) {
 pub(super) struct EventLine {
     /// Time of day in the operator's time zone.
     pub(super) time: String,
-    /// Seconds since 1970, or since the start of a recording's process.
+    /// Seconds since 1970.
     pub(super) at: f64,
     /// Used in routes and not sanitized.
     pub(super) model: Option<String>,
     pub(super) text: String,
     pub(super) tone: Color,
-    /// A memory began to look like a leak.
-    pub(super) leaks: bool,
 }
 
 impl EventLine {
@@ -274,7 +267,6 @@ impl EventLine {
             model: event.model.as_ref().map(|model| model.as_str().to_owned()),
             text: sanitize(&format!("{generation}{}", event.kind.sentence())),
             tone,
-            leaks,
         }
     }
 }
@@ -292,7 +284,7 @@ pub(super) struct WorkRate {
 }
 
 impl WorkRate {
-    pub(super) fn from_work(work: WorkDone, time: Duration) -> Option<Self> {
+    fn from_work(work: WorkDone, time: Duration) -> Option<Self> {
         let each = |count: u64| as_f64(count) / time.as_secs_f64();
         (!time.is_zero()).then(|| Self { requests: each(work.requests), tokens: each(work.output_tokens) })
     }

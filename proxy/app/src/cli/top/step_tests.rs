@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use KeyCode::{Char, Down, End, Enter, Esc, F, Home, PageDown, PageUp, Tab, Up};
+use KeyCode::{Backspace, Char, Down, End, Enter, Esc, F, Home, PageDown, PageUp, Up};
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use warden_policies::WorkDone;
@@ -11,8 +11,7 @@ use warden_policies::growth::GrowthVerdict;
 use super::super::draw::draw_screen;
 use super::super::look::{GOOD, PLAIN, TerminalLook};
 use super::super::picture::{EventLine, MemoryShare, ModelRow, RowGrowth};
-use super::super::plot::MemoryHistory;
-use super::super::state::{InstanceData, MESSAGE_DURATION, WatchedDetail};
+use super::super::state::MESSAGE_DURATION;
 use super::*;
 
 fn row(name: &str, verdict: GrowthVerdict, host: u64) -> ModelRow {
@@ -80,10 +79,6 @@ fn action(key: char) -> &'static ModelAction {
     action_of(Char(key)).unwrap()
 }
 
-fn names(state: &ScreenState) -> String {
-    state.rows().iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(" ")
-}
-
 #[test]
 fn keys_choose_a_model_and_never_one_that_is_not_there() {
     let chosen = |all: &[KeyCode]| pressed(all).table.selected.unwrap();
@@ -103,7 +98,7 @@ fn keys_choose_a_model_and_never_one_that_is_not_there() {
         assert_eq!(chosen(all), model, "{all:?}");
     }
     let mut none = ScreenState::default();
-    let effects = press(&mut none, &[Down, PageDown, End, Enter, Char('r'), Char('l'), F(9), Tab]);
+    let effects = press(&mut none, &[Down, PageDown, End, Enter, Char('r')]);
     assert_eq!((none.table.selected, none.view, effects), (None, ScreenView::Overview, vec![]));
 }
 
@@ -143,85 +138,13 @@ fn the_chosen_row_stays_on_the_screen() {
 }
 
 #[test]
-fn rows_are_sorted_by_keys_and_by_the_menu_and_turned() {
-    let sorted = |all: &[KeyCode]| names(&pressed(all));
-    assert_eq!(sorted(&[]), "beta alpha gamma");
-    assert_eq!(sorted(&[Char('>')]), "alpha beta gamma", "by name");
-    assert_eq!(sorted(&[Char('>'), Char('I')]), "gamma beta alpha");
-    assert_eq!(sorted(&[Char('.'), Char(',')]), "beta alpha gamma");
-    let order = |all: &[KeyCode]| SORT_ORDERS[pressed(all).table.order];
-    assert_eq!(order(&[Char('<')]), "LEFT");
-    assert_eq!(order(&[Char('<'), Char('>')]), "", "as configured");
-    let by_verdict = [F(6), End, Up, Up, Enter];
-    assert_eq!((order(&by_verdict), sorted(&by_verdict).as_str()), ("VERDICT", "alpha beta gamma"));
-    let by_memory = [F(6), Home, Char('j'), Down, Down, Down, Down, Down, Enter];
-    assert_eq!((order(&by_memory), sorted(&by_memory).as_str()), ("HOST", "beta gamma alpha"));
-    let mut state = pressed(&[F(6), Down, Char('x')]);
-    assert_eq!(state.overlay, ScreenOverlay::Sort(1));
-    press(&mut state, &[Esc]);
-    assert_eq!((state.overlay, state.table.order), (ScreenOverlay::Nothing, 0));
-    // Every sort order is total, also for a model without readings.
-    for order in 0..SORT_ORDERS.len() {
-        let mut state = shown();
-        state.data.picture.rows.push(ModelRow { name: "empty".to_owned(), ..ModelRow::default() });
-        state.table.order = order;
-        assert_eq!(state.rows().len(), 4, "{order}");
+fn a_model_is_opened_and_left() {
+    for key in [Esc, Backspace] {
+        let mut state = pressed(&[Down, Enter]);
+        assert_eq!(state.view, ScreenView::Model("alpha".to_owned()));
+        press(&mut state, &[key]);
+        assert_eq!((state.view, state.table.cursor), (ScreenView::Overview, 1));
     }
-}
-
-#[test]
-fn a_filter_is_written_kept_and_cleared() {
-    let mut state = pressed(&[Char('/'), Char('L'), Char('E'), Char('a'), Char('x'), KeyCode::Backspace]);
-    assert_eq!((state.table.filter.as_str(), names(&state).as_str()), ("LEa", "alpha"), "by verdict");
-    assert_eq!(state.table.selected.as_deref(), Some("alpha"));
-    let effects = press(&mut state, &[Char('q'), KeyCode::Backspace, Enter]);
-    assert_eq!((&state.overlay, effects), (&ScreenOverlay::Nothing, vec![]));
-    press(&mut state, &[Esc]);
-    assert_eq!(state.rows().len(), 3);
-    press(&mut state, &[F(4), Char('a')]);
-    assert_eq!(control(&mut state, 'u'), None);
-    press(&mut state, &[Char('m'), Down, Up]);
-    assert_eq!(state.table.filter, "m");
-    press(&mut state, &[Esc]);
-    assert_eq!((state.table.filter.as_str(), state.overlay), ("", ScreenOverlay::Nothing));
-    let long = pressed(&[&[Char('/')], [Char('x'); 100].as_slice()].concat());
-    assert_eq!((long.table.filter.len(), long.rows().len()), (MAX_FILTER_CHARS, 0));
-    assert_eq!(pressed(&[Char('/'), Char('\u{202e}')]).table.filter, "?");
-}
-
-#[test]
-fn t_goes_through_the_times_of_a_memory_and_leaving_it_ends_the_asking() {
-    let mut state = pressed(&[Down, Enter]);
-    let asked = |span: usize| WatchedDetail::Memory("alpha".to_owned(), SPANS[span]);
-    assert_eq!(state.watched(), asked(0));
-    press(&mut state, &[Char('t')]);
-    assert_eq!(state.watched(), asked(1));
-    let history = MemoryHistory { model: "alpha".to_owned(), from: 5.0, ..MemoryHistory::default() };
-    step(&mut state, ScreenInput::History(Box::new(history.clone())));
-    assert_eq!((&state.history_of("alpha"), state.history_of("beta").from), (&history, 0.0));
-    press(&mut state, &[Char('t')]);
-    assert_eq!(state.watched(), asked(2));
-    press(&mut state, &[Esc]);
-    assert_eq!((state.watched(), &state.memory.history), (WatchedDetail::Nothing, &None));
-    press(&mut state, &[Enter]);
-    assert_eq!(state.watched(), asked(0));
-}
-
-#[test]
-fn a_model_is_opened_its_log_followed_and_every_way_leads_back() {
-    let mut state = pressed(&[Down, Enter]);
-    let (model, log) = (ScreenView::Model("alpha".to_owned()), WatchedDetail::Log("alpha".to_owned()));
-    assert_eq!(state.view, model);
-    press(&mut state, &[Char('l')]);
-    assert_eq!((&state.view, state.watched()), (&ScreenView::Log("alpha".to_owned(), true), log));
-    press(&mut state, &[Esc]);
-    assert_eq!(state.view, model);
-    press(&mut state, &[KeyCode::Backspace]);
-    assert_eq!(state.view, ScreenView::Overview);
-    press(&mut state, &[Char('l')]);
-    assert_eq!(state.view, ScreenView::Log("alpha".to_owned(), false));
-    press(&mut state, &[Char('l')]);
-    assert_eq!((&state.view, state.watched()), (&ScreenView::Overview, WatchedDetail::Nothing));
 }
 
 #[test]
@@ -239,43 +162,23 @@ fn text_is_scrolled_no_farther_than_it_goes() {
 }
 
 #[test]
-fn a_log_is_bounded_and_a_reader_of_older_lines_keeps_them_in_sight() {
-    let mut state = pressed(&[Char('l')]);
-    for n in 0..MAX_LOG_LINES + 10 {
-        step(&mut state, ScreenInput::Log(format!("line {n}")));
-    }
-    assert_eq!((state.data.log.len(), state.scroll), (MAX_LOG_LINES, 0));
-    press(&mut state, &[Up, PageUp]);
-    let before = state.scroll;
-    assert_eq!(before, 1 + state.page);
-    step(&mut state, ScreenInput::Log("new".to_owned()));
-    assert_eq!(state.scroll, before + 1);
-    press(&mut state, &[Home]);
-    assert_eq!(state.scroll, state.data.log.len() - state.page);
-    press(&mut state, &[Down, PageDown, End, Char('k'), Char('j')]);
-    assert_eq!(state.scroll, 0);
-}
-
-#[test]
 fn an_action_needs_a_confirmation_and_only_yes_does_it() {
-    let confirm = |key, model: &str| ScreenOverlay::Confirm(action(key), model.to_owned());
+    let confirm = |key, model: &str| Some((action(key), model.to_owned()));
     for key in ['r', 'd', 'c', 'p', 'u'] {
         let mut state = pressed(&[Down, Char(key)]);
-        assert_eq!(state.overlay, confirm(key, "alpha"));
+        assert_eq!(state.asked, confirm(key, "alpha"));
         let effects = press(&mut state, &[Char('Y')]);
         assert_eq!(effects, [ScreenEffect::Act(action(key), "alpha".to_owned())]);
-        assert_eq!(state.overlay, ScreenOverlay::Nothing);
+        assert_eq!(state.asked, None);
         assert!(state.message.unwrap().1.contains("alpha"));
         // Any other key declines, too: pasted text would reach a `y` sooner or later.
         for no in [Char('n'), Char('N'), Esc, Char('q'), Char('x'), Enter] {
             let mut state = shown();
             let effects = press(&mut state, &[Char(key), no, Char('y')]);
-            assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]), "{no:?}");
+            assert_eq!((state.asked, effects), (None, vec![]), "{no:?}");
         }
     }
-    assert_eq!(pressed(&[F(9), Down, Enter]).overlay, confirm('d', "beta"));
-    assert_eq!(pressed(&[F(9), Char('c')]).overlay, confirm('c', "beta"));
-    assert_eq!(pressed(&[Enter, Char('r')]).overlay, confirm('r', "beta"), "also in the view of a model");
+    assert_eq!(pressed(&[Enter, Char('r')]).asked, confirm('r', "beta"), "also in the view of a model");
     // The confirmation applies to the model that was selected when it opened.
     let mut state = pressed(&[Down, Char('r')]);
     see(&mut state, 2, picture(Vec::new()));
@@ -285,18 +188,18 @@ fn an_action_needs_a_confirmation_and_only_yes_does_it() {
 
 #[test]
 fn read_only_nothing_is_done_whatever_is_pressed() {
-    for all in [[Char('r'), Char('y')], [Char('d'), Char('y')], [Char('c'), Char('y')], [F(9), Char('r')]] {
+    for all in ['r', 'd', 'c', 'p', 'u'].map(|key| [Char(key), Char('y')]) {
         let mut state = shown();
         state.read_only = true;
         let effects = press(&mut state, &all);
-        assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]), "{all:?}");
+        assert_eq!((state.asked, effects), (None, vec![]), "{all:?}");
         assert!(state.message.unwrap().1.contains("--read-only"));
     }
 }
 
 #[test]
 fn it_is_quit_suspended_and_drawn_again_in_every_view() {
-    let places: [&[KeyCode]; 7] = [&[], &[Enter], &[Char('l')], &[F(1)], &[F(6)], &[F(9)], &[Char('/')]];
+    let places: [&[KeyCode]; 3] = [&[], &[Enter], &[Char('r')]];
     for place in places {
         let mut state = pressed(place);
         for (letter, effect) in
@@ -306,14 +209,8 @@ fn it_is_quit_suspended_and_drawn_again_in_every_view() {
         }
         assert_eq!(press(&mut state, &[F(10)]), [ScreenEffect::Quit], "{place:?}");
     }
-    for place in &places[..3] {
+    for place in &places[..2] {
         assert_eq!(press(&mut pressed(place), &[Char('q')]), [ScreenEffect::Quit], "{place:?}");
-    }
-    for key in [F(1), Char('?'), Char('h')] {
-        let mut state = pressed(&[key]);
-        assert_eq!(state.overlay, ScreenOverlay::Help);
-        let effects = press(&mut state, &[Char('q')]);
-        assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]), "any key closes it");
     }
 }
 
@@ -324,7 +221,7 @@ fn keys_with_alt_and_those_that_are_released_do_nothing() {
     step(&mut state, ScreenInput::Key(key));
     (key.modifiers, key.kind) = (KeyModifiers::NONE, KeyEventKind::Release);
     step(&mut state, ScreenInput::Key(key));
-    assert_eq!(state.overlay, ScreenOverlay::Nothing);
+    assert_eq!(state.asked, None);
     step(&mut state, ScreenInput::Key(KeyEvent::new(Char('G'), KeyModifiers::SHIFT)));
     assert_eq!(state.table.cursor, 2);
 }
@@ -354,37 +251,10 @@ fn events_are_bounded_and_known_by_their_model() {
     for n in 0..MAX_KEPT_EVENTS + 5 {
         let model = Some(if n.is_multiple_of(2) { "alpha" } else { "beta" }.to_owned());
         let (time, tone) = (String::new(), PLAIN);
-        let event = EventLine { time, at: 0.0, model, text: n.to_string(), tone, leaks: false };
+        let event = EventLine { time, at: 0.0, model, text: n.to_string(), tone };
         step(&mut state, ScreenInput::Event(event));
     }
     assert_eq!(state.data.events.len(), MAX_KEPT_EVENTS);
     assert_eq!(state.events_of("alpha").next().unwrap().text, (MAX_KEPT_EVENTS + 4).to_string());
     assert_eq!(state.events_of("alpha").count(), MAX_KEPT_EVENTS / 2);
-}
-
-#[test]
-fn a_recording_has_its_own_keys_and_no_actions() {
-    let line = |t: u32| format!("{{\"t\":{t},\"requests\":{t},\"rss_anon_kib\":1000,\"vram_mib\":5}}\n");
-    let text = (0..=100).map(line).collect::<Vec<_>>().concat();
-    let samples = warden_policies::trace::parse_recording(&text).unwrap();
-    let (recording, _) = PlayedRecording::open("a.jsonl", &samples, &warden_policies::defaults().growth);
-    let mut state = ScreenState {
-        data: InstanceData { picture: recording.picture(), ..InstanceData::default() },
-        recording: Some(recording),
-        view: ScreenView::Model("a.jsonl".to_owned()),
-        ..ScreenState::default()
-    };
-    let words = |state: &ScreenState| state.recording.as_ref().unwrap().words();
-    step(&mut state, ScreenInput::Tick(Duration::from_secs(5)));
-    assert_eq!(words(&state), "10s of 1m40s, 2x");
-    assert!(state.row("a.jsonl").unwrap().words[0].contains("10s since its start: 10 requests answered"));
-    let (left, right) = (KeyCode::Left, KeyCode::Right);
-    press(&mut state, &[right, left, right, Char(' '), Char('+'), Char('='), Char('-')]);
-    assert_eq!(words(&state), "15s of 1m40s, 5x, paused");
-    press(&mut state, &[End]);
-    assert_eq!(words(&state), "1m40s of 1m40s, 5x, over");
-    press(&mut state, &[Home, Tab]);
-    assert_eq!((words(&state).as_str(), state.memory.series), ("0s of 1m40s, 5x, paused", 1));
-    let effects = press(&mut state, &[Char('r'), Char('y'), Char('t'), Char('l'), F(9), Char('y')]);
-    assert_eq!((state.overlay, effects), (ScreenOverlay::Nothing, vec![]));
 }
