@@ -18,7 +18,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use warden_builder::sample_model::SamplePreset;
-use warden_builder::sample_model::sized::{ModelArch, ModelSizes, SizedModel};
 use warden_rig::load::{median, millis, quantile};
 use warden_rig::process::Kid;
 use warden_rig::real::{llama_server, model_lines, sample_model};
@@ -103,10 +102,10 @@ const ASKED: Duration = Duration::from_millis(1);
 const MINUTES: Duration = Duration::from_secs(300);
 
 /// Writes a model of about this size: each layer of this width has some 86 MiB.
-fn large_model(directory: &Path, mib: u32) -> Result<PathBuf, Trouble> {
-    let path = directory.join("large.gguf");
-    let sizes = ModelSizes { layers: (mib / 86).max(1), ..ModelSizes::LLAMA_GPU };
-    SizedModel { arch: ModelArch::Llama, sizes, seed: 1 }.write(&path)?;
+async fn large_model(home: &Home, mib: u32) -> Result<PathBuf, Trouble> {
+    let path = home.path().join("large.gguf");
+    let layers = format!("layers={}", (mib / 86).max(1));
+    home.sized_model("llama-gpu", &path, &[&layers]).await?;
     Ok(path)
 }
 
@@ -182,7 +181,7 @@ async fn print_parts() -> Result<(), Trouble> {
     let mut flags: Vec<String> = ["-np", "4", "-c", "8192"].map(str::to_owned).into();
     flags.extend(std::env::var("WARDEN_GAP_FLAGS").unwrap_or_default().split_whitespace().map(str::to_owned));
     let home = Home::new()?;
-    let large = large_model(home.path(), mib)?;
+    let large = large_model(&home, mib).await?;
     println!(
         "\n| model | a start by hand, ms | gap, ms | the old one's end, ms | the new one's start, ms | ours, ms (median, most) |"
     );

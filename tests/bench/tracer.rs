@@ -9,7 +9,6 @@ use std::path::Path;
 
 use serde_json::json;
 use warden_builder::sample_model::SamplePreset;
-use warden_builder::sample_model::sized::{ModelArch, ModelSizes, SizedModel};
 use warden_rig::load::median;
 use warden_rig::real::{Undisturbed, llama_server, sample_model};
 use warden_rig::{Context as _, Home, Trouble};
@@ -93,8 +92,7 @@ fn say(line: &str) {
 async fn main() -> Result<(), Trouble> {
     let home = Home::new()?;
     let larger = home.path().join("llama.gguf");
-    let sizes = ModelSizes { layers: 8, width: 1024, feed: 2816, heads: 16, ..ModelSizes::LLAMA };
-    SizedModel { arch: ModelArch::Llama, sizes, seed: 1 }.write(&larger)?;
+    home.sized_model("llama", &larger, &["layers=8", "width=1024", "feed=2816", "heads=16"]).await?;
     let chat = sample_model(SamplePreset::Chat)?;
     // Cargo's own arguments begin with two dashes.
     let only = std::env::args().skip(1).find(|word| !word.starts_with("--"));

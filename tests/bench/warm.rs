@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use warden_rig::load::{millis, quantile};
 use warden_rig::real::llama_server;
-use warden_rig::warden::{CHAT, SOON, Setup, json_lines};
+use warden_rig::warden::{CHAT, Setup, json_lines};
 use warden_rig::{Context as _, Http, Trouble, Warden, wait_until};
 
 const CONVERSATIONS: usize = 8;
@@ -96,10 +96,7 @@ async fn started(loaded: Loaded, replace: &str, warm: &str) -> Result<Warden, Tr
         models.push((format!("gemma4-vision{suffix}"), projector));
     }
     for (preset, path) in models {
-        let ran = setup.home.warden(["sample-model", "--preset", &preset, "-o", &path], SOON * 4).await?;
-        if ran.code != 0 {
-            return Err(Trouble::new(format!("{ran:?}")));
-        }
+        setup.home.sized_model(&preset, path.as_ref(), &[]).await?;
     }
     flags
         .extend(std::env::var("WARDEN_WARM_FLAGS").unwrap_or_default().split_whitespace().map(str::to_owned));

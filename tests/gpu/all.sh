@@ -38,9 +38,9 @@ reset=LLAMA_WARDEN_CUBLAS_RESET_EVERY=1000
 
 mkdir -p "$models"
 {
-    "$warden" sample-model --preset llama-gpu -o "$models/llama.gguf"
-    "$warden" sample-model --preset gemma4-gpu -o "$models/gemma4.gguf"
-    "$warden" sample-model --preset gemma4-vision-gpu -o "$models/mmproj.gguf"
+    python3 "$here/sized_model.py" llama-gpu "$models/llama.gguf"
+    python3 "$here/sized_model.py" gemma4-gpu "$models/gemma4.gguf"
+    python3 "$here/sized_model.py" gemma4-vision-gpu "$models/mmproj.gguf"
 } >"$out/models.log" 2>&1 &
 build base "$base" -D LLAMA_BUILD_WEBUI=OFF
 wait

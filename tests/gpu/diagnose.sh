@@ -46,7 +46,7 @@ long=(-m "$out/llama.gguf" -c 61440 -np 1 -ngl 99 -fa on -ctk q8_0 -ctv q8_0 -b 
 kinds=(--workload same-image --workload short-text)
 
 for preset in gemma4 gemma4-vision llama; do
-    "$warden" sample-model --preset $preset-gpu -o "$out/$preset.gguf"
+    python3 "$here/sized_model.py" $preset-gpu "$out/$preset.gguf"
 done >"$out/models.log"
 build base "$base"
 {

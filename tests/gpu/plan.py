@@ -2,7 +2,7 @@
 
     plan.py --warden LLAMA_WARDEN --server LLAMA_SERVER --models DIR [--gpu] [--only TEXT] [--file GGUF ...]
 
-DIR is a folder for sample models, which are written there (some gigabytes). Each shape is started, answers one prompt that is longer than two
+DIR is a folder for models of sized_model.py, which are written there (some gigabytes). Each shape is started, answers one prompt that is longer than two
 micro-batches (without flash attention: as long as may be), and then its memory is read: what is its own on the host (RssAnon), and with --gpu what NVML says that it has on GPU 0.
 --file adds models of others, with prompts as long as may be; `--only file` or `--only copies` runs only those or the copies of a quantised cache.
 Prints a table, and then one line of JSON. Exit code 0: each error is at most 5 % and 200 MiB. Else 1.
@@ -105,8 +105,8 @@ def measured(args, path, words, longest, port=8970):
         server.wait()
 
 
-def write_sample(warden, preset, path):
-    subprocess.run([warden, "sample-model", "--preset", preset, "-o", str(path)], check=True, stdout=sys.stderr)
+def write_model(preset, path):
+    subprocess.run([sys.executable, pathlib.Path(__file__).with_name("sized_model.py"), preset, path], check=True, stdout=sys.stderr)
 
 
 def main():
@@ -126,9 +126,9 @@ def main():
     for arch in {arch for _, arch, _, _ in shapes if isinstance(arch, str)}:
         path = args.models / f"{arch}.gguf"
         if not path.exists():
-            write_sample(args.warden, arch if arch == "llama-wide" else f"{arch}-gpu", path)
+            write_model(arch if arch == "llama-wide" else f"{arch}-gpu", path)
             if arch == "gemma4":
-                write_sample(args.warden, "gemma4-vision-gpu", projector)
+                write_model("gemma4-vision-gpu", projector)
     if args.gpu:
         import pynvml
         pynvml.nvmlInit()

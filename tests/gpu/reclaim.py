@@ -3,7 +3,7 @@
     reclaim.py --warden LLAMA_WARDEN --server LLAMA_SERVER --models DIR [--requests 1000] [--room 1000] [--seconds 420]
 
 LLAMA_SERVER is a build of b8827 with the patch sets, DIR has gemma4.gguf and mmproj.gguf as tests/gpu/all.sh makes them
-(presets gemma4-gpu and gemma4-vision-gpu of `llama-warden sample-model`).
+(presets gemma4-gpu and gemma4-vision-gpu of sized_model.py).
 
 Two models are served by the same build, with an image in each request: `saw` has a soft budget of host memory (its size when
 it is ready and --room MiB) and `growth = "recycle"`, `free` has no policy at all. One client asks both, one request after the

@@ -1,4 +1,4 @@
-//! A real llama-server loads the models of `sample-model` and answers questions about pictures.
+//! A real llama-server loads models with random weights and answers questions about pictures.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -48,9 +48,9 @@ async fn written(home: &Home, arguments: &[&str]) -> Result<String, Trouble> {
 
 async fn sees(preset: &str) -> Outcome {
     let home = Home::new()?;
-    written(&home, &["--preset", preset, "-o", "model.gguf"]).await?;
-    written(&home, &["--preset", "gemma4-vision", "-o", "mmproj.gguf"]).await?;
     let (model, mmproj) = (home.path().join("model.gguf"), home.path().join("mmproj.gguf"));
+    home.sized_model(preset, &model, &[]).await?;
+    home.sized_model("gemma4-vision", &mmproj, &[]).await?;
     let flags =
         ["--mmproj", &mmproj.to_string_lossy(), "-t", "1", "-np", "1", "-c", "2048", "--cache-ram", "0"];
     let server = Undisturbed::start_model(&llama_server().await?, &model, &flags, &[]).await?;
@@ -75,11 +75,9 @@ async fn a_llama_model_with_the_same_projector_does_too() -> Outcome {
 #[tokio::test]
 async fn weights_that_a_preset_does_not_have_are_refused_before_anything_is_written() -> Outcome {
     let home = Home::new()?;
-    for preset in ["mmproj", "llama", "gemma4-vision"] {
-        let ran =
-            home.warden(["sample-model", "-o", "m", "--preset", preset, "--weights", "q4_0"], SOON).await?;
-        assert!(ran.code == 2 && ran.stderr.contains(preset), "{preset}: {ran:?}");
-    }
+    let ran =
+        home.warden(["sample-model", "-o", "m", "--preset", "mmproj", "--weights", "q4_0"], SOON).await?;
+    assert!(ran.code == 2 && ran.stderr.contains("mmproj"), "{ran:?}");
     assert!(!home.path().join("m").exists());
     Ok(())
 }

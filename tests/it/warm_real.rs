@@ -2,7 +2,7 @@
 //! no more tokens than undisturbed, and gives the same bytes. A dense model uses slot files; sliding windows
 //! or a projector need evaluation.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use warden_rig::real::{REPRODUCIBLE, Undisturbed, llama_server};
@@ -78,18 +78,12 @@ impl Talks {
 async fn model(setup: &Setup, arch: &str, sees: bool) -> Result<(PathBuf, Option<String>), Trouble> {
     let path = setup.home.path().join(format!("{arch}.gguf"));
     let projector = setup.home.path().join("mmproj.gguf");
-    write_sample(setup, arch, &path).await?;
+    setup.home.sized_model(arch, &path, &[]).await?;
     if !sees {
         return Ok((path, None));
     }
-    write_sample(setup, "gemma4-vision", &projector).await?;
+    setup.home.sized_model("gemma4-vision", &projector, &[]).await?;
     Ok((path, Some(projector.to_string_lossy().into_owned())))
-}
-
-async fn write_sample(setup: &Setup, preset: &str, path: &Path) -> Outcome {
-    let ran =
-        setup.home.warden(["sample-model", "--preset", preset, "-o", &path.to_string_lossy()], SOON).await?;
-    if ran.code == 0 { Ok(()) } else { Err(Trouble::new(format!("{ran:?}"))) }
 }
 
 async fn last(warden: &Warden) -> Result<Value, Trouble> {

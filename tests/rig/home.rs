@@ -50,8 +50,21 @@ impl Home {
     /// The model cannot be written.
     pub async fn sample_model(&self, path: &str) -> Result<(), Trouble> {
         drop(std::fs::remove_file(self.path().join(path)));
-        let ran = self.warden(["sample-model", "--preset", "llama", "-o", path], SOON).await?;
+        let ran = self.warden(["sample-model", "-o", path], SOON).await?;
         if ran.code == 0 { Ok(()) } else { Err(Trouble::new(format!("no sample model: {ran:?}"))) }
+    }
+
+    /// Writes a model with random weights of a preset of `tests/gpu/sized_model.py`, with changed numbers such as
+    /// `layers=8`.
+    ///
+    /// # Errors
+    /// The model cannot be written.
+    pub async fn sized_model(&self, preset: &str, path: &Path, numbers: &[&str]) -> Result<(), Trouble> {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/sized_model.py");
+        let mut args = vec![program.as_os_str(), preset.as_ref(), path.as_os_str()];
+        args.extend(numbers.iter().map(OsStr::new));
+        let ran = self.run(Path::new("python3"), args, SOON * 10).await?;
+        if ran.code == 0 { Ok(()) } else { Err(Trouble::new(format!("no model: {ran:?}"))) }
     }
 
     /// Creates a home. Its path is short, because Unix sockets in it must stay under 108 bytes.

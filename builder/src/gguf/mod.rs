@@ -8,4 +8,4 @@ pub use read::{GgufError, GgufFacts, TensorInfo, read};
 pub use weight_kind::WeightKind;
 #[cfg(test)]
 pub(crate) use write::ALIGNMENT;
-pub(crate) use write::{FillFn, GgufWriter, MetadataValue, write_numbers};
+pub(crate) use write::{GgufWriter, MetadataValue, write_numbers};

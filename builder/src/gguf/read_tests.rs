@@ -9,7 +9,7 @@ fn model() -> Vec<u8> {
     let mut file = GgufWriter::new("llama");
     file.set("llama.block_count", MetadataValue::U32(2));
     file.set("llama.rope.freq_base", MetadataValue::F32(0.5));
-    file.set("llama.attention.head_count_kv", MetadataValue::U32s(vec![4, 8]));
+    file.set("llama.attention.head_count_kv", MetadataValue::I32s(vec![4, 8]));
     file.set("tokenizer.ggml.tokens", MetadataValue::Strings(vec!["a".to_owned(), "bc".to_owned()]));
     file.set("general.name", MetadataValue::String("x".repeat(100)));
     file.matrix("token_embd.weight", 4, vec![1.0; 8]);

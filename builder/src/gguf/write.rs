@@ -1,7 +1,7 @@
 //! Writes GGUF version 3 files: typed metadata, tensors, alignment 32.
 //!
 //! Used for the sample models only. A tensor's numbers are kept in memory, or computed while the file is
-//! written, so a model of many gigabytes needs memory for one block only. The layout follows ggml's
+//! written, so a model needs memory for one matrix only. The layout follows ggml's
 //! `docs/gguf.md`, all integers little-endian:
 //!
 //! ```text
@@ -31,10 +31,6 @@ pub(crate) enum MetadataValue {
     I32s(Vec<i32>),
     /// Used for the mean of each colour channel.
     F32s(Vec<f32>),
-    /// Used for heads per layer.
-    U32s(Vec<u32>),
-    /// Used for the layers with a sliding window.
-    Bools(Vec<bool>),
 }
 
 impl MetadataValue {
@@ -44,7 +40,7 @@ impl MetadataValue {
             Self::F32(_) => 6,
             Self::Bool(_) => 7,
             Self::String(_) => 8,
-            Self::Strings(_) | Self::I32s(_) | Self::F32s(_) | Self::U32s(_) | Self::Bools(_) => 9,
+            Self::Strings(_) | Self::I32s(_) | Self::F32s(_) => 9,
         }
     }
 
@@ -60,13 +56,11 @@ impl MetadataValue {
             }
             Self::I32s(numbers) => write_array(out, 5, numbers, |number| number.to_le_bytes()),
             Self::F32s(numbers) => write_array(out, 6, numbers, |number| number.to_le_bytes()),
-            Self::U32s(numbers) => write_array(out, 4, numbers, |number| number.to_le_bytes()),
-            Self::Bools(truths) => write_array(out, 7, truths, |truth| [u8::from(*truth)]),
         }
     }
 }
 
-pub(crate) type FillFn = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
+type FillFn = Box<dyn Fn(&mut dyn Write) -> io::Result<()>>;
 
 enum TensorData {
     Held(Vec<f32>),
@@ -252,11 +246,11 @@ fn write_text(out: &mut impl Write, text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())
 }
 
-fn write_array<T, const N: usize>(
+fn write_array<T>(
     out: &mut impl Write,
     kind: u32,
     items: &[T],
-    bytes: impl Fn(&T) -> [u8; N],
+    bytes: impl Fn(&T) -> [u8; 4],
 ) -> io::Result<()> {
     write_array_head(out, kind, items.len())?;
     items.iter().try_for_each(|item| out.write_all(&bytes(item)))
@@ -325,12 +319,6 @@ mod tests {
         out.clear();
         MetadataValue::Strings(vec!["ä".to_owned()]).write(&mut out).unwrap();
         assert_eq!(out, [8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0xc3, 0xa4]);
-        out.clear();
-        MetadataValue::Bools(vec![true, false]).write(&mut out).unwrap();
-        assert_eq!(out, [7, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
-        out.clear();
-        MetadataValue::U32s(vec![9]).write(&mut out).unwrap();
-        assert_eq!(out, [4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0]);
     }
 
     #[test]

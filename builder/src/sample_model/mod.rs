@@ -10,14 +10,11 @@
 //!
 //! With a [`WeightKind`] other than f32, the matrices are stored in that format, to test its kernels. The
 //! model then has width 256, since a row has to consist of whole blocks.
-//!
-//! [`sized`] has models of other architectures and sizes with the same design.
 
 mod half;
 mod mmproj;
 mod noise;
 mod quant;
-pub mod sized;
 mod vocab;
 
 use std::io::{self, Write as _};
@@ -26,7 +23,6 @@ use std::path::Path;
 pub use crate::gguf::WeightKind;
 use crate::gguf::{GgufWriter, MetadataValue, write_numbers};
 use noise::NoiseStream;
-use sized::{ModelArch, ModelSizes, SizedModel, VisionModel, VisionSizes};
 pub(crate) use vocab::{FIRST_WORD_ID, WORD_COUNT};
 
 const NAME_PREFIX: &[u8] = b"llama-warden sample (";
@@ -59,25 +55,11 @@ pub enum SamplePreset {
     Tools,
     /// A vision encoder and projector for `--mmproj`, for any other preset; 80 KB. An image takes 16 tokens.
     Mmproj,
-    /// Two layers, width 64, f16; 0.4 MB.
-    Llama,
-    /// 16 layers, width 2048, f16; 1.4 GiB: large enough to load a GPU.
-    LlamaGpu,
-    /// Two layers, width 2048, with a large KV cache: 16 KV heads per layer; 126 MB.
-    LlamaWide,
-    /// Six layers, five of them with a window of 512 tokens; width 64, f16; 0.7 MB.
-    Gemma4,
-    /// 18 layers, five in six with a window of 1,024 tokens; width 2048, f16; 1.8 GiB.
-    Gemma4Gpu,
-    /// gemma4's `--mmproj` (encoder and projector) for `gemma4` or `llama`; an image takes 70 or more tokens.
-    Gemma4Vision,
-    /// gemma4's vision encoder and projector, for `--mmproj` with `gemma4-gpu` or `llama-gpu`.
-    Gemma4VisionGpu,
 }
 
 impl SamplePreset {
     /// All presets with their names in options, in the order of the enum.
-    pub const NAMES: [(Self, &'static str); 14] = [
+    pub const NAMES: [(Self, &'static str); 7] = [
         (Self::Chat, "chat"),
         (Self::Ends, "ends"),
         (Self::Plain, "plain"),
@@ -85,13 +67,6 @@ impl SamplePreset {
         (Self::FatKv, "fat-kv"),
         (Self::Tools, "tools"),
         (Self::Mmproj, "mmproj"),
-        (Self::Llama, "llama"),
-        (Self::LlamaGpu, "llama-gpu"),
-        (Self::LlamaWide, "llama-wide"),
-        (Self::Gemma4, "gemma4"),
-        (Self::Gemma4Gpu, "gemma4-gpu"),
-        (Self::Gemma4Vision, "gemma4-vision"),
-        (Self::Gemma4VisionGpu, "gemma4-vision-gpu"),
     ];
 
     /// The name in options.
@@ -106,7 +81,7 @@ impl SamplePreset {
 
     /// Returns true if the matrices can be stored in another format.
     pub const fn takes_weights(self) -> bool {
-        matches!(self, Self::Chat | Self::Ends | Self::Plain | Self::Slow | Self::FatKv | Self::Tools)
+        !matches!(self, Self::Mmproj)
     }
 
     const fn shape(self, wide: bool) -> LlamaShape {
@@ -190,25 +165,10 @@ impl MatrixStorage {
 }
 
 fn model_file(options: &SampleModelOptions) -> GgufWriter {
-    let seed = options.seed;
-    let language = |arch, sizes| SizedModel { arch, sizes, seed }.file();
-    let vision = |sizes, model: ModelSizes| VisionModel { sizes, width: model.width, seed }.file();
-    match options.preset {
-        SamplePreset::Mmproj => mmproj::mmproj_file(seed),
-        SamplePreset::Llama => language(ModelArch::Llama, ModelSizes::LLAMA),
-        SamplePreset::LlamaGpu => language(ModelArch::Llama, ModelSizes::LLAMA_GPU),
-        SamplePreset::LlamaWide => language(ModelArch::Llama, ModelSizes::LLAMA_WIDE),
-        SamplePreset::Gemma4 => language(ModelArch::Gemma4, ModelSizes::GEMMA4),
-        SamplePreset::Gemma4Gpu => language(ModelArch::Gemma4, ModelSizes::GEMMA4_GPU),
-        SamplePreset::Gemma4Vision => vision(VisionSizes::SMALL, ModelSizes::GEMMA4),
-        SamplePreset::Gemma4VisionGpu => vision(VisionSizes::GPU, ModelSizes::GEMMA4_GPU),
-        SamplePreset::Chat
-        | SamplePreset::Ends
-        | SamplePreset::Plain
-        | SamplePreset::Slow
-        | SamplePreset::FatKv
-        | SamplePreset::Tools => llama_model(options, MatrixStorage::Native(options.weights)),
+    if options.preset == SamplePreset::Mmproj {
+        return mmproj::mmproj_file(options.seed);
     }
+    llama_model(options, MatrixStorage::Native(options.weights))
 }
 
 /// Writes a model in f32 whose numbers are rounded to the format of the options.
@@ -353,7 +313,7 @@ fn add_llama_metadata(
         SamplePreset::Tools => vocab::VocabKind::Tools,
         _ => vocab::VocabKind::Turns,
     };
-    vocab::add_vocab(file, speaks, WORD_COUNT);
+    vocab::add_vocab(file, speaks);
 }
 
 #[derive(Clone, Copy)]

@@ -20,11 +20,6 @@ impl NoiseStream {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ hash)
     }
 
-    /// The stream after skipping `numbers` numbers, so that parts can be drawn in parallel.
-    pub(crate) fn skip(&self, numbers: u64) -> Self {
-        Self(self.0.wrapping_add(numbers.wrapping_mul(COUNTER_STEP)))
-    }
-
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(COUNTER_STEP);
         let mut mixed = self.0;
@@ -47,7 +42,7 @@ impl NoiseStream {
         (0..count).map(|_| self.draw(deviation)).collect()
     }
 
-    pub(crate) fn draw(&mut self, deviation: f64) -> f32 {
+    fn draw(&mut self, deviation: f64) -> f32 {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "weights are stored as f32; rounding is exact IEEE"
@@ -67,12 +62,6 @@ mod tests {
         let mut noise = NoiseStream(1_234_567);
         let first: Vec<u64> = (0..3).map(|_| noise.next()).collect();
         assert_eq!(first, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
-    }
-
-    #[test]
-    fn a_part_of_a_stream_is_the_same_drawn_by_itself() {
-        let whole = NoiseStream::new(1, "test").take(100, 1.0);
-        assert_eq!(NoiseStream::new(1, "test").skip(37).take(63, 1.0), whole[37..]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The sample models' vocabulary: 256 byte tokens, invented words (400 in the presets), four control
-//! tokens, and marks where a model needs some.
+//! The sample models' vocabulary: 256 byte tokens, 400 invented words, four control tokens, and the
+//! marks around a tool call where a model needs them.
 //!
 //! The vocabulary is byte-level BPE. The pre-tokenizer `llama-bpe` looks up a whole word (with the space
 //! before it) before it tries merges, so no merge list is needed, and text of these words tokenizes back to
@@ -16,10 +16,6 @@ pub(crate) const TOKEN_COUNT: usize = FIRST_WORD_ID + WORD_COUNT + CONTROL_TOKEN
 
 /// Control tokens: start of text, start of a turn, end of a turn, padding.
 const CONTROL_TOKENS: [&str; 4] = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|pad|>"];
-/// Control tokens that llama-server's gemma4v projector puts before and after an image.
-const IMAGE_MARKS: [&str; 2] = ["<|image>", "<image|>"];
-/// Tokens other than words in a vocabulary with image marks.
-pub(crate) const NON_WORD_COUNT: usize = FIRST_WORD_ID + CONTROL_TOKENS.len() + IMAGE_MARKS.len();
 /// Marks around a tool call, in models with tools; their ids follow the control tokens.
 const TOOL_CALL_MARKS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 pub(crate) const TOOL_CALL_ID: usize = TOKEN_COUNT;
@@ -34,7 +30,6 @@ pub(crate) enum VocabKind {
     Text,
     Turns,
     Tools,
-    Images,
 }
 
 /// Syllables of the invented words. A word has two or three; none is an English word.
@@ -79,23 +74,21 @@ const TOOLS_TEMPLATE: &str = "\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
 /// Adds the tokenizer's metadata. Token ids: bytes, then words, then control tokens, then marks.
-pub(crate) fn add_vocab(file: &mut GgufWriter, speaks: VocabKind, words: usize) {
+pub(crate) fn add_vocab(file: &mut GgufWriter, speaks: VocabKind) {
     let mut tokens: Vec<String> = (0..=u8::MAX).map(|byte| symbol(byte).to_string()).collect();
     let space = symbol(b' ');
-    tokens.extend((0..words).map(|index| format!("{space}{}", word(index))));
+    tokens.extend((0..WORD_COUNT).map(|index| format!("{space}{}", word(index))));
     let mut types = vec![NORMAL_TYPE; tokens.len()];
     tokens.extend(CONTROL_TOKENS.map(str::to_owned));
-    if speaks == VocabKind::Images {
-        tokens.extend(IMAGE_MARKS.map(str::to_owned));
-    }
     types.resize(tokens.len(), CONTROL_TYPE);
     if speaks == VocabKind::Tools {
         tokens.extend(TOOL_CALL_MARKS.map(str::to_owned));
         types.resize(tokens.len(), USER_DEFINED_TYPE);
     }
 
-    let id =
-        |place: usize| MetadataValue::U32(u32::try_from(FIRST_WORD_ID + words + place).unwrap_or(u32::MAX));
+    let id = |place: usize| {
+        MetadataValue::U32(u32::try_from(FIRST_WORD_ID + WORD_COUNT + place).unwrap_or(u32::MAX))
+    };
     file.set("tokenizer.ggml.model", MetadataValue::String("gpt2".to_owned()))
         .set("tokenizer.ggml.pre", MetadataValue::String("llama-bpe".to_owned()))
         .set("tokenizer.ggml.tokens", MetadataValue::Strings(tokens))
@@ -109,7 +102,7 @@ pub(crate) fn add_vocab(file: &mut GgufWriter, speaks: VocabKind, words: usize) 
         .set("tokenizer.ggml.add_eos_token", MetadataValue::Bool(false));
     let template = match speaks {
         VocabKind::Text => return,
-        VocabKind::Turns | VocabKind::Images => CHAT_TEMPLATE,
+        VocabKind::Turns => CHAT_TEMPLATE,
         VocabKind::Tools => TOOLS_TEMPLATE,
     };
     file.set("tokenizer.chat_template", MetadataValue::String(template.to_owned()));
@@ -129,9 +122,9 @@ fn symbol(byte: u8) -> char {
     }
 }
 
-/// The invented word of an index: two syllables as far as they suffice, then three, and so on.
+/// The invented word of an index: two syllables as far as they suffice, then three.
 fn word(index: usize) -> String {
-    let syllables = (index.max(1).ilog2() / 4 + 1).max(2);
+    let syllables = if index < 256 { 2 } else { 3 };
     (0..syllables).map(|place| SYLLABLES[(index >> (4 * place)) % 16]).collect()
 }
 
@@ -161,6 +154,5 @@ mod tests {
         // A longer word may begin with a shorter one, but the space before each word separates them.
         assert!((0..256).all(|index| word(index).len() == 4));
         assert!((256..WORD_COUNT).all(|index| word(index).len() == 6));
-        assert_eq!([4095, 4096, 65_535, 65_536].map(|index| word(index).len()), [6, 8, 8, 10]);
     }
 }

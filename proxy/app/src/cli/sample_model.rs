@@ -18,15 +18,14 @@ pub(crate) struct SampleModelArgs {
     /// Seed of the weights. Models of different seeds answer differently.
     #[arg(long, default_value_t = SampleModelOptions::default().seed)]
     seed: u64,
-    /// Purpose of the model; docs/diagnose.md describes each. Those that end with -gpu have up to 2 GiB,
-    /// and those with vision or mmproj are projectors for `--mmproj`.
+    /// Purpose of the model; docs/diagnose.md describes each. `mmproj` is a projector for `--mmproj`.
     #[arg(
         long,
         default_value = SampleModelOptions::default().preset.name(),
         value_parser = PossibleValuesParser::new(SamplePreset::NAMES.map(|(_, name)| name))
     )]
     preset: String,
-    /// Storage type of the matrices, for presets from chat to tools. With other types than f32, the model
+    /// Storage type of the matrices, for all presets but mmproj. With other types than f32, the model
     /// is 256 wide.
     #[arg(
         long,
@@ -46,12 +45,7 @@ pub(crate) fn run(args: &SampleModelArgs) -> Result<(), CommandError> {
     }
     let path = args.output.display();
     sample_model::write(&args.output, &SampleModelOptions { seed: args.seed, preset, weights }).map_err(
-        |problem| {
-            CommandError::hinted(
-                format!("cannot write {path}: {problem}"),
-                "choose another place; a preset that ends with -gpu needs up to 2 GiB",
-            )
-        },
+        |problem| CommandError::hinted(format!("cannot write {path}: {problem}"), "choose another place"),
     )?;
     let bytes = std::fs::metadata(&args.output).map_or(0, |facts| facts.len());
     let form =
