@@ -198,4 +198,30 @@ impl MitigationEntry {
         let what = value.kind.placeholder();
         if value.default.is_some() { format!("{}[={what}]", self.id) } else { format!("{}={what}", self.id) }
     }
+
+    /// Describes in one line the variables, flags or builds of the mitigation.
+    pub fn how(&self) -> String {
+        match &self.action {
+            MitigationAction::Patch { set, variable: Some(name), .. } => {
+                format!("patch set {set}; the variable {name}")
+            }
+            MitigationAction::Patch { set, variable: None, .. } => format!("patch set {set}"),
+            MitigationAction::Variable { name, fixed, presence } => {
+                let value = fixed.as_deref().unwrap_or("VALUE");
+                let presence = if *presence { "; it acts by being present, whatever its value" } else { "" };
+                format!("the variable {name}={value}{presence}")
+            }
+            MitigationAction::Unset { names, .. } => {
+                format!("removes {} from what the process inherits", names.join(", "))
+            }
+            MitigationAction::Flags { flags } => {
+                let all = flags.iter().map(|flag| {
+                    let value = flag.value.as_deref().map(|value| value.replace("{}", "VALUE"));
+                    std::iter::once(flag.write.clone()).chain(value).collect::<Vec<_>>().join(" ")
+                });
+                format!("llama-server's `{}`", all.collect::<Vec<_>>().join(" "))
+            }
+            MitigationAction::BuildOption { name, setting } => format!("a build with -D{name}={setting}"),
+        }
+    }
 }

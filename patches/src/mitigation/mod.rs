@@ -6,7 +6,6 @@
 mod advise;
 mod build;
 mod catalogue;
-mod document;
 mod entry;
 mod leak;
 mod load;
@@ -16,11 +15,12 @@ mod value;
 pub use advise::{LeakAdvice, ServerObservations};
 pub use build::{BuildFacts, MitigationFit, ProvenanceFacts};
 pub use catalogue::MitigationCatalogue;
-pub use document::render_markdown;
 pub use entry::{LeakMemory, MitigationAction, MitigationEntry, MitigationPart, ServerFlag};
 pub use leak::{KnownLeak, LeakCure, LeakKind, LeakSign};
 pub use resolve::{BuildNeed, FlagUse, MitigationEffect, MitigationFinding, MitigationResolution};
 pub use value::{ChoiceLimit, ValueKind, ValueSpec};
 
+#[cfg(test)]
+mod document_tests;
 #[cfg(test)]
 mod tests;

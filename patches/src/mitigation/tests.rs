@@ -427,28 +427,6 @@ fn the_text_of_a_switch_names_the_words_that_its_code_takes() {
 }
 
 #[test]
-fn the_documentation_is_made_from_the_list() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/mitigations.md");
-    let text = std::fs::read_to_string(&path).unwrap();
-    let (page, reference) =
-        text.split_once("<!-- from here on: `llama-warden mitigations list --markdown` -->\n\n").unwrap();
-    let wanted = render_markdown(&MitigationCatalogue::embedded().unwrap());
-    if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
-        let begin = &text[..text.len() - reference.len()];
-        assert!(begin.starts_with(page));
-        std::fs::write(&path, format!("{begin}{wanted}")).unwrap();
-        return;
-    }
-    if reference != wanted {
-        let differs = reference.lines().zip(wanted.lines()).position(|(is, should)| is != should);
-        panic!(
-            "docs/mitigations.md differs from the list at line {differs:?} of its reference; put the output of \
-             `llama-warden mitigations list --markdown` in its place"
-        );
-    }
-}
-
-#[test]
 fn fixes_of_ones_own_sets_are_named_with_their_variables_and_never_take_another_name() {
     let path =
         FixVariable { default: None, unit: String::new(), ..variable("MINE_FILE", VariableKind::Path, None) };

@@ -174,3 +174,15 @@ pub struct FixEvidence {
     #[serde(default)]
     pub command: String,
 }
+
+impl FixEvidence {
+    /// The measurement in one line.
+    pub fn to_line(&self) -> String {
+        let with: Vec<&str> = [&self.hardware, &self.build, &self.command]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .map(String::as_str)
+            .collect();
+        if with.is_empty() { self.effect.clone() } else { format!("{} ({})", self.effect, with.join("; ")) }
+    }
+}

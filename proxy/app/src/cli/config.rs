@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use warden_config::machine::HostMachine;
 use warden_config::problem::{ConfigProblem, ConfigProblems};
 use warden_config::resolve::{binary, flags, resolve_config};
-use warden_config::schema::{markdown, root};
+use warden_config::schema::root;
 use warden_config::{needs, show};
 use warden_policies::secrets;
 
@@ -19,11 +19,7 @@ pub(crate) enum ConfigCommand {
     /// Prints the effective configuration with the source of each value as a comment.
     Show(ConfigShowArgs),
     /// Prints the JSON Schema of the configuration file.
-    Schema {
-        /// Prints the keys as tables for docs/configuration.md instead.
-        #[arg(long)]
-        markdown: bool,
-    },
+    Schema,
 }
 
 #[derive(Debug, Args)]
@@ -73,8 +69,7 @@ pub(crate) fn run(command: ConfigCommand) -> Result<(), CommandError> {
             let machine = HostMachine::read();
             out::print_text(&show::print_config(&config.load(&machine, Vec::new())?, &machine, reveal))
         }
-        ConfigCommand::Schema { markdown: true } => out::print_text(&markdown::all_tables()),
-        ConfigCommand::Schema { markdown: false } => out::print_json(root::root_schema()),
+        ConfigCommand::Schema => out::print_json(root::root_schema()),
     }
 }
 

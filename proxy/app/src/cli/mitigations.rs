@@ -27,11 +27,8 @@ pub(crate) enum MitigationsCommand {
         #[arg(long, value_name = "MEMORY")]
         memory: Option<MemoryArg>,
         /// Prints JSON, for programs.
-        #[arg(long, conflicts_with = "markdown")]
+        #[arg(long)]
         json: bool,
-        /// Prints the reference part of docs/mitigations.md.
-        #[arg(long, hide = true)]
-        markdown: bool,
         #[command(flatten)]
         which: TargetBuildArgs,
     },
@@ -121,9 +118,6 @@ impl From<MemoryArg> for LeakMemory {
 }
 
 pub(crate) fn run(command: &MitigationsCommand) -> Result<(), CommandError> {
-    if let MitigationsCommand::List { markdown: true, .. } = command {
-        return out::print_text(&mitigation::render_markdown(&*catalogue().map_err(CommandError::failed)?));
-    }
     let (MitigationsCommand::List { which, .. } | MitigationsCommand::Show { which, .. }) = command;
     let known = which.find()?;
     let all = &known.list;

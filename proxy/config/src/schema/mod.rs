@@ -8,7 +8,8 @@
 //! Keys that are not public appear only in the schema of `[internal]`: see `compiled_in`.
 
 pub(crate) mod compiled_in;
-pub mod markdown;
+#[cfg(test)]
+mod markdown_tests;
 pub mod root;
 #[cfg(test)]
 mod tests;

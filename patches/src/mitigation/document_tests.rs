@@ -1,12 +1,29 @@
-//! Renders the catalogue as Markdown: the reference part of `docs/mitigations.md`.
+//! Compares the reference part of `docs/mitigations.md` with the catalogue; `WARDEN_RENEW_DOCS=1` writes it.
 
 use super::catalogue::MitigationCatalogue;
 use super::entry::{LeakMemory, MitigationAction, MitigationEntry};
 use super::leak::{KnownLeak, LeakKind};
 use crate::set::FixEvidence;
 
-/// The whole catalogue as Markdown, deterministic.
-pub fn render_markdown(catalogue: &MitigationCatalogue) -> String {
+#[test]
+fn the_documentation_is_made_from_the_list() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/mitigations.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mark = "<!-- from here on: written by a test from patches/ -->\n\n";
+    let (page, reference) = text.split_once(mark).unwrap();
+    let wanted = render_markdown(&MitigationCatalogue::embedded().unwrap());
+    if std::env::var_os("WARDEN_RENEW_DOCS").is_some() {
+        std::fs::write(&path, format!("{page}{mark}{wanted}")).unwrap();
+        return;
+    }
+    let differs = reference.lines().zip(wanted.lines()).position(|(is, should)| is != should);
+    assert!(
+        reference == wanted,
+        "WARDEN_RENEW_DOCS=1 renews docs/mitigations.md; its reference differs at line {differs:?}"
+    );
+}
+
+fn render_markdown(catalogue: &MitigationCatalogue) -> String {
     let mut text = vec!["## Leaks, and what looks like one\n".to_owned()];
     write_table(&mut text, catalogue.leaks().iter().filter(|leak| leak.kind != LeakKind::Defect));
     text.push("\n## Crashes, wedges and wrong answers\n".to_owned());
@@ -140,44 +157,4 @@ fn write_evidence(text: &mut Vec<String>, all: &[FixEvidence]) {
 fn format_value(spec: &super::value::ValueSpec) -> String {
     let default = spec.default.as_ref().map(|value| format!("; default {value}")).unwrap_or_default();
     format!("{}{default}", spec.description())
-}
-
-impl FixEvidence {
-    /// The measurement in one line.
-    pub fn to_line(&self) -> String {
-        let with: Vec<&str> = [&self.hardware, &self.build, &self.command]
-            .into_iter()
-            .filter(|part| !part.is_empty())
-            .map(String::as_str)
-            .collect();
-        if with.is_empty() { self.effect.clone() } else { format!("{} ({})", self.effect, with.join("; ")) }
-    }
-}
-
-impl MitigationEntry {
-    /// Describes in one line the variables, flags or builds of the mitigation.
-    pub fn how(&self) -> String {
-        match &self.action {
-            MitigationAction::Patch { set, variable: Some(name), .. } => {
-                format!("patch set {set}; the variable {name}")
-            }
-            MitigationAction::Patch { set, variable: None, .. } => format!("patch set {set}"),
-            MitigationAction::Variable { name, fixed, presence } => {
-                let value = fixed.as_deref().unwrap_or("VALUE");
-                let presence = if *presence { "; it acts by being present, whatever its value" } else { "" };
-                format!("the variable {name}={value}{presence}")
-            }
-            MitigationAction::Unset { names, .. } => {
-                format!("removes {} from what the process inherits", names.join(", "))
-            }
-            MitigationAction::Flags { flags } => {
-                let all = flags.iter().map(|flag| {
-                    let value = flag.value.as_deref().map(|value| value.replace("{}", "VALUE"));
-                    std::iter::once(flag.write.clone()).chain(value).collect::<Vec<_>>().join(" ")
-                });
-                format!("llama-server's `{}`", all.collect::<Vec<_>>().join(" "))
-            }
-            MitigationAction::BuildOption { name, setting } => format!("a build with -D{name}={setting}"),
-        }
-    }
 }

@@ -1,9 +1,10 @@
-//! Prints the tables of docs/configuration.md from the schema, one per section. Two comments around each
-//! table let a test compare the page with the schema. The text around the tables is written by hand.
+//! Compares the tables of docs/configuration.md, one per section, with the schema. Two comments are around each
+//! table. The text around the tables is written by hand.
 
 use serde_json::Value;
 
 use super::values::accepts_type;
+use crate::printed::{TABLE_END_MARK, check_page};
 use crate::schema::root::root_schema;
 use crate::schema::{DEFAULT_PREFIX, format};
 
@@ -38,10 +39,7 @@ const DOCUMENTED_SECTIONS: [(&str, &[&str]); 27] = [
     ("names.\"name\"", &["names", "*"]),
 ];
 
-const TABLE_END_MARK: &str = "<!-- end -->\n";
-
-/// Prints all tables.
-pub fn all_tables() -> String {
+fn all_tables() -> String {
     DOCUMENTED_SECTIONS.iter().map(|(section, path)| table(section, path)).collect::<Vec<_>>().join("\n")
 }
 
@@ -53,7 +51,7 @@ fn table(section: &str, path: &[&str]) -> String {
 }
 
 fn table_start_mark(section: &str) -> String {
-    format!("<!-- keys of [{section}], printed by `llama-warden config schema --markdown` -->\n")
+    format!("<!-- keys of [{section}], written by a test from the schema -->\n")
 }
 
 fn schema_at(path: &[&str]) -> &'static Value {
@@ -124,65 +122,58 @@ fn value_text(schema: &Value) -> String {
     word.to_owned()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::printed::check_page;
+/// With `WARDEN_RENEW_DOCS=1`, writes the page instead.
+#[test]
+fn the_tables_of_the_documentation_are_those_that_are_printed() {
+    let tables =
+        DOCUMENTED_SECTIONS.iter().map(|(section, path)| (table_start_mark(section), table(section, path)));
+    check_page("configuration.md", tables).unwrap();
+}
 
-    /// With `WARDEN_RENEW_DOCS=1`, writes the page instead.
-    #[test]
-    fn the_tables_of_the_documentation_are_those_that_are_printed() {
-        let tables = DOCUMENTED_SECTIONS
-            .iter()
-            .map(|(section, path)| (table_start_mark(section), table(section, path)));
-        check_page("configuration.md", tables).unwrap();
-    }
+#[test]
+fn every_key_is_in_one_table_and_there_are_not_too_many() {
+    let mut listed: Vec<String> = DOCUMENTED_SECTIONS
+        .iter()
+        .flat_map(|(section, path)| {
+            keys(schema_at(path), "").into_iter().map(move |(key, _)| format!("{section}.{key}"))
+        })
+        .collect();
+    let mut all = Vec::new();
+    every(root_schema(), "", &mut all);
+    listed.sort();
+    all.sort();
+    assert_eq!(all, listed);
+    // Do not count keys of `listing`, which are only displayed.
+    let set = all.iter().filter(|key| !key.contains(".listing.")).count();
+    assert!(set <= 155, "{set} keys: each new one needs somebody who would set it");
+}
 
-    #[test]
-    fn every_key_is_in_one_table_and_there_are_not_too_many() {
-        let mut listed: Vec<String> = DOCUMENTED_SECTIONS
-            .iter()
-            .flat_map(|(section, path)| {
-                keys(schema_at(path), "").into_iter().map(move |(key, _)| format!("{section}.{key}"))
-            })
-            .collect();
-        let mut all = Vec::new();
-        every(root_schema(), "", &mut all);
-        listed.sort();
-        all.sort();
-        assert_eq!(all, listed);
-        // Do not count keys of `listing`, which are only displayed.
-        let set = all.iter().filter(|key| !key.contains(".listing.")).count();
-        assert!(set <= 155, "{set} keys: each new one needs somebody who would set it");
-    }
-
-    /// All keys of the schema. Skips `[defaults]`, which repeats the keys of models, and repeated `request`
-    /// tables.
-    fn every(schema: &Value, path: &str, all: &mut Vec<String>) {
-        let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
-        for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
-            match (inner["properties"].is_object(), inner["additionalProperties"]["properties"].is_object()) {
-                _ if path.is_empty() && key == "defaults" => {}
-                _ if ["names.\"name\"", "remotes.\"name\""].contains(&path) && key == "request" => {}
-                (true, _) => every(inner, &under(key), all),
-                (_, true) => every(&inner["additionalProperties"], &format!("{}.\"name\"", under(key)), all),
-                _ => all.push(under(key)),
-            }
+/// All keys of the schema. Skips `[defaults]`, which repeats the keys of models, and repeated `request`
+/// tables.
+fn every(schema: &Value, path: &str, all: &mut Vec<String>) {
+    let under = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
+        match (inner["properties"].is_object(), inner["additionalProperties"]["properties"].is_object()) {
+            _ if path.is_empty() && key == "defaults" => {}
+            _ if ["names.\"name\"", "remotes.\"name\""].contains(&path) && key == "request" => {}
+            (true, _) => every(inner, &under(key), all),
+            (_, true) => every(&inner["additionalProperties"], &format!("{}.\"name\"", under(key)), all),
+            _ => all.push(under(key)),
         }
     }
+}
 
-    #[test]
-    fn what_a_key_is_stands_in_its_row() {
-        let all = all_tables();
-        for part in [
-            "| `port` | whole number | `8080` | Port to listen on. *llama-server's own default port, so that clients need no change.* |",
-            "| `host.soft` | budget | none | ",
-            "| `format` | `\"text\"`, `\"json\"` | `\"text\"` | ",
-            "| `directory` | path | that of llama-warden | ",
-            "| `jitter` | number | `0.1` | ",
-            "| `set` | table | none | ",
-        ] {
-            assert!(all.contains(part), "{part} is missing in\n{all}");
-        }
+#[test]
+fn what_a_key_is_stands_in_its_row() {
+    let all = all_tables();
+    for part in [
+        "| `port` | whole number | `8080` | Port to listen on. *llama-server's own default port, so that clients need no change.* |",
+        "| `host.soft` | budget | none | ",
+        "| `format` | `\"text\"`, `\"json\"` | `\"text\"` | ",
+        "| `directory` | path | that of llama-warden | ",
+        "| `jitter` | number | `0.1` | ",
+        "| `set` | table | none | ",
+    ] {
+        assert!(all.contains(part), "{part} is missing in\n{all}");
     }
 }
