@@ -19,7 +19,7 @@
 //! | [`mod@judge`], [`SetJudgement`] | judges if a set fits a tree |
 //! | [`PatchSeries`], [`planned`] | several sets on top of each other; the sets of a build |
 //! | [`history`] | judges many revisions |
-//! | [`apply`], [`export`] | applies and reverses sets in a folder; writes patches for git and patch |
+//! | [`apply`], [`export`] | writes sets into a folder; writes patches for git and patch |
 //! | [`prove`] | tests of a set in an unreviewed tree, and their records |
 //! | [`marker`], [`binary`] | markers of patches in source and in binaries |
 //! | [`mitigation`] | fixes, variables, flags and build options against leaks |

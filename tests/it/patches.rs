@@ -1,5 +1,4 @@
-//! Patch sets on an invented tree: checked, applied, reversed, exported, and followed over a history, always
-//! as a whole.
+//! Patch sets on an invented tree: checked, applied, exported, and followed over a history, always as a whole.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -74,6 +73,13 @@ async fn home() -> Result<Home, Trouble> {
     home.file("sets/demo/fingerprints.json", r#"{"schema":1,"seams":{}}"#)?;
     learn(&home, "tree", "b100").await?;
     Ok(home)
+}
+
+/// Takes the set `demo` out of the tree.
+fn restore(home: &Home) -> Outcome {
+    home.file("tree/vendor/llama.cpp/src/engine.cpp", ENGINE)?;
+    std::fs::remove_file(home.path().join("tree/vendor/llama.cpp/src/demo.h"))?;
+    Ok(())
 }
 
 /// Adds a version's fingerprints, as a maintainer does after a review.
@@ -178,7 +184,7 @@ async fn a_check_has_a_row_for_each_fix_and_the_code_of_the_worst() -> Outcome {
 }
 
 #[tokio::test]
-async fn applied_twice_is_once_and_reversed_is_byte_for_byte() -> Outcome {
+async fn applied_twice_is_refused() -> Outcome {
     let home = home().await?;
     let tree = home.path().join("tree");
     let before = snapshot(&tree)?;
@@ -196,16 +202,9 @@ async fn applied_twice_is_once_and_reversed_is_byte_for_byte() -> Outcome {
         "{engine}"
     );
     assert!(tree.join("vendor/llama.cpp/src/demo.h").exists());
-    assert_eq!(json(&home, &apply(&[]), 0).await?["outcome"], "already");
-    assert!(patches(&home, &apply(&[]), 0).await?.stdout.contains("is applied already"));
+    assert_eq!(json(&home, &apply(&[]), 3).await?["outcome"], "refused");
+    assert!(patches(&home, &apply(&[]), 3).await?.stderr.contains("is here already: restore the file first"));
     assert_eq!(snapshot(&tree)?, patched);
-    // The next version of the set is not applied over this one.
-    home.file("sets/demo/set.toml", SET.replace("demo::count(total);", "demo::count(total + 1);"))?;
-    assert!(patches(&home, &apply(&[]), 3).await?.stderr.contains("--reverse"));
-    let reversed = json(&home, &["apply", "--source", "tree", "--reverse"], 0).await?;
-    assert_eq!(reversed["outcome"], "reversed");
-    assert_eq!(snapshot(&tree)?, before);
-    assert_eq!(json(&home, &["apply", "--source", "tree", "--reverse"], 0).await?["outcome"], "nothing");
     Ok(())
 }
 
@@ -225,17 +224,16 @@ async fn what_apply_and_export_print_is_a_page() -> Outcome {
     told(&export, 0).await?;
     home.file("out/0001-demo.patch", "mine")?;
     told(&export, 1).await?;
-    for more in [&["--plan"][..], &[], &[]] {
-        told(&apply(more), 0).await?;
-    }
-    for _ in 0..2 {
-        told(&["apply", "--source", "tree", "--reverse"], 0).await?;
-    }
+    told(&apply(&["--plan"]), 0).await?;
+    told(&apply(&[]), 0).await?;
+    told(&apply(&[]), 3).await?;
+    restore(&home)?;
     told(&["check", "--source", "tree", "--patch-set", "demo"], 0).await?;
     home.file(engine, ENGINE.replace("int total = 0;", "int total = 5;"))?;
     told(&apply(&[]), 3).await?;
     told(&["check", "--source", "tree", "--patch-set", "demo"], 3).await?;
     told(&apply(&["--allow-unverified"]), 0).await?;
+    restore(&home)?;
     home.file(engine, ENGINE.replace("int run", "int walk"))?;
     told(&apply(&[]), 3).await?;
     insta::assert_snapshot!(pages);
@@ -243,7 +241,7 @@ async fn what_apply_and_export_print_is_a_page() -> Outcome {
 }
 
 #[tokio::test]
-async fn what_is_refused_or_edited_is_left_as_it_is_and_named() -> Outcome {
+async fn what_is_refused_is_left_as_it_is_and_named() -> Outcome {
     let home = home().await?;
     let tree = home.path().join("tree");
     let engine = "tree/vendor/llama.cpp/src/engine.cpp";
@@ -255,18 +253,6 @@ async fn what_is_refused_or_edited_is_left_as_it_is_and_named() -> Outcome {
     assert!(patches(&home, &apply(&[]), 3).await?.stderr.contains("--allow-unverified"));
     assert_eq!(snapshot(&tree)?, before);
     patches(&home, &apply(&["--allow-unverified"]), 0).await?;
-    // If the patched file was edited, neither applying nor reversing continues.
-    let patched = std::fs::read_to_string(home.path().join(engine))?;
-    home.file(engine, patched.replace("int total = 5;", "int total = 6;"))?;
-    let edited = snapshot(&tree)?;
-    for args in [apply(&["--allow-unverified"]), vec!["apply", "--source", "tree", "--reverse"]] {
-        let ran = patches(&home, &args, 3).await?;
-        assert!(ran.stderr.contains("engine.cpp:5: +    int total = 6;"), "{ran:?}");
-    }
-    assert_eq!(snapshot(&tree)?, edited);
-    home.file(engine, &patched)?;
-    patches(&home, &["apply", "--source", "tree", "--reverse"], 0).await?;
-    assert_eq!(snapshot(&tree)?, before);
     // Folders that are no tree or do not exist.
     patches(&home, &["apply", "--source", "sets"], 2).await?;
     patches(&home, &["apply", "--source", "/no/such/folder"], 2).await?;
@@ -291,13 +277,9 @@ async fn a_users_diff_is_placed_strictly_or_not_at_all() -> Outcome {
     let info = "tree/vendor/llama.cpp/common/build-info.cpp";
     home.file(info, "int LLAMA_BUILD_NUMBER = 150;\n")?;
     assert_eq!(rows(&json(&home, &[&["check"], &args[..]].concat(), 0).await?), ["mine verified"]);
-    let tree = home.path().join("tree");
-    let before = snapshot(&tree)?;
     patches(&home, &[&["apply"], &args[..]].concat(), 0).await?;
-    let changed = std::fs::read_to_string(tree.join("vendor/llama.cpp/CMakeLists.txt"))?;
+    let changed = std::fs::read_to_string(home.path().join("tree/vendor/llama.cpp/CMakeLists.txt"))?;
     assert_eq!(changed, "# nothing\n# something\n");
-    patches(&home, &["apply", "--source", "tree", "--reverse"], 0).await?;
-    assert_eq!(snapshot(&tree)?, before);
     home.file("tree/vendor/llama.cpp/CMakeLists.txt", "\n# nothing\n")?;
     let ran = patches(&home, &[&["apply"], &args[..]].concat(), 3).await?;
     assert!(ran.stderr.contains("CMakeLists.txt:1: "), "{ran:?}");

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use warden_patches::apply::PatchTarget;
-use warden_patches::{PlannedSeries, PlannedSet, SetSelection};
+use warden_patches::apply::apply;
+use warden_patches::{FolderTree, PlannedSeries, PlannedSet, SetSelection};
 
 use super::amx;
 use crate::builder::{BuildRequest, Builder};
@@ -107,14 +107,14 @@ impl Builder {
     }
 }
 
-/// Applies the plan's sets to the tree at `root`: all of them, or none and an error. Blocks. The sets are
-/// judged again; a result that differs from the plan is an error, because the source has changed.
+/// Applies the plan's sets to the tree at `root`. Blocks. The sets are judged again; a result that differs from
+/// the plan is an error before the first write, because the source has changed.
 pub(super) fn apply_sets(selection: &SetSelection, plan: &BuildPlan, root: &Path) -> Result<usize> {
-    let mut target = PatchTarget::open(root, plan.source.revision.clone())?;
-    let planned = PlannedSeries::judge(selection, plan.recipe.backend.name(), &target.original()?)?;
+    let tree = FolderTree::new(root, plan.source.revision.clone());
+    let planned = PlannedSeries::judge(selection, plan.recipe.backend.name(), &tree)?;
     if planned.sets != plan.patches {
         return Err(BuilderError::SourceChanged { path: plan.source.given.clone() });
     }
-    target.apply(&planned.series)?;
+    apply(root, &planned.series)?;
     Ok(planned.series.edits.0.len())
 }

@@ -69,7 +69,7 @@ pub(super) fn place_hooks(
         };
         placed.paths.insert(hook.id.clone(), file.path.clone());
         if let Some(line) = find_own_marker(set, &file.source) {
-            let text = format!("a line of the set `{}` is here already: take it out first", set.id);
+            let text = format!("a line of the set `{}` is here already: restore the file first", set.id);
             reasons.push(refused_hook(hook, text).at(&file.path, Some(line)));
             continue;
         }

@@ -8,7 +8,7 @@ use warden_patches::scan::{CodeContainer, ContainerKind, ContainerSearch, FoundC
 use warden_rig::sdists::ERAS;
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 
-use super::{differing, json, patches, rows, snapshot, text};
+use super::{differing, json, patches, restore, rows, snapshot, text};
 
 const BACKEND: &str = "ggml/src/ggml-cuda/ggml-cuda.cu";
 const COMMON: &str = "ggml/src/ggml-cuda/common.cuh";
@@ -336,13 +336,7 @@ async fn what_upstream_may_do_next_is_refused_with_a_reason_and_nothing_is_writt
     for change in CHANGES {
         (change.edit)(folder.path()).context(change.what)?;
         noticed(&home, folder.path(), &change).await.context(change.what)?;
-        // Restore the tree for the next change.
-        for name in differing(&sound, &snapshot(folder.path())?) {
-            match sound.get(name) {
-                Some((_, content)) => std::fs::write(folder.path().join(name), content)?,
-                None => std::fs::remove_file(folder.path().join(name))?,
-            }
-        }
+        restore(folder.path(), &sound)?;
     }
     let value = json(&home, &["check", "--source", text(folder.path())?], 0).await?;
     assert!(rows(&value).iter().all(|(_, status, _)| status == "verified"), "{value}");
@@ -383,7 +377,7 @@ async fn noticed(home: &Home, tree: &Path, change: &Change) -> Outcome {
         let told = json(home, &[&["apply"], &allowed[..]].concat(), 0).await?;
         assert_eq!(told["outcome"], "written");
         assert_eq!(statuses(&told), ["cuda-memory unverified", "server verified"]);
-        json(home, &[&["apply"], &source[..], &["--reverse"]].concat(), 0).await?;
+        restore(tree, &before)?;
     } else {
         let told = json(home, &[&["apply"], &allowed[..]].concat(), 3).await?;
         assert_eq!(told["outcome"], "refused", "{}", change.what);

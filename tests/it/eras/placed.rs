@@ -9,7 +9,7 @@ use warden_patches::set::HookPosition;
 use warden_patches::{PatchSet, SetHook};
 use warden_rig::{Context as _, Outcome, Trouble};
 
-use super::{RECORD, Snapshot};
+use super::Snapshot;
 
 /// Defines that the probes of `cuda-memory` find in upstream's builds.
 pub(super) fn cuda_defines(build: u32) -> Vec<&'static str> {
@@ -125,7 +125,7 @@ fn inside(
 
 /// Checks that only hooks have inserted lines.
 pub(super) fn no_other_marks(tree: &Snapshot, sets: &[PatchSet]) -> Outcome {
-    for (path, (_, content)) in tree.iter().filter(|(path, _)| *path != RECORD) {
+    for (path, (_, content)) in tree {
         for line in String::from_utf8_lossy(content).lines().filter(|line| line.contains(MARKER_PREFIX)) {
             let (set, hook) = parse_marker(line).context(format!("{path}: {line}"))?;
             let set = sets.iter().find(|one| one.id == set).context(format!("{path}: {line}"))?;

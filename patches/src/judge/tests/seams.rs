@@ -48,7 +48,7 @@ fn an_applied_tree_is_refused_and_its_fingerprints_are_those_of_the_plain_one() 
     let mut applied = OverlayTree::new(&plain);
     applied.add(first.edits.as_ref().unwrap());
     let again = judge(&set(), &applied).unwrap();
-    refused(&again, &["gpu/new.cu:8: hook `include`", "is here already: take it out first"]);
+    refused(&again, &["gpu/new.cu:8: hook `include`", "is here already: restore the file first"]);
     assert_eq!(again.seams, {
         let mut moved = first.seams;
         moved[0].lines = Some((9, 20));

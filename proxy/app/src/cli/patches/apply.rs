@@ -1,5 +1,4 @@
-//! `patches apply`: applies patch sets to a folder, all or none, and reverses them. `patches export`: writes
-//! ordinary patches for one revision.
+//! `patches apply`: applies patch sets to a folder. `patches export`: writes ordinary patches for one revision.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,9 +9,9 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use warden_builder::BuildSource;
 use warden_config::resolve::proofs;
-use warden_patches::apply::{ApplyOutcome, PatchTarget, ReverseOutcome};
+use warden_patches::apply;
 use warden_patches::export::{self, PatchFile};
-use warden_patches::{PatchSeries, PatchSet, PatchStatus};
+use warden_patches::{FolderTree, PatchSeries, PatchSet, PatchStatus};
 
 use super::{SetArgs, SourceArgs, check, check_admitted, find_patch, run_blocking};
 use crate::cli::build::with_builder;
@@ -20,15 +19,11 @@ use crate::cli::shared::{ConfigArgs, block_on};
 use crate::exit::CommandError;
 use crate::out;
 
-#[expect(clippy::struct_excessive_bools, reason = "a command line has flags")]
 #[derive(Debug, Args)]
 pub(crate) struct PatchApplyArgs {
     /// Folder that contains llama.cpp.
     #[arg(long, value_name = "DIR")]
     source: PathBuf,
-    /// Reverses applied sets, byte for byte.
-    #[arg(long, conflicts_with_all = ["plan", "allow_unverified", "patch_set", "backend"])]
-    reverse: bool,
     /// Shows the changes, and makes none.
     #[arg(long, visible_alias = "dry-run")]
     plan: bool,
@@ -52,24 +47,17 @@ pub(super) fn apply(args: &PatchApplyArgs) -> Result<(), CommandError> {
             "unpack it first; or write patches for it with `llama-warden patches export`",
         ));
     };
-    let mut target = PatchTarget::open(&root, revision)?;
-    if args.reverse {
-        return print_reversed(&root.display().to_string(), &target.reverse()?, args.json);
-    }
     let (machine, loaded) = args.config.read()?;
     let sets = args.sets.load(&loaded, &machine)?;
     let sets: Vec<&PatchSet> = sets.iter().collect();
     let proofs = proofs::load_proofs(&loaded, &machine)?;
-    let series = PatchSeries::judge(&sets, &target.original()?)?.accept(&sets, &proofs);
+    let series = PatchSeries::judge(&sets, &FolderTree::new(&root, revision))?.accept(&sets, &proofs);
     let admitted = check_admitted(&series, args.allow_unverified, "applied");
     let outcome = match (&admitted, args.plan) {
         (Err(_), _) => "refused",
         (Ok(()), true) => "planned",
-        (Ok(()), false) => match target.apply(&series)? {
-            ApplyOutcome::Written => "written",
-            ApplyOutcome::Already => "already",
-            ApplyOutcome::Nothing => "nothing",
-        },
+        (Ok(()), false) if apply::apply(&root, &series)? => "written",
+        (Ok(()), false) => "nothing",
     };
     if args.json {
         out::print_json(&result_json(&root.display().to_string(), outcome, &series))?;
@@ -77,23 +65,6 @@ pub(super) fn apply(args: &PatchApplyArgs) -> Result<(), CommandError> {
         out::print_text(&result_text(&root.display().to_string(), outcome, &series))?;
     }
     admitted
-}
-
-fn print_reversed(root: &str, reversed: &ReverseOutcome, json: bool) -> Result<(), CommandError> {
-    let sets: Vec<String> = reversed.sets.iter().map(ToString::to_string).collect();
-    if json {
-        let outcome = if sets.is_empty() { "nothing" } else { "reversed" };
-        return out::print_json(
-            &json!({ "root": root, "outcome": outcome, "sets": sets, "files": reversed.files }),
-        );
-    }
-    if sets.is_empty() {
-        return out::print_line(&format!("{root}: no patches are applied; nothing was changed"));
-    }
-    for file in &reversed.files {
-        out::print_line(&format!("restored {file}"))?;
-    }
-    out::print_line(&format!("{root}: {} taken out", sets.join("+")))
 }
 
 fn result_json(root: &str, outcome: &str, series: &PatchSeries) -> Value {
@@ -141,7 +112,6 @@ fn result_text(root: &str, outcome: &str, series: &PatchSeries) -> String {
     let id = series.id();
     lines.extend(match outcome {
         "written" => Some(format!("{root}: {id} applied")),
-        "already" => Some(format!("{root}: {id} is applied already; nothing was changed")),
         "nothing" => Some(format!("{root}: no set changes anything here")),
         "planned" => Some(format!("{root}: {id} would be applied; nothing was changed")),
         _ => None,

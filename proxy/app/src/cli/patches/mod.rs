@@ -1,4 +1,4 @@
-//! `llama-warden patches …`: lists patch sets, judges whether they fit a source, applies and reverses them.
+//! `llama-warden patches …`: lists patch sets, judges whether they fit a source, and applies them.
 //!
 //! | exit code | meaning |
 //! |---|---|
@@ -34,7 +34,7 @@ pub(crate) enum PatchesCommand {
     Show(show::PatchShowArgs),
     /// Judges sets in a source, or in every commit of a range.
     Check(check::PatchCheckArgs),
-    /// Applies sets to a source folder, all or none; or reverses them.
+    /// Applies sets to a source folder, all or none.
     Apply(apply::PatchApplyArgs),
     /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own
     /// folder.
