@@ -1,10 +1,13 @@
 //! Patch sets on an invented tree: checked, applied, exported, and followed over a history, always as a whole.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
+use warden_patches::set::fingerprints::add_versions;
+use warden_patches::{FolderTree, SetCatalogue, SourceRevision, fingerprint};
 use warden_rig::home::Ran;
 use warden_rig::{Context as _, Home, Outcome, Trouble};
 
@@ -62,7 +65,7 @@ const ENGINE: &str = "#include <cstdio>\r\n\r\nint run(int n) {\r\n    int total
                       total += i;\r\n    }\r\n    return total;\r\n}";
 
 /// A home with an invented llama.cpp in `tree`, and the set `demo` in `sets`, which knows this version.
-async fn home() -> Result<Home, Trouble> {
+fn home() -> Result<Home, Trouble> {
     let home = Home::new()?;
     for name in ["CMakeLists.txt", "ggml/CMakeLists.txt", "tools/server/CMakeLists.txt"] {
         home.file(&format!("tree/vendor/llama.cpp/{name}"), "# nothing\n")?;
@@ -71,7 +74,8 @@ async fn home() -> Result<Home, Trouble> {
     home.file("sets/demo/set.toml", SET)?;
     home.file("sets/demo/demo.h", "#pragma once\nnamespace demo { inline void count(int) {} }\n")?;
     home.file("sets/demo/fingerprints.json", r#"{"schema":1,"seams":{}}"#)?;
-    learn(&home, "tree", "b100").await?;
+    let [set, tree] = ["sets/demo", "tree/vendor/llama.cpp"].map(|path| home.path().join(path));
+    learn(&set, &tree, "b100")?;
     Ok(home)
 }
 
@@ -82,12 +86,29 @@ fn restore(home: &Home) -> Outcome {
     Ok(())
 }
 
-/// Adds a version's fingerprints, as a maintainer does after a review.
-async fn learn(home: &Home, source: &str, label: &str) -> Outcome {
-    let file = "sets/demo/fingerprints.json";
-    let args = ["fingerprint", "demo", "--source", source, "--label", label, "--write", file];
-    let ran = patches(home, &args, 0).await?;
-    if ran.stdout.contains("1 new versions") { Ok(()) } else { Err(Trouble::new(format!("{ran:?}"))) }
+/// Adds a version's fingerprints to the set in a folder, as a maintainer does after a review.
+fn learn(folder: &Path, tree: &Path, label: &str) -> Outcome {
+    let id = folder.file_name().and_then(OsStr::to_str).context("the id of a set")?;
+    let curated = SetCatalogue::embedded()?;
+    let sets =
+        if curated.set(id).is_some() { curated } else { SetCatalogue::default().with_folder(folder)? };
+    let set = sets.require(id)?;
+    let tree = FolderTree::new(tree, SourceRevision::default());
+    let known = add_versions(&set.fingerprints, &fingerprint(set, &tree)?, label, "", "llama.cpp");
+    assert_ne!(known, set.fingerprints, "nothing is new");
+    std::fs::write(folder.join("fingerprints.json"), known.to_json()?)?;
+    Ok(())
+}
+
+/// `WARDEN_REVIEWED="SET TREE LABEL"`, with the folders of a set and of llama.cpp, adds the versions of that tree to
+/// the set's `fingerprints.json`, for maintainers after a review.
+#[test]
+fn a_reviewed_version_is_added_on_request() -> Outcome {
+    let Ok(words) = std::env::var("WARDEN_REVIEWED") else { return Ok(()) };
+    let [set, tree, label] = words.split(' ').collect::<Vec<_>>()[..] else {
+        return Err(Trouble::new(format!("WARDEN_REVIEWED={words}: write SET TREE LABEL")));
+    };
+    learn(Path::new(set), Path::new(tree), label)
 }
 
 /// Runs `patches` with the sets of the home; checks the exit code.
@@ -137,7 +158,7 @@ fn snapshot(root: &Path) -> Result<BTreeMap<String, Vec<u8>>, Trouble> {
 
 #[tokio::test]
 async fn sets_are_listed_and_shown_with_what_they_insert() -> Outcome {
-    let home = home().await?;
+    let home = home()?;
     let list = json(&home, &["list"], 0).await?;
     let ids: Vec<&str> = list.as_array().into_iter().flatten().filter_map(|set| set["id"].as_str()).collect();
     assert!(ids.contains(&"demo") && ids.contains(&"cuda-memory"), "{ids:?}");
@@ -161,7 +182,7 @@ async fn sets_are_listed_and_shown_with_what_they_insert() -> Outcome {
 
 #[tokio::test]
 async fn a_check_has_a_row_for_each_fix_and_the_code_of_the_worst() -> Outcome {
-    let home = home().await?;
+    let home = home()?;
     let check = |more: &'static [&'static str]| [&["check", "--source", "tree"], &DEMO[..], more].concat();
     let value = json(&home, &check(&[]), 0).await?;
     assert_eq!(rows(&value), ["demo/counting verified"]);
@@ -185,7 +206,7 @@ async fn a_check_has_a_row_for_each_fix_and_the_code_of_the_worst() -> Outcome {
 
 #[tokio::test]
 async fn applied_twice_is_refused() -> Outcome {
-    let home = home().await?;
+    let home = home()?;
     let tree = home.path().join("tree");
     let before = snapshot(&tree)?;
     let apply = |more: &'static [&'static str]| [&["apply", "--source", "tree"], &DEMO[..], more].concat();
@@ -210,7 +231,7 @@ async fn applied_twice_is_refused() -> Outcome {
 
 #[tokio::test]
 async fn what_apply_and_export_print_is_a_page() -> Outcome {
-    let home = home().await?;
+    let home = home()?;
     let engine = "tree/vendor/llama.cpp/src/engine.cpp";
     repository(&home, &[ENGINE]).await?;
     let mut pages = String::new();
@@ -242,7 +263,7 @@ async fn what_apply_and_export_print_is_a_page() -> Outcome {
 
 #[tokio::test]
 async fn what_is_refused_is_left_as_it_is_and_named() -> Outcome {
-    let home = home().await?;
+    let home = home()?;
     let tree = home.path().join("tree");
     let engine = "tree/vendor/llama.cpp/src/engine.cpp";
     let apply = |more: &'static [&'static str]| [&["apply", "--source", "tree"], &DEMO[..], more].concat();
@@ -265,7 +286,7 @@ async fn what_is_refused_is_left_as_it_is_and_named() -> Outcome {
 
 #[tokio::test]
 async fn a_users_diff_is_placed_strictly_or_not_at_all() -> Outcome {
-    let home = home().await?;
+    let home = home()?;
     let set = "schema = 1\nid = \"mine\"\ntitle = \"t\"\n\n[[diff]]\nfile = \"mine.patch\"\nfirst = \"b100\"\nlast = \"b200\"\n";
     home.file("sets/mine/set.toml", set)?;
     let diff = "--- a/CMakeLists.txt\n+++ b/CMakeLists.txt\n@@ -1 +1,2 @@\n # nothing\n+# something\n";
@@ -308,7 +329,7 @@ async fn repository(home: &Home, states: &[&str]) -> Outcome {
 
 #[tokio::test]
 async fn over_a_history_every_commit_is_judged_and_the_first_that_breaks_is_found() -> Outcome {
-    let home = home().await?;
+    let home = home()?;
     let other = ENGINE.replace("total += i;", "total -= i;");
     let twice = ENGINE.replace("int total = 0;", "int total = 0; if (n < 0) { return total; }");
     // The set breaks, fits again, and breaks again, so bisection would find the wrong commit.
@@ -340,7 +361,7 @@ async fn over_a_history_every_commit_is_judged_and_the_first_that_breaks_is_foun
 
 #[tokio::test]
 async fn an_exported_series_makes_what_we_would_write() -> Outcome {
-    let home = home().await?;
+    let home = home()?;
     repository(&home, &[ENGINE]).await?;
     let export = ["export", "--git", "tree", "--ref", "b1", "--patch-set", "demo", "-o", "out"];
     let value = json(&home, &export, 0).await?;

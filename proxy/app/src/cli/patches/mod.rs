@@ -43,9 +43,6 @@ pub(crate) enum PatchesCommand {
     Prove(prove::ProveArgs),
     /// Finds the first commit of a range at which a patch is no longer verified.
     Bisect(check::PatchBisectArgs),
-    /// Adds reviewed versions of upstream's code to the known ones. For maintainers.
-    #[command(hide = true)]
-    Fingerprint(check::FingerprintArgs),
 }
 
 pub(crate) fn run(command: PatchesCommand) -> Result<(), CommandError> {
@@ -57,7 +54,6 @@ pub(crate) fn run(command: PatchesCommand) -> Result<(), CommandError> {
         PatchesCommand::Export(args) => apply::export(&args),
         PatchesCommand::Prove(args) => prove::run(&args),
         PatchesCommand::Bisect(args) => check::bisect(&args),
-        PatchesCommand::Fingerprint(args) => check::record_fingerprints(&args),
     }
 }
 
