@@ -1,5 +1,4 @@
-//! Judges sets at many revisions: finds the revisions at which each set is verified, and the first later one
-//! at which it is not.
+//! Judges sets at many revisions.
 //!
 //! No revision is inferred from its neighbours, because a patch can stop being verified and be verified again
 //! later. Equal contents are judged once, and upstream rarely changes the files that the sets patch.
@@ -54,20 +53,6 @@ pub struct HistoryRun {
     pub reason: String,
 }
 
-/// The revision at which a patch stops being verified.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct PatchStop {
-    /// Patch, as in [`HistoryRow`].
-    pub patch: String,
-    /// Last verified revision before the stop; `None`: never verified.
-    pub last_verified: Option<String>,
-    /// First unverified revision after `last_verified`; `None`: verified up to the end.
-    pub first: Option<HistoryRow>,
-    /// First revision after the stop that is verified again.
-    #[serde(rename = "again")]
-    pub verified_again: Option<String>,
-}
-
 /// Judges sets in one tree. `proofs`: verifications recorded on this machine.
 ///
 /// # Errors
@@ -117,26 +102,6 @@ pub fn merge_runs(rows: &[HistoryRow]) -> Vec<HistoryRun> {
         }
     }
     all
-}
-
-/// The stop of each patch. Rows must be sorted oldest first.
-pub fn find_stops(rows: &[HistoryRow]) -> Vec<PatchStop> {
-    let stop = |patch: &str| {
-        let rows: Vec<&HistoryRow> = rows.iter().filter(|row| row.patch == patch).collect();
-        let verified = |row: &&HistoryRow| row.status == PatchStatus::Verified;
-        // Skip the revisions before the first verified one: only a verified patch can stop being verified.
-        let start = rows.iter().position(verified).unwrap_or(rows.len());
-        let end = rows[start..].iter().position(|row| !verified(row)).map(|place| start + place);
-        PatchStop {
-            patch: patch.to_owned(),
-            last_verified: rows[start..end.unwrap_or(rows.len())].last().map(|row| row.revision.clone()),
-            first: end.map(|end| rows[end].clone()),
-            verified_again: end
-                .and_then(|end| rows[end..].iter().find(|row| verified(row)))
-                .map(|row| row.revision.clone()),
-        }
-    };
-    patch_names(rows).into_iter().map(stop).collect()
 }
 
 /// Removes the line number: `file:12: text` becomes `file: text`.
@@ -238,20 +203,6 @@ mod tests {
             merge_runs(&rows).into_iter().map(|run| (run.revisions, run.reason)).collect();
         assert_eq!(runs, [(2, "a/b.cu: seam `x`: new".to_owned()), (1, "c.cu: seam".to_owned())]);
         assert_eq!(without_line("it is for b1..b2: this is b3"), "it is for b1..b2: this is b3");
-    }
-
-    #[test]
-    fn a_patch_stops_where_it_is_first_not_verified_after_it_was_and_may_come_back() {
-        let stop = |statuses: &str| {
-            let stop = find_stops(&rows("p", statuses)).remove(0);
-            (stop.last_verified, stop.first.map(|row| row.revision), stop.verified_again)
-        };
-        let some = |text: &str| Some(text.to_owned());
-        assert_eq!(stop("nnvvuurv"), (some("b4"), some("b5"), some("b8")));
-        assert_eq!(stop("vrvrv"), (some("b1"), some("b2"), some("b3")), "a search by halves would miss this");
-        assert_eq!(stop("vvs"), (some("b2"), some("b3"), None));
-        assert_eq!(stop("nvv"), (some("b3"), None, None));
-        assert_eq!(stop("rru"), (None, None, None));
     }
 
     #[test]

@@ -1,16 +1,14 @@
-//! `patches check`: judges patches in a source, or at each commit of a range. `patches bisect`: finds the
-//! first commit at which a patch is no longer verified. Judges every commit, because a patch can become
-//! verified again.
+//! `patches check`: judges patches in a source, or at each commit of a range.
 
 use clap::Args;
 use warden_builder::{BuildEvent, BuildPhase, git};
 use warden_config::machine::HostMachine;
 use warden_config::resolve::proofs;
 use warden_config::source::layers::LoadedConfig;
-use warden_patches::history::{self, HistoryRow, PatchStop, RowGrain};
+use warden_patches::history::{self, HistoryRow, RowGrain};
 use warden_patches::{CachingJudge, PatchSet, PatchStatus};
 
-use super::{RangeArgs, SetArgs, SourceArgs, find_patch, run_blocking};
+use super::{RangeArgs, SetArgs, SourceArgs, run_blocking};
 use crate::cli::build::with_builder;
 use crate::cli::shared::{ConfigArgs, block_on};
 use crate::exit::CommandError;
@@ -135,83 +133,6 @@ fn check_rows(rows: &[HistoryRow], allow_unverified: bool) -> Result<(), Command
     })
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct PatchBisectArgs {
-    /// Set, fix, or both as SET/FIX. Default: every fix of every set.
-    #[arg(value_name = "PATCH")]
-    patch: Option<String>,
-    #[command(flatten)]
-    source: SourceArgs,
-    #[command(flatten)]
-    range: RangeArgs,
-    #[command(flatten)]
-    sets: SetArgs,
-    /// Prints JSON, for programs: an array of `{patch, last_verified, first, again}`.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    config: ConfigArgs,
-}
-
-pub(super) fn bisect(args: &PatchBisectArgs) -> Result<(), CommandError> {
-    if args.range.range.is_none() {
-        return Err(CommandError::usage(
-            "bisect needs a range",
-            "say where to look with --range A..B, such as --range b4881..b10587",
-        ));
-    }
-    let (machine, loaded) = args.config.read()?;
-    let mut sets = args.sets.load(&loaded, &machine)?;
-    let mut grain = RowGrain::Fixes;
-    let mut only = None;
-    if let Some(patch) = &args.patch {
-        let (set, fix) = find_patch(&sets, patch)?;
-        if fix.is_none() {
-            grain = RowGrain::Sets;
-        }
-        only = Some(fix.map_or_else(|| set.id.clone(), |fix| format!("{}/{}", set.id, fix.id)));
-        sets = vec![set.clone()];
-    }
-    let all = block_on(judge_rows(&args.source, &args.range, sets, grain, &loaded, &machine))??;
-    let rows: Vec<HistoryRow> =
-        all.into_iter().filter(|row| only.as_ref().is_none_or(|only| row.patch == *only)).collect();
-    let stops = history::find_stops(&rows);
-    if args.json {
-        out::print_json(&stops)?;
-    } else {
-        out::print_text(&stops_table(&stops))?;
-    }
-    let firsts: Vec<HistoryRow> = stops.into_iter().filter_map(|stop| stop.first).collect();
-    check_rows(&firsts, false).map_err(|failure| match failure {
-        CommandError::Refused { hint, .. } => {
-            let count = firsts
-                .iter()
-                .filter(|row| matches!(row.status, PatchStatus::Refused | PatchStatus::Unverified))
-                .count();
-            let message = if count == 1 {
-                "one patch stops being verified in this range".to_owned()
-            } else {
-                format!("{count} patches stop being verified in this range")
-            };
-            CommandError::Refused { message, hint }
-        }
-        other => other,
-    })
-}
-
-fn stops_table(stops: &[PatchStop]) -> String {
-    let rows = stops.iter().map(|stop| {
-        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-        let (at, status, why) = match (&stop.first, &stop.last_verified) {
-            (Some(row), _) => (row.revision.clone(), status_text(row.status), row.reason.clone()),
-            (None, Some(_)) => ("-".to_owned(), "-".to_owned(), "holds to the end".to_owned()),
-            (None, None) => ("-".to_owned(), "-".to_owned(), "never verified in this range".to_owned()),
-        };
-        vec![stop.patch.clone(), text(&stop.last_verified), at, status, text(&stop.verified_again), why]
-    });
-    out::table(["PATCH", "VERIFIED UNTIL", "STOPS AT", "AS", "VERIFIED AGAIN AT", "WHY"], rows)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,27 +165,5 @@ mod tests {
         let refused = check_rows(&[row("b1", PatchStatus::Refused, "")], true).unwrap_err();
         assert_eq!(refused.code(), 3);
         insta::assert_snapshot!(refused.lines().join("\n"));
-    }
-
-    #[test]
-    fn the_table_says_until_since_and_again() {
-        let row = HistoryRow {
-            revision: "b9".into(),
-            patch: "s/f".into(),
-            status: PatchStatus::Unverified,
-            reason: "seam x".into(),
-        };
-        let some = |text: &str| Some(text.to_owned());
-        let stops = [
-            PatchStop {
-                patch: "s/f".into(),
-                last_verified: some("b8"),
-                first: Some(row),
-                verified_again: some("b12"),
-            },
-            PatchStop { patch: "s/g".into(), last_verified: some("b20"), first: None, verified_again: None },
-            PatchStop { patch: "s/h".into(), last_verified: None, first: None, verified_again: None },
-        ];
-        insta::assert_snapshot!(stops_table(&stops));
     }
 }

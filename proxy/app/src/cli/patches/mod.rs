@@ -41,8 +41,6 @@ pub(crate) enum PatchesCommand {
     Export(apply::PatchExportArgs),
     /// Proves sets in a tree that nobody has reviewed, and records the proof next to the configuration.
     Prove(prove::ProveArgs),
-    /// Finds the first commit of a range at which a patch is no longer verified.
-    Bisect(check::PatchBisectArgs),
 }
 
 pub(crate) fn run(command: PatchesCommand) -> Result<(), CommandError> {
@@ -53,7 +51,6 @@ pub(crate) fn run(command: PatchesCommand) -> Result<(), CommandError> {
         PatchesCommand::Apply(args) => apply::apply(&args),
         PatchesCommand::Export(args) => apply::export(&args),
         PatchesCommand::Prove(args) => prove::run(&args),
-        PatchesCommand::Bisect(args) => check::bisect(&args),
     }
 }
 
