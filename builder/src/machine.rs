@@ -24,7 +24,7 @@ impl MachineNeeds {
     pub(crate) const fn per_job(self, backend: ComputeBackend) -> u64 {
         match backend {
             ComputeBackend::Cuda | ComputeBackend::Hip => self.memory_per_gpu_job,
-            ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal => self.memory_per_job,
+            ComputeBackend::Cpu | ComputeBackend::Vulkan => self.memory_per_job,
         }
     }
 }

@@ -129,7 +129,7 @@ impl BuildPlan {
         let decided = |name: &str| user.iter().any(|option| options::option_name(option) == name);
         let extras = extras::choose_extras(&offers, &tools, decided);
         let mut cmake = options::fixed_options(&source, arch, &extras);
-        cmake.extend(options::backend_options(chosen.backend, &chosen.gpu, &compilers.target));
+        cmake.extend(options::backend_options(chosen.backend, &chosen.gpu));
         for option in user {
             cmake.push(options::normalize_option(option)?);
         }

@@ -73,7 +73,7 @@ async fn gpu_architectures(builder: &Builder, plan: &BuildPlan) -> Result<Vec<St
     match plan.recipe.backend {
         ComputeBackend::Cuda => cuda_architectures(builder, &toolkit.tool.path).await,
         ComputeBackend::Hip => hip_architectures(builder, &toolkit.home).await,
-        ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal => Ok(Vec::new()),
+        ComputeBackend::Cpu | ComputeBackend::Vulkan => Ok(Vec::new()),
     }
 }
 

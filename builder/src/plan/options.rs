@@ -42,12 +42,10 @@ pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &E
     options
 }
 
-/// Options of the backend. `gpu`: architectures, if any are named; `target`: the compilers' target triple.
-pub(super) fn backend_options(backend: ComputeBackend, gpu: &[String], target: &str) -> Vec<String> {
+/// Options of the backend. `gpu`: architectures, if any are named.
+pub(super) fn backend_options(backend: ComputeBackend, gpu: &[String]) -> Vec<String> {
     let gpu = gpu.join(";");
     match backend {
-        // Metal is on by default on Apple; elsewhere this option would only change build ids.
-        ComputeBackend::Cpu if target.contains("apple") => vec!["-DGGML_METAL=OFF".into()],
         ComputeBackend::Cpu => Vec::new(),
         // Without names, upstream uses its list of common architectures, because `GGML_NATIVE` is off.
         ComputeBackend::Cuda if gpu.is_empty() => vec!["-DGGML_CUDA=ON".into()],
@@ -59,8 +57,6 @@ pub(super) fn backend_options(backend: ComputeBackend, gpu: &[String], target: &
             format!("-DAMDGPU_TARGETS={gpu}"),
         ],
         ComputeBackend::Vulkan => vec!["-DGGML_VULKAN=ON".into()],
-        // Embeds the shaders, so that the server is a single file.
-        ComputeBackend::Metal => vec!["-DGGML_METAL=ON".into(), "-DGGML_METAL_EMBED_LIBRARY=ON".into()],
     }
 }
 
@@ -106,7 +102,7 @@ pub(super) fn normalize_option(option: &str) -> Result<String> {
         }
         "LLAMA_BUILD_SERVER" if !on => refuse("llama-server is what is built"),
         "GGML_NATIVE" => refuse("use --arch native or --arch portable, so that the build knows its CPU"),
-        "GGML_CUDA" | "GGML_HIP" | "GGML_VULKAN" | "GGML_METAL" => {
+        "GGML_CUDA" | "GGML_HIP" | "GGML_VULKAN" => {
             refuse("use --backend, so that the toolkit is checked and the patches fit")
         }
         "CMAKE_CUDA_ARCHITECTURES" | "CMAKE_HIP_ARCHITECTURES" | "GPU_TARGETS" | "AMDGPU_TARGETS" => {

@@ -7,7 +7,7 @@
 //! | `90` or `86,89` or `gfx1201` | this machine's CPU | these GPUs | these GPUs |
 //! | `portable,90` | common CPUs | these GPUs | these GPUs |
 //!
-//! Vulkan and Metal compile for their GPU at run time, so only the CPU part is chosen for them.
+//! Vulkan compiles for its GPU at run time, so only the CPU part is chosen for it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,13 +29,11 @@ pub enum ComputeBackend {
     Hip,
     /// GPUs with a Vulkan driver.
     Vulkan,
-    /// Apple GPUs.
-    Metal,
 }
 
 impl ComputeBackend {
     /// All backends.
-    pub const ALL: [Self; 5] = [Self::Cpu, Self::Cuda, Self::Hip, Self::Vulkan, Self::Metal];
+    pub const ALL: [Self; 4] = [Self::Cpu, Self::Cuda, Self::Hip, Self::Vulkan];
 
     /// The name in options and in patch sets.
     pub const fn name(self) -> &'static str {
@@ -44,7 +42,6 @@ impl ComputeBackend {
             Self::Cuda => "cuda",
             Self::Hip => "hip",
             Self::Vulkan => "vulkan",
-            Self::Metal => "metal",
         }
     }
 
@@ -101,7 +98,7 @@ impl ArchChoice {
         let known: fn(&str) -> bool = match backend {
             ComputeBackend::Cuda => is_cuda,
             ComputeBackend::Hip => is_hip,
-            ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal => |_| false,
+            ComputeBackend::Cpu | ComputeBackend::Vulkan => |_| false,
         };
         match self.gpu.iter().find(|name| !known(name)) {
             None => Ok(()),
@@ -158,7 +155,7 @@ impl FromStr for BackendChoice {
         found.map(Self::Explicit).ok_or_else(|| BuilderError::Target {
             given: text.to_owned(),
             why: "it is no backend".into(),
-            cure: "give auto, cpu, cuda, hip, vulkan or metal".into(),
+            cure: "give auto, cpu, cuda, hip or vulkan".into(),
         })
     }
 }
@@ -279,14 +276,13 @@ mod tests {
             ("90", ComputeBackend::Hip),
             ("90", ComputeBackend::Cpu),
             ("90", ComputeBackend::Vulkan),
-            ("gfx1201", ComputeBackend::Metal),
         ] {
             let error = wish(text).check(backend).unwrap_err();
             assert!(error.to_string().contains(backend.name()), "{error}");
         }
         wish("90;all-major").check(ComputeBackend::Cuda).unwrap();
         wish("gfx9-4-generic").check(ComputeBackend::Hip).unwrap();
-        wish("portable").check(ComputeBackend::Metal).unwrap();
+        wish("portable").check(ComputeBackend::Vulkan).unwrap();
     }
 
     #[test]

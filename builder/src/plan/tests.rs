@@ -181,7 +181,6 @@ fn each_backend_gives_cmake_its_options_before_those_of_the_user() {
         ),
         (ComputeBackend::Cuda, &[], &["-DLLAMA_BUILD_COMMIT=0c1e57098", "-DGGML_CUDA=ON"]),
         (ComputeBackend::Vulkan, &[], &["-DGGML_VULKAN=ON"]),
-        (ComputeBackend::Metal, &[], &["-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"]),
     ] {
         let plan = with_gpu(backend, gpu, "/x", "1");
         assert!(

@@ -36,9 +36,6 @@ async fn choose_automatically(builder: &Builder, arch: &ArchChoice) -> Result<(C
     if let Some(backend) = arch.backend() {
         return Ok((backend, format!("--arch {arch} names its GPUs")));
     }
-    if toolkit::has_metal() {
-        return Ok((ComputeBackend::Metal, "this is macOS".into()));
-    }
     let env = &builder.env;
     let mut nearly = Vec::new();
     let candidates = [
@@ -103,7 +100,7 @@ async fn gpu_architectures(
         cure: cure.into(),
     };
     match (backend, arch.gpu.is_empty(), arch.cpu) {
-        (ComputeBackend::Cpu | ComputeBackend::Vulkan | ComputeBackend::Metal, ..)
+        (ComputeBackend::Cpu | ComputeBackend::Vulkan, ..)
         | (ComputeBackend::Cuda, true, CpuTarget::Portable) => {
             // For CUDA, name no architectures: upstream has a list per toolkit of those that compile. cmake's
             // `all-major` may include architectures for which some parts do not compile.

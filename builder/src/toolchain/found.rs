@@ -65,7 +65,7 @@ impl GpuToolkit {
             ],
             ComputeBackend::Hip => vec![option("CMAKE_HIP_COMPILER", &self.tool.path)],
             ComputeBackend::Vulkan => vec![option("Vulkan_GLSLC_EXECUTABLE", &self.tool.path)],
-            ComputeBackend::Cpu | ComputeBackend::Metal => Vec::new(),
+            ComputeBackend::Cpu => Vec::new(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! GPU toolkits: nvcc, ROCm's clang, glslc, Xcode. Found and checked before compilation begins, so that a
+//! GPU toolkits: nvcc, ROCm's clang, glslc. Found and checked before compilation begins, so that a
 //! missing header does not fail a build after minutes.
 //!
 //! A toolkit's version shapes the binary, so it is part of a plan's hash; its location is not.
@@ -9,7 +9,7 @@ pub(super) mod vulkan;
 
 use std::path::{Path, PathBuf};
 
-use super::found::{BuildTool, GpuToolkit};
+use super::found::GpuToolkit;
 use crate::builder::Builder;
 use crate::error::{BuilderError, Result};
 use crate::plan::ComputeBackend;
@@ -20,34 +20,7 @@ pub(crate) async fn find_toolkit(builder: &Builder, backend: ComputeBackend) -> 
         ComputeBackend::Cuda => cuda::find_cuda(builder).await?,
         ComputeBackend::Hip => hip::find_rocm(builder).await?,
         ComputeBackend::Vulkan => vulkan::find_vulkan(builder).await?,
-        ComputeBackend::Metal => find_metal(builder).await?,
     }))
-}
-
-pub(super) const fn has_metal() -> bool {
-    cfg!(target_os = "macos")
-}
-
-async fn find_metal(builder: &Builder) -> Result<GpuToolkit> {
-    if !has_metal() {
-        return Err(missing_part(
-            ComputeBackend::Metal,
-            "Metal is a part of macOS, and this is not macOS",
-            "choose another --backend",
-        ));
-    }
-    let path = builder.env.find("xcrun").ok_or_else(|| {
-        missing_part(
-            ComputeBackend::Metal,
-            "xcrun is not in PATH",
-            "install Xcode's command line tools: xcode-select --install",
-        )
-    })?;
-    let sdk = builder
-        .program_output(&path, &["--sdk", "macosx", "--show-sdk-version"], "asking for the SDK")
-        .await?;
-    let home = program_home(&path);
-    Ok(GpuToolkit { tool: BuildTool { path, version: format!("macOS SDK {}", sdk.trim()) }, home })
 }
 
 fn missing_part(

@@ -62,7 +62,7 @@ pub(crate) struct BuildArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// Backend to compute on: auto, cpu, cuda, hip, vulkan or metal.
+    /// Backend to compute on: auto, cpu, cuda, hip or vulkan.
     ///
     /// `auto` picks a backend for which this machine has a device and a toolkit, and prints the reason.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parse_with_hint::<BackendChoice>)]

@@ -386,16 +386,18 @@ mod tests {
         };
         let has = |list: &[String], id: &str| list.iter().any(|own| own == id);
         let everything = ids(None, None);
-        assert!(has(&everything, "no-cuda-graphs") && has(&everything, "metal-no-residency"));
+        assert!(has(&everything, "no-cuda-graphs") && has(&everything, "build-no-hip-graphs"));
         let cuda = ids(Some("cuda"), None);
-        assert!(has(&cuda, "no-cuda-graphs") && has(&cuda, "cache-ram") && !has(&cuda, "metal-no-residency"));
+        assert!(
+            has(&cuda, "no-cuda-graphs") && has(&cuda, "cache-ram") && !has(&cuda, "build-no-hip-graphs")
+        );
         let host = ids(Some("cuda"), Some(LeakMemory::Host));
         assert!(has(&host, "cache-ram") && !has(&host, "kv-f16"));
         let leaks =
-            MitigationSelection::filtered(all(), Some("metal"), Some(LeakMemory::Host)).unwrap().leaks;
+            MitigationSelection::filtered(all(), Some("opencl"), Some(LeakMemory::Host)).unwrap().leaks;
         assert!(
-            leaks.iter().any(|leak| leak.id == "metal-leaks")
-                && leaks.iter().all(|leak| leak.is_for("metal"))
+            leaks.iter().any(|leak| leak.id == "opencl-leaks")
+                && leaks.iter().all(|leak| leak.is_for("opencl"))
         );
         let error = MitigationSelection::filtered(all(), Some("cude"), None).err().unwrap();
         assert_eq!(error.code(), 2);
@@ -433,7 +435,7 @@ mod tests {
         insta::assert_snapshot!("the_list", MitigationSelection::filtered(all(), None, None).unwrap().text());
         let sheets = ["no-cuda-graphs", "cache-ram", "graph-cache-cap", "build-one-copy"]
             .map(|id| mitigation_text(all(), all().mitigation(id).unwrap(), None));
-        let leaks = ["cuda-graph-window", "metal-leaks"].map(|id| leak_text(all().leak(id).unwrap()));
+        let leaks = ["cuda-graph-window", "opencl-leaks"].map(|id| leak_text(all().leak(id).unwrap()));
         insta::assert_snapshot!("the_sheets", [sheets.join("\n"), leaks.join("\n")].join("\n"));
         let unknown = run(&MitigationsCommand::Show {
             id: "no-cuda-graph".into(),

@@ -161,7 +161,7 @@ pub(crate) struct BetweenArgs {
     /// Never uses the network for the repository: takes what was fetched before.
     #[arg(long, requires = "between")]
     pub(super) offline: bool,
-    /// Backend of the builds: auto, cpu, cuda, hip, vulkan or metal.
+    /// Backend of the builds: auto, cpu, cuda, hip or vulkan.
     #[arg(
         long,
         value_name = "NAME",

@@ -42,7 +42,7 @@ pub(crate) struct QuickstartArgs {
     /// Number of parallel compilers. Default: as many as cores and memory allow.
     #[arg(long)]
     jobs: Option<NonZeroUsize>,
-    /// Backend to compute on: auto, cpu, cuda, hip, vulkan or metal. The CPU suffices for the tiny model,
+    /// Backend to compute on: auto, cpu, cuda, hip or vulkan. The CPU suffices for the tiny model,
     /// and a build for a GPU takes many times as long.
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     backend: BackendChoice,
