@@ -17,7 +17,7 @@ use crossterm::{cursor, queue};
 use ratatui_core::buffer::{Buffer, Cell};
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Color, Modifier};
-use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
+use rustix::process::{Signal, kill_current_process_group};
 use rustix::termios::tcgetwinsize;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -25,7 +25,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::draw::draw_screen;
 use super::feed::{InstanceAsker, ScreenClock};
-use super::look::{PLAIN, TerminalLook, text_width};
+use super::look::{TerminalLook, text_width};
 use super::state::{ScreenEffect, ScreenInput, ScreenState};
 use super::step::step;
 use crate::exit::{self, CommandError};
@@ -38,9 +38,6 @@ const TICK_INTERVAL: Duration = Duration::from_millis(500);
 /// Columns and rows: a program may set any terminal size, and cells take memory.
 const MAX_SCREEN_SIZE: (u16, u16) = (1000, 500);
 
-/// A shorter stop means that the kernel ignored the signal.
-const MIN_STOP_TIME: Duration = Duration::from_millis(50);
-
 pub(super) async fn run(
     state: ScreenState,
     look: TerminalLook,
@@ -50,12 +47,11 @@ pub(super) async fn run(
     mut inputs: Receiver<ScreenInput>,
 ) -> Result<(), CommandError> {
     let mut ends = [listen(Signal::TERM)?, listen(Signal::HUP)?, listen(Signal::INT)?];
-    let mut stops = listen(Signal::TSTP)?;
-    let mut continues = listen(Signal::CONT)?;
     give_back_at_panic();
-    let screen = take_terminal().map_err(cannot_use)?;
+    let mut screen = TerminalScreen::new(io::stdout());
+    screen.take().map_err(cannot_use)?;
     read_keys(keys).map_err(cannot_use)?;
-    let mut show = LiveScreen { screen, look, state, asker, away: false, end: None };
+    let mut show = LiveScreen { screen, look, state, asker, end: None };
     let mut ticks = interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     show.draw()?;
@@ -68,17 +64,15 @@ pub(super) async fn run(
             _ = term.recv() => return Err(CommandError::INTERRUPTED),
             _ = hup.recv() => return Err(CommandError::INTERRUPTED),
             _ = int.recv() => return Err(CommandError::INTERRUPTED),
-            _ = stops.recv() => show.stop(),
-            _ = continues.recv() => show.retake()?,
             Some(input) = inputs.recv() => show.step(input),
             _ = ticks.tick() => show.step(ScreenInput::Tick(clock.now())),
-            () = sleep_until(drawn + MIN_FRAME_TIME), if dirty && !show.away => {}
+            () = sleep_until(drawn + MIN_FRAME_TIME), if dirty => {}
         }
         if let Some(end) = show.end.take() {
             return end;
         }
         dirty = true;
-        if !show.away && drawn.elapsed() >= MIN_FRAME_TIME {
+        if drawn.elapsed() >= MIN_FRAME_TIME {
             show.draw()?;
             (drawn, dirty) = (Instant::now(), false);
         }
@@ -113,7 +107,8 @@ pub(super) fn size() -> (u16, u16) {
 fn read_keys(inputs: Sender<ScreenInput>) -> io::Result<()> {
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
         while let Ok(event) = crossterm::event::read() {
-            let input = if let Event::Key(key) = event { ScreenInput::Key(key) } else { ScreenInput::Resized };
+            let input =
+                if let Event::Key(key) = event { ScreenInput::Key(key) } else { ScreenInput::Resized };
             drop(inputs.blocking_send(input));
         }
         drop(inputs.blocking_send(ScreenInput::KeysGone));
@@ -126,8 +121,6 @@ struct LiveScreen {
     look: TerminalLook,
     state: ScreenState,
     asker: InstanceAsker,
-    /// Another program has the terminal while this one is stopped.
-    away: bool,
     end: Option<Result<(), CommandError>>,
 }
 
@@ -140,8 +133,13 @@ impl LiveScreen {
                 self.end = Some(Err(CommandError::failed("the terminal's input has ended")));
             }
             Some(ScreenEffect::Redraw) => self.screen.forget(),
-            // Stop the whole job, as the terminal would; this process also receives the signal.
-            Some(ScreenEffect::Suspend) => drop(kill_current_process_group(Signal::TSTP)),
+            Some(ScreenEffect::Suspend) => {
+                drop(give_back(&mut self.screen.out));
+                // Stops the whole job, as the terminal would. The kernel ignores the signal if no shell could
+                // continue the job, as in `ssh -t HOST llama-warden top`.
+                kill_current_process_group(Signal::TSTP).ok();
+                self.end = self.screen.take().map_err(cannot_use).err().map(Err);
+            }
             Some(ScreenEffect::Act(action, model)) => self.asker.run_action(action, model),
         }
     }
@@ -159,27 +157,6 @@ impl LiveScreen {
         draw_screen(&mut self.state, self.look, &mut buffer);
         self.screen.show(&buffer).map_err(|_gone| CommandError::Pipe)
     }
-
-    /// Stops this process, like a job of a shell. The kernel ignores SIGTTOU if no process could continue
-    /// this one, as in `ssh -t HOST llama-warden top`; then the program takes the terminal again at once.
-    fn stop(&mut self) {
-        drop(self.screen.give_back());
-        self.away = true;
-        let before = Instant::now();
-        let sent = kill_process(getpid(), Signal::TTOU);
-        if sent.is_err() || before.elapsed() < MIN_STOP_TIME {
-            self.state.say("there is no shell to go back to", PLAIN);
-            self.end = self.retake().err().map(Err);
-        }
-    }
-
-    /// Resets the terminal first, because its settings may have changed.
-    fn retake(&mut self) -> Result<(), CommandError> {
-        drop(self.screen.give_back());
-        self.screen.retake().map_err(cannot_use)?;
-        self.away = false;
-        Ok(())
-    }
 }
 
 /// Set while a panic must restore the terminal.
@@ -189,13 +166,6 @@ static TERMINAL_TAKEN: AtomicBool = AtomicBool::new(false);
 struct TerminalScreen<W: Write> {
     out: W,
     shown: Buffer,
-}
-
-/// Keys arrive unbuffered and without an echo. The terminal keeps its old content.
-fn take_terminal() -> io::Result<TerminalScreen<io::Stdout>> {
-    let mut screen = TerminalScreen::new(io::stdout());
-    screen.retake()?;
-    Ok(screen)
 }
 
 /// Without this hook, the report of a panic would vanish with the screen.
@@ -230,24 +200,18 @@ fn leave(out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-impl TerminalScreen<io::Stdout> {
-    fn retake(&mut self) -> io::Result<()> {
-        TERMINAL_TAKEN.store(true, Ordering::SeqCst);
-        enable_raw_mode()?;
-        enter(&mut self.out)?;
-        self.shown = Buffer::empty(Rect::ZERO);
-        Ok(())
-    }
-}
-
 impl<W: Write> TerminalScreen<W> {
     fn new(out: W) -> Self {
         Self { out, shown: Buffer::empty(Rect::ZERO) }
     }
 
-    /// Restores the terminal at the end of the program, or while the program is stopped.
-    fn give_back(&mut self) -> io::Result<()> {
-        give_back(&mut self.out)
+    /// Keys arrive unbuffered and without an echo. The terminal keeps its old content.
+    fn take(&mut self) -> io::Result<()> {
+        TERMINAL_TAKEN.store(true, Ordering::SeqCst);
+        enable_raw_mode()?;
+        enter(&mut self.out)?;
+        self.forget();
+        Ok(())
     }
 
     /// Makes the next drawing write all cells.
