@@ -1,7 +1,7 @@
 //! Access to the files of a llama.cpp: a folder, an archive, a commit, or one of these with edits on top.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::{fmt, fs, io};
 
 use serde::{Deserialize, Serialize};
@@ -74,11 +74,6 @@ impl FolderTree {
     pub fn new(root: impl Into<PathBuf>, revision: SourceRevision) -> Self {
         Self { root: root.into(), revision }
     }
-
-    /// The folder.
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
 }
 
 impl SourceTree for FolderTree {
@@ -104,8 +99,8 @@ impl SourceTree for FolderTree {
 /// A tree with edits on top, as later sets of a series see it.
 pub struct OverlayTree<'a> {
     base: &'a dyn SourceTree,
-    /// Contents by path; `None`: the file is hidden.
-    files: BTreeMap<String, Option<Vec<u8>>>,
+    /// Contents by path.
+    files: BTreeMap<String, Vec<u8>>,
 }
 
 impl<'a> OverlayTree<'a> {
@@ -121,23 +116,22 @@ impl<'a> OverlayTree<'a> {
         }
     }
 
-    /// Replaces the content of a file; `None` hides the file.
-    pub fn put(&mut self, path: String, content: impl Into<Option<Vec<u8>>>) {
-        self.files.insert(path, content.into());
+    pub(crate) fn put(&mut self, path: String, content: Vec<u8>) {
+        self.files.insert(path, content);
     }
 }
 
 impl SourceTree for OverlayTree<'_> {
     fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
         match self.files.get(path) {
-            Some(content) => Ok(content.clone()),
+            Some(content) => Ok(Some(content.clone())),
             None => self.base.read(path),
         }
     }
 
     fn content_id(&self, path: &str) -> Result<Option<String>> {
         match self.files.get(path) {
-            Some(content) => Ok(content.as_deref().map(sha256)),
+            Some(content) => Ok(Some(sha256(content))),
             None => self.base.content_id(path),
         }
     }
