@@ -305,46 +305,6 @@ async fn names_without_a_process_are_asked_for_like_models() -> Outcome {
 }
 
 #[tokio::test]
-async fn an_access_log_is_played() -> Outcome {
-    let setup = Setup::new()?.top("log.format = \"json\"\nlog.access = \"access.log\"");
-    setup.home.sample_model("model.gguf").await?;
-    let setup = setup.fake("a", &json!({}), "")?.fake("b", &json!({}), "")?;
-    let warden = setup.start().await?;
-    warden.until_ready(2).await?;
-    for number in 0..6 {
-        let model = if number % 3 == 0 { "a" } else { "b" };
-        let asked = warden.http.post(CHAT, &chat(&format!("r-{number}"), model, "hi", 2, false)).await?;
-        assert!(asked.answer()?.is_whole());
-    }
-    let log = warden.home().path().join("access.log");
-    let lines = || std::fs::read_to_string(&log).map_or(0, |text| text.lines().count());
-    wait_until("all requests are in the log", SOON, async || lines() >= 6).await?;
-    let config = warden.home().path().join("warden.toml");
-    let (log, config) = (log.display().to_string(), config.display().to_string());
-    let args = ["policy", "simulate", "--json", "--trace", &log, "--config", &config];
-    let ran = warden.home().warden(&args, SOON).await?;
-    assert_eq!(ran.code, 0, "{ran:?}");
-    let told: Value = serde_json::from_str(&ran.stdout)?;
-    assert_eq!(
-        (&told["requests"], &told["loads"], &told["unserved"]),
-        (&json!(6), &json!(2), &json!(0)),
-        "{told}"
-    );
-    assert!(told["wait_seconds"]["max"].as_f64() > Some(1.0), "{told}");
-    // Options without effect on a recorded trace are refused.
-    for unused in ["--images", "--fresh", "--cache-ram", "--seed"] {
-        let args = ["policy", "simulate", "--trace", &log, "--config", &config, unused, "1"];
-        let ran = warden.home().warden(&args, SOON).await?;
-        assert!(ran.code == 2 && ran.all().contains("cannot be used with"), "{unused}: {ran:?}");
-    }
-    let wrong = warden.home().file("wrong.log", "12:00 GET /\n")?;
-    let args = ["policy", "simulate", "--trace", &wrong.display().to_string(), "--config", &config];
-    let ran = warden.home().warden(&args, SOON).await?;
-    assert!(ran.code == 1 && ran.all().contains("line 1: ") && ran.all().contains("log.format"), "{ran:?}");
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_folder_of_models_is_enough_and_models_come_and_go() -> Outcome {
     let setup = Setup::new()?;
     let home = &setup.home;

@@ -24,7 +24,6 @@ mod next;
 mod renew;
 mod returning;
 mod room;
-pub mod simulate;
 mod state;
 #[cfg(test)]
 mod tests;

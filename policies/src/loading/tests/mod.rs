@@ -4,6 +4,7 @@ mod company;
 mod guests;
 mod readings;
 mod renewed;
+mod traces;
 
 use proptest::prelude::*;
 

@@ -5,7 +5,6 @@ use clap::Subcommand;
 use crate::exit::CommandError;
 
 mod check;
-mod models;
 mod replay;
 mod simulate;
 
@@ -18,8 +17,7 @@ pub(crate) enum PolicyCommand {
     Replay(Box<replay::ReplayArgs>),
     /// Explains the policies of a configuration: the action at each level, disabled parts, and reasons.
     Check(check::PolicyCheckArgs),
-    /// Simulates a leaking backend under a policy, without one, and with a restart every N requests; or
-    /// plays recorded requests for several models.
+    /// Simulates a leaking backend under a policy, without one, and with a restart every N requests.
     Simulate(Box<simulate::SimulateArgs>),
 }
 

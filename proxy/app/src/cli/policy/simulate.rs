@@ -22,7 +22,6 @@ use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 
-use super::models;
 use super::replay::find_model;
 
 /// More requests take minutes and add no information.
@@ -30,17 +29,6 @@ const MAX_REQUESTS: f64 = 2_000_000.0;
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Plays an access log in JSON, with the configured models in --gpu-memory, each loaded within
-    /// --load-time. Reports how often models are loaded, and how long requests wait. Simulates no leak.
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with_all = [
-            "leak", "vram_leak", "per", "policy", "model", "hours", "requests_per_hour", "pattern", "images", "asleep",
-            "fresh", "memory", "fresh_vram", "cache_ram", "service", "overlap", "every", "seed",
-        ]
-    )]
-    trace: Option<PathBuf>,
     /// Host memory that leaks per unit of work; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "4MiB")]
     leak: ByteSize,
@@ -73,13 +61,13 @@ pub(crate) struct SimulateArgs {
     fresh_vram: Option<ByteSize>,
     /// VRAM at which a process fails.
     #[arg(long, value_name = "SIZE", default_value = "24GiB")]
-    pub(super) gpu_memory: ByteSize,
+    gpu_memory: ByteSize,
     /// Size of a prompt cache, which fills up and is declared.
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     cache_ram: u64,
     /// Time from the start of a process to its first answer.
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
-    pub(super) load_time: Duration,
+    load_time: Duration,
     /// Time from the beginning of an answer to its end.
     #[arg(long, value_name = "TIME", default_value = "4s", value_parser = parse_duration)]
     service: Duration,
@@ -105,9 +93,9 @@ pub(crate) struct SimulateArgs {
     model: Option<String>,
     /// Prints JSON, for programs.
     #[arg(long)]
-    pub(super) json: bool,
+    json: bool,
     #[command(flatten)]
-    pub(super) config: ConfigArgs,
+    config: ConfigArgs,
 }
 
 /// Unit of work.
@@ -157,9 +145,6 @@ fn parse_share(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), CommandError> {
-    if let Some(path) = &args.trace {
-        return models::play_trace(args, path);
-    }
     let scenario = args.scenario()?;
     let (policy, words) = args.policy()?;
     let report = compare(&scenario, &policy, args.every);

@@ -78,7 +78,7 @@ pub(super) trait LoadingRule {
 }
 
 /// Simulates a trace under the loading decisions of this crate.
-pub fn run(trace: &RequestTrace, numbers: &LoadingConfig) -> TraceScore {
+pub(super) fn run(trace: &RequestTrace, numbers: &LoadingConfig) -> TraceScore {
     play(trace, &mut OwnRule::new(trace, numbers))
 }
 
@@ -170,7 +170,6 @@ impl TraceRun<'_> {
                 let tenant = &self.trace.models[model];
                 self.sights[model].here = ModelPlace::Loading;
                 self.score.loads += 1;
-                self.score.bytes += tenant.bytes;
                 self.events.push(Reverse((now + tenant.load, TraceEvent::Loaded(model))));
             }
             ModelOrder::Unload(model) => {
@@ -202,7 +201,6 @@ impl TraceRun<'_> {
             self.waits.get(index).copied().unwrap_or_default()
         };
         TraceScore {
-            median: at(50),
             p99: at(99),
             longest: at(100),
             unserved: self.trace.requests.len() - self.waits.len(),

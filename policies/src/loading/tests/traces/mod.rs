@@ -1,17 +1,66 @@
-//! Compares our decisions with the rules of other programs on simulated traces: ours are never much worse
-//! than the best rule.
+//! Compares the loading decisions with the rules of other programs on simulated [`RequestTrace`]s: ours are
+//! never much worse than the best rule.
+//!
+//! A request holds one of its model's slots until it is answered. A model that is being unloaded accepts no
+//! requests and stops after its last answer. There is no randomness: equal traces give equal scores.
 
 mod made;
 mod rivals;
+mod run;
+
+use std::time::Duration;
 
 use proptest::prelude::*;
 
 use self::made::made;
 use self::rivals::{Rival, RivalRule, safe_count};
-use super::run::play;
-use super::*;
+use self::run::{play, run};
 use crate::loading::LoadingConfig;
 use crate::units::MIB;
+
+/// A model of a trace.
+#[derive(Clone, Debug)]
+struct TraceModel {
+    name: String,
+    bytes: u64,
+    /// Time from the model's start to its first answer.
+    load: Duration,
+    /// Number of concurrent requests.
+    slots: u32,
+}
+
+/// A request of a trace.
+#[derive(Clone, Copy, Debug)]
+struct TraceRequest {
+    at: Duration,
+    /// Index of the requested model.
+    model: usize,
+    /// Time that the answer takes.
+    duration: Duration,
+}
+
+/// Requests in order of arrival, for several models that share one memory.
+#[derive(Clone, Debug)]
+struct RequestTrace {
+    name: String,
+    /// Bytes of the shared memory.
+    memory: u64,
+    models: Vec<TraceModel>,
+    requests: Vec<TraceRequest>,
+}
+
+/// Result of a trace.
+#[derive(Clone, Debug, Default)]
+struct TraceScore {
+    /// Number of loads.
+    loads: u64,
+    /// 99th percentile of the waits before an answer began.
+    p99: Duration,
+    /// Longest wait.
+    longest: Duration,
+    /// Number of requests that were never answered.
+    unserved: usize,
+}
 
 fn usual() -> LoadingConfig {
     crate::defaults().loading.clone()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::RequestTrace;
-use crate::loading::simulate::run::{LoadingRule, ModelOrder, ModelPlace, ModelSight};
+use super::run::{LoadingRule, ModelOrder, ModelPlace, ModelSight};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rival {
