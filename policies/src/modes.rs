@@ -81,8 +81,6 @@ pub enum WarmMode {
 pub enum CancelMode {
     /// Uses the build's own cancellation, if the build contains that fix.
     Auto,
-    /// Requests a stream instead, which can be closed, and assembles the answer from it.
-    Assemble,
     /// Does not stop the computation.
     Off,
 }

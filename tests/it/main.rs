@@ -1,7 +1,6 @@
 //! The only integration test binary: a module for each promise. The name of a test is the promise.
 
 mod admission;
-mod assembled;
 mod bad_input;
 mod between;
 mod browser;

@@ -325,7 +325,6 @@ async fn the_fix_is_on_by_itself_in_a_build_that_has_it_unless_the_operator_says
     for (own, value) in [
         ("", Some("1")),
         ("cancel = \"off\"\n", None),
-        ("cancel = \"assemble\"\n", None),
         ("env = { LLAMA_WARDEN_CANCEL_NONSTREAM = \"0\" }\n", Some("0")),
     ] {
         let mut setup = Setup::new()?;

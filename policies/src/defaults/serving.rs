@@ -209,9 +209,8 @@ section!(
         /// `llama-warden policy replay`. A reload takes effect for processes that start after it.
         pub record: bool,
         /// Way to end abandoned work of a non-streamed answer: `auto` uses the fix `cancel-nonstream` if
-        /// the build has it, `assemble` requests a stream and assembles the answer, `off` leaves it to
-        /// llama-server.
-        pub cancel: CancelMode where AcceptedValues::OneOf(&["auto", "assemble", "off"]),
+        /// the build has it, `off` leaves it to llama-server.
+        pub cancel: CancelMode where AcceptedValues::OneOf(&["auto", "off"]),
         /// Handling of a request whose server dies before its answer is complete: `continue` executes it
         /// once more on the next process, or computes the rest of its stream (docs/continuation.md);
         /// `error` answers 502 or ends the stream with an error. Only for requests that change nothing in
@@ -310,7 +309,5 @@ section!(
         reasoning_interval: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Text of a streamed answer kept so that another server can continue it after a death.
         continue_bytes: ByteSize,
-        /// Largest answer assembled from a stream.
-        pub assembled_bytes: ByteSize,
     }
 );

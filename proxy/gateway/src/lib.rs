@@ -28,7 +28,7 @@
 //! | `client` | client connections: accepting, limits and timeouts, TLS, HTTP/2 |
 //! | `exchange` | one request's life, stage by stage; own routes; prompt sizes |
 //! | `shared` | state that all requests share; the settings that may change while serving |
-//! | `answer` | the response path: relays whole events, counts work, assembles answers, keeps the record |
+//! | `answer` | the response path: relays whole events, counts work, keeps the record |
 //! | `page` | the interface to the operators' page, if there is one |
 //! | `access` | keys, web pages, host names: who may send a request |
 //! | `rules` | the operator's changes to request bodies, in place |

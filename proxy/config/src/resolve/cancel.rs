@@ -2,8 +2,7 @@
 //!
 //! llama-server checks for such a disconnect only after a second without other events, which may never come
 //! while it streams to other clients. The fix `cancel-nonstream` of llama-warden's patch set makes the
-//! process notice the disconnect; it is switched on if the provenance of the build lists it. Without the fix,
-//! the gateway can request a stream and assemble the answer: see docs/cancellation.md.
+//! process notice the disconnect; it is switched on if the provenance of the build lists it.
 
 use warden_patches::mitigation::BuildFacts;
 use warden_policies::modes::CancelMode;
@@ -48,7 +47,6 @@ mod tests {
         let with = build(Some(&["other", CANCEL_FIX]));
         let set = Some((CANCEL_FIX_VARIABLE.to_owned(), "1".to_owned()));
         assert_eq!(cancel_fix_variable(CancelMode::Auto, &with, &none, &[]), set);
-        assert_eq!(cancel_fix_variable(CancelMode::Assemble, &with, &none, &[]), None);
         assert_eq!(cancel_fix_variable(CancelMode::Off, &with, &none, &[]), None);
         assert_eq!(
             cancel_fix_variable(

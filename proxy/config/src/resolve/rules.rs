@@ -3,7 +3,6 @@
 
 use serde_json::json;
 use warden_gateway::{ListingRules, ModelRules, RequestRules, SystemPrompt};
-use warden_policies::modes::CancelMode;
 
 use super::model::ModelResolver;
 use super::resolver::ConfigResolver;
@@ -36,7 +35,6 @@ impl ModelResolver<'_, '_> {
             self.config.report(&key, message, "write the name under which the backend knows the model");
         }
         ModelRules {
-            assemble: model.run.cancel == CancelMode::Assemble,
             on_death: model.run.on_death,
             loading: model.run.loading,
             request: self.config.request_rules(&["models", self.name], &model.request),

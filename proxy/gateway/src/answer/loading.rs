@@ -25,9 +25,9 @@ use warden_policies::ModelName;
 use warden_supervisor::NextProcess;
 
 use super::answer_body::{AnswerBody, PolledFrame, frame};
-use super::assemble::is_events;
 use crate::backend::{BoxFuture, LeaseProvider};
 use crate::protocol::AnswerReadAhead;
+use crate::protocol::headers::is_events;
 use crate::refusal::{ErrorDialect, answer_error_event};
 
 /// Maximum number of bytes read of an error body. If it is longer, the client gets only the status.

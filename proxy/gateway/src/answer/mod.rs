@@ -1,9 +1,9 @@
-//! The response path: relays whole events, counts work, assembles answers, and keeps the request's record.
+//! The response path: relays whole events, counts work, and keeps the request's record.
 
 pub(crate) mod answer_body;
-pub(crate) mod assemble;
 pub(crate) mod continuation;
 pub(crate) mod flight;
+pub(crate) mod format;
 pub(crate) mod loading;
 pub(crate) mod meter;
 pub(crate) mod relay;
@@ -11,10 +11,9 @@ pub(crate) mod remember;
 
 pub(crate) use self::answer_body::AnswerBody;
 use self::answer_body::{PolledFrame, frame};
-pub(crate) use self::assemble::AnswerFormat;
-use self::assemble::is_events;
 use self::continuation::{AnswerStage, AnswerTranscript, DONE, EventTranslator, RepeatTranslator, StreamCut};
 pub(crate) use self::flight::InFlightRequest;
+pub(crate) use self::format::AnswerFormat;
 use self::loading::keep_alive;
 pub(crate) use self::loading::{InterimBody, LoadingNoticeForm, LoadingNotifier};
 use self::meter::AnswerMeter;

@@ -340,21 +340,6 @@ impl BodyIntake {
         whole.then(|| self.held.joined())
     }
 
-    /// Replaces the body. Returns false if the budget has no room for the new one.
-    pub(crate) fn replace(&mut self, body: &VecDeque<Bytes>) -> bool {
-        let mut scanner = BodyScanner::default();
-        let mut held = self.held.new_empty();
-        for piece in body {
-            scanner.feed(piece);
-            if held.push(piece.clone()).is_err() {
-                return false;
-            }
-        }
-        self.held = held;
-        self.finder = ModelFinder::Json(scanner);
-        true
-    }
-
     /// Copies to the recorder everything that the backend gets.
     pub(crate) fn record(&mut self, mut copy: RequestCopy) {
         if !self.held.shared_pieces().iter().all(|piece| copy.add(piece)) {

@@ -2,7 +2,6 @@
 
 pub(crate) mod budget;
 pub(crate) mod fingerprint;
-pub(crate) mod gist;
 pub(crate) mod intake;
 pub(crate) mod json_index;
 pub(crate) mod limits;
@@ -18,7 +17,6 @@ pub(crate) mod texts;
 pub(crate) use self::budget::{BodyBudget, ClientPeer, ClientShare, HeldPieces, add_within_limit};
 pub(crate) use self::fingerprint::FingerprintKey;
 use self::fingerprint::{FingerprintHasher, cache_sized_parts};
-pub(crate) use self::gist::{LastRole, ValueGist};
 pub(crate) use self::intake::{BodyIntake, BodyModel};
 pub(crate) use self::json_index::{ContentKind, JsonIndex, JsonKind, JsonList, JsonMember, JsonPlace};
 pub(crate) use self::limits::BodyLimits;

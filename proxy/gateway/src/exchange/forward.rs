@@ -19,7 +19,7 @@ use super::conversation::{self, ConversationHint};
 use super::state::{AnsweredRequest, ClientBody, ForwardRequest, HttpExchange};
 use super::{naming, prompt_size, tried};
 use crate::access::{ClientAccess, keys};
-use crate::answer::{AnswerFormat, LoadingNoticeForm, TurnRecorder, assemble};
+use crate::answer::{AnswerFormat, LoadingNoticeForm, TurnRecorder};
 use crate::backend::{
     BackendAttempts, BackendSearch, BoxFuture, RelayedAnswer, RepeatPolicy, RepeatableRequest, SharedLease,
     UpstreamRequest, check_lines, is_sent_without_body,
@@ -36,7 +36,6 @@ pub(super) struct PreparedRequest {
     pub(super) search: BackendSearch,
     pub(super) parts: Box<Parts>,
     pub(super) intake: Box<BodyIntake>,
-    assemble: Option<AnswerFormat>,
     sets: Option<(String, Bytes)>,
 }
 
@@ -115,9 +114,9 @@ pub(super) fn begin_intake(
 
 /// Returns `None` if a process serves the model, or if the client wants only the model's answer.
 fn loading_notice(exchange: &HttpExchange, prepared: &PreparedRequest) -> Option<LoadingNoticeForm> {
-    let PreparedRequest { search, intake, assemble, .. } = prepared;
+    let PreparedRequest { search, intake, .. } = prepared;
     let route = exchange.route;
-    if !(route.generates && search.may_load && intake.is_stream()) || assemble.is_some() {
+    if !(route.generates && search.may_load && intake.is_stream()) {
         return None;
     }
     let mode = exchange.rules(&search.model).map_or(WhileLoading::default(), |rules| rules.loading);
@@ -179,7 +178,7 @@ async fn send_request(
     prepared: PreparedRequest,
     lease: SharedLease,
 ) -> Result<AnsweredRequest, RequestRefusal> {
-    let PreparedRequest { mut search, parts, mut intake, assemble, sets } = prepared;
+    let PreparedRequest { mut search, parts, mut intake, sets } = prepared;
     let config = search.upstream.config.clone();
     let route = exchange.route;
     let kind = search.kind;
@@ -238,12 +237,12 @@ async fn send_request(
         running.await?
     };
     let mut relayed = check_relayed(relayed, &search.model, is_page)?;
-    let is_begun = relayed.response.status().is_success() && assemble::is_events(relayed.response.headers());
+    let is_begun = relayed.response.status().is_success() && headers::is_events(relayed.response.headers());
     let again = match relayed.message.take() {
         Some(message) if is_begun => Some(Box::new(RepeatableRequest::new(search, message, deadline))),
         _ => None,
     };
-    Ok(AnsweredRequest { relayed, assemble, sets, again, remember })
+    Ok(AnsweredRequest { relayed, sets, again, remember })
 }
 
 fn check_relayed(
@@ -315,7 +314,6 @@ async fn prepare(
     {
         rules::apply_rules(&model, rules, route.shape, &mut parts, &mut intake).await?;
     }
-    let assembles = is_plain && rules.is_some_and(|rules| rules.assemble);
     prepare_head(exchange, access, &mut parts)?;
     if route.kind == LeaseKind::Slot {
         intake.take_rest().await?;
@@ -330,17 +328,13 @@ async fn prepare(
     let mut search = BackendSearch::new(upstream, progress, model, route.kind, may_load, intake.limits);
     refuse_quarantined(&search, &intake)?;
     search.tokens = prompt_size::prompt_tokens(&search, &parts.headers, &mut intake).await?;
-    let assemble = match route.shape.and_then(AnswerFormat::from_shape) {
-        Some(format) if assembles => assemble::request_stream(format, &mut intake).await?,
-        _ => None,
-    };
     refuse_quarantined(&search, &intake)?;
     let sets = if route.effect == RouteEffect::Sets && intake.take_all().await? {
         intake.json().map(|body| (route::decoded_path(parts.uri.path()).into_owned(), body))
     } else {
         None
     };
-    Ok(PreparedRequest { search, parts, intake, assemble, sets })
+    Ok(PreparedRequest { search, parts, intake, sets })
 }
 
 fn prepare_head(

@@ -11,7 +11,7 @@
 //!            -> head ------------------------- ended before any byte of a       |   (new lease)
 //!      |                                       stream's answer, body still held +
 //!      |         any other failure here: 502, possibly executed
-//!   Answered -> relayed, or assembled                            `reply`
+//!   Answered -> relayed                                          `reply`
 //! ```
 //!
 //! Each state is a type with the data known in it. A request without a backend's answer ends with a
@@ -107,7 +107,7 @@ pub(crate) async fn answer(
             };
             match forwarded {
                 Some(Ok(ForwardResult::Answered(answered))) => {
-                    return Ok(reply::deliver(exchange, answered, busy).await);
+                    return Ok(reply::relay(exchange, answered, busy));
                 }
                 Some(Ok(ForwardResult::Waiting(waits))) => {
                     return Ok(reply::begin_stream(exchange, *waits, busy));

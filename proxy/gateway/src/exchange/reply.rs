@@ -17,88 +17,14 @@ use super::state::{AnsweredRequest, HttpExchange};
 use crate::access::cors;
 use crate::answer::{
     AnswerBody, AnswerFormat, AnswerRelay, ContinuationTerms, EventTerms, InterimBody, LoadingNotifier,
-    RelayTerms, assemble,
+    RelayTerms,
 };
-use crate::backend::{RelayedAnswer, RepeatableRequest};
+use crate::backend::RelayedAnswer;
 use crate::body::HeldPieces;
 use crate::observe::RequestOutcome;
 use crate::protocol::{ConnBusy, headers, wire};
 use crate::refusal::RequestRefusal;
 use crate::route::RequestRoute;
-
-pub(super) async fn deliver(
-    exchange: HttpExchange,
-    answered: AnsweredRequest,
-    busy: ConnBusy,
-) -> Response<AnswerBody> {
-    let is_events = assemble::is_events(answered.relayed.response.headers());
-    // A backend that sends no stream although the request asked for one has refused the request.
-    match answered.assemble {
-        // Boxed because assembling is rare, and the future of every request would grow.
-        Some(kind) if is_events => Box::pin(assemble_answer(exchange, kind, answered, busy)).await,
-        _ => relay(exchange, answered, is_events, busy),
-    }
-}
-
-async fn assemble_answer(
-    mut exchange: HttpExchange,
-    kind: AnswerFormat,
-    answered: AnsweredRequest,
-    busy: ConnBusy,
-) -> Response<AnswerBody> {
-    let gathered = {
-        let mut gathering = pin!(gather_answer(&mut exchange, kind, answered));
-        poll_fn(|context| busy.unless_cancelled(gathering.as_mut(), context)).await
-    };
-    match gathered {
-        Some(Ok(GatherResult::Whole(status, mut headers, body))) => {
-            headers::mark_continued(&mut headers, exchange.flight.record.continued);
-            reply(exchange, status, headers, body, RequestOutcome::Ok, busy)
-        }
-        Some(Ok(GatherResult::NotStream(answered))) => relay(exchange, *answered, false, busy),
-        Some(Err(refusal)) => refuse(exchange, &refusal, busy),
-        None => {
-            let cancelled = exchange.cancelled_refusal();
-            refuse(exchange, &cancelled, busy)
-        }
-    }
-}
-
-enum GatherResult {
-    Whole(StatusCode, HeaderMap, Bytes),
-    /// The backend sent no stream; relay its answer unchanged.
-    NotStream(Box<AnsweredRequest>),
-}
-
-/// Reads a stream to its end. If the stream breaks off, executes the request again and reads the new stream.
-async fn gather_answer(
-    exchange: &mut HttpExchange,
-    kind: AnswerFormat,
-    answered: AnsweredRequest,
-) -> Result<GatherResult, RequestRefusal> {
-    let AnsweredRequest { mut relayed, mut again, .. } = answered;
-    loop {
-        let HttpExchange { shared, flight, request_id, .. } = &mut *exchange;
-        let dead = again.as_ref().map(|_| relayed.backend.lease.clone());
-        let gathered =
-            assemble::gather_stream(kind, relayed, flight, request_id, &shared.config.upstream).await;
-        let refusal = match gathered {
-            Ok((status, headers, body)) => return Ok(GatherResult::Whole(status, headers, body)),
-            Err(refusal) => refusal,
-        };
-        let died = matches!(refusal, RequestRefusal::Died { .. } | RequestRefusal::Revoked { .. });
-        let (Some(before), Some(dead), true) = (again.take(), dead, died) else { return Err(refusal) };
-        let spare = dead.is_canary().then(|| before.search.clone());
-        let deadline = before.deadline;
-        let mut next = before.run(&mut flight.record, dead, refusal).await?;
-        if !assemble::is_events(next.response.headers()) {
-            return Ok(GatherResult::NotStream(Box::new(AnsweredRequest::relayed_only(next))));
-        }
-        let kept = spare.zip(next.message.take());
-        again = kept.map(|(search, message)| Box::new(RepeatableRequest { search, message, deadline }));
-        relayed = next;
-    }
-}
 
 /// Returns the terms for continuing a streamed answer of this route on another server.
 fn continuation_terms(route: RequestRoute, most: usize) -> Option<ContinuationTerms> {
@@ -106,10 +32,9 @@ fn continuation_terms(route: RequestRoute, most: usize) -> Option<ContinuationTe
     Some(ContinuationTerms { kind, max_bytes: most, fills_in: route.name == "infill" })
 }
 
-fn relay(
+pub(super) fn relay(
     mut exchange: HttpExchange,
     answered: AnsweredRequest,
-    is_events: bool,
     busy: ConnBusy,
 ) -> Response<AnswerBody> {
     let AnsweredRequest {
@@ -117,9 +42,9 @@ fn relay(
         sets,
         again,
         remember,
-        ..
     } = answered;
     let (mut parts, incoming) = answer.into_parts();
+    let is_events = headers::is_events(&parts.headers);
     let version = parts.version;
     let config = &exchange.shared.config.upstream;
     let route = exchange.route;
@@ -217,7 +142,7 @@ pub(super) fn begin_stream(
             poll_fn(|context| busy.unless_cancelled(forwarding.as_mut(), context)).await
         };
         let refusal = match forwarded {
-            Some(Ok(answered)) => return deliver(exchange, answered, busy).await,
+            Some(Ok(answered)) => return relay(exchange, answered, busy),
             Some(Err(refusal)) => refusal,
             None => exchange.cancelled_refusal(),
         };
@@ -266,7 +191,7 @@ pub(super) fn reply_with_page(
         parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     flight.record.status = parts.status.as_u16();
-    flight.record.stream = assemble::is_events(&parts.headers);
+    flight.record.stream = headers::is_events(&parts.headers);
     if flight.record.stream {
         // A page can stay open for hours, so do not list it as a request in flight.
         flight.finish(RequestOutcome::Ok);

@@ -9,7 +9,7 @@ use http::request::Parts;
 use hyper::body::Incoming;
 
 use crate::access::ClientAccess;
-use crate::answer::{AnswerFormat, InFlightRequest, TurnRecorder};
+use crate::answer::{InFlightRequest, TurnRecorder};
 use crate::backend::{RelayedAnswer, RepeatableRequest};
 use crate::body::{BodyBudget, ClientShare, SentBody};
 use crate::protocol::{ConnState, headers};
@@ -51,8 +51,6 @@ pub(super) struct ForwardRequest {
 /// A request that its backend has begun to answer.
 pub(super) struct AnsweredRequest {
     pub(super) relayed: RelayedAnswer,
-    /// Format of the stream from which the answer is assembled; `None` for a relayed answer.
-    pub(super) assemble: Option<AnswerFormat>,
     /// Route and body of a setting that the request changes in the backend if it succeeds.
     pub(super) sets: Option<(String, Bytes)>,
     /// State for executing the request again, if its server dies before the client has any part of the body.
@@ -68,12 +66,6 @@ pub(super) enum ClientBody {
         is_complete: bool,
     },
     Read(Arc<SentBody>),
-}
-
-impl AnsweredRequest {
-    pub(super) fn relayed_only(relayed: RelayedAnswer) -> Self {
-        Self { relayed, assemble: None, sets: None, again: None, remember: None }
-    }
 }
 
 impl ClientBody {

@@ -34,8 +34,6 @@ pub struct ModelRules {
     pub request: RequestRules,
     /// Model name that replaces the client's in the body, for a backend that checks the name.
     pub upstream_model: Option<String>,
-    /// True if non-streaming answers are requested as streams and assembled.
-    pub assemble: bool,
     /// Handling of a request whose server dies before it has answered.
     pub on_death: OnDeath,
     /// Progress messages for a streaming client while the model loads.

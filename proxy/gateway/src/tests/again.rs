@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::RequestOutcome;
-use warden_policies::QuickMap;
 
 /// A model that continues answers, whose leases go to one backend after the other.
 fn going_on() -> Plan {
@@ -286,37 +285,6 @@ async fn an_answer_that_is_no_stream_cannot_go_on_as_one() {
         assert!(body.starts_with("event: error\ndata: {\"type\":\"error\""), "{body}");
         assert!(body.contains("no stream"), "{body}");
         assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamGarbled);
-        rig.is_clean().await;
-    }
-}
-
-#[tokio::test]
-async fn an_answer_that_is_put_together_is_begun_again_wherever_its_stream_broke_off() {
-    let whole = b"data: {\"content\":\"a\",\"stop\":false}\n\ndata: {\"content\":\"\",\"stop\":true}\n\n";
-    let alive = streaming(whole);
-    for events in [&b""[..], b"data: {\"content\":\"b\",\"stop\":false}\n\n"] {
-        let dying = Upstream::start(move |mut peer| async move {
-            peer.request().await;
-            peer.send(EVENTS).await;
-            if !events.is_empty() {
-                peer.send_chunk(events).await;
-            }
-        });
-        let rig = Rig::with(going_on(), &[&dying, &alive]).await;
-        let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
-        rig.control.update(LiveConfig {
-            models: QuickMap::from_iter([(ModelName::new("m"), rules)]),
-            ..LiveConfig::default()
-        });
-        let (head, body) = rig.ask(&post("/completion", r#"{"prompt":"x"}"#)).await;
-        assert!(
-            head.starts_with("HTTP/1.1 200 ") && head.contains("x-warden-continued: 1\r\n"),
-            "{head}{body}"
-        );
-        let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
-        assert_eq!(answer["content"], "a", "{body}");
-        let record = rig.record(0).await;
-        assert_eq!((record.continued, record.stream, record.outcome), (true, false, RequestOutcome::Ok));
         rig.is_clean().await;
     }
 }

@@ -246,49 +246,6 @@ async fn its_connection_is_as_good_as_before_if_all_of_its_body_had_come() {
 }
 
 #[tokio::test]
-async fn what_is_whole_is_not_cut_and_its_client_has_all_of_it() {
-    // This text is more than all sockets hold.
-    let text = "x".repeat(500_000);
-    let event = |delta: &str, finish: &str| {
-        format!(
-            "data: {{\"choices\":[{{\"finish_reason\":{finish},\"index\":0,\"delta\":{delta}}}],\"created\":7,\"id\":\"c\",\"model\":\"m\",\"object\":\"chat.completion.chunk\"}}\n\n"
-        )
-    };
-    let says = event(&format!("{{\"content\":\"{text}\"}}"), "null");
-    let ends = format!("{}data: [DONE]\n\n", event("{}", "\"stop\""));
-    let upstream = Upstream::start(move |mut peer| {
-        let (says, ends) = (says.clone(), ends.clone());
-        async move {
-            peer.request().await;
-            peer.send(EVENTS).await;
-            for _ in 0..32 {
-                peer.send_chunk(says.as_bytes()).await;
-            }
-            peer.send_chunk(ends.as_bytes()).await;
-            peer.send(b"0\r\n\r\n").await;
-        }
-    });
-    let mut plan = Plan::default();
-    plan.config.upstream.assembled_bytes = ByteSize(64 << 20);
-    let rig = Rig::with(plan, &[&upstream]).await;
-    let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
-    rig.control.update(LiveConfig {
-        models: [(ModelName::new("m"), rules)].into_iter().collect(),
-        ..LiveConfig::default()
-    });
-    rig.cancel_when("outcome");
-    let mut client = rig.client().await;
-    client.send(&named("x", CHAT, r#"{"messages":[{"role":"user","content":"hi"}]}"#)).await;
-    let (head, body) = client.response().await;
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-    let answer: Value = serde_json::from_slice(&body).expect("all of it");
-    assert!(answer["choices"][0]["message"]["content"] == *text.repeat(32));
-    // The cancel request came too late to have an effect.
-    assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
-    rig.is_clean().await;
-}
-
-#[tokio::test]
 async fn while_another_backend_is_to_go_on_with_it() {
     let dying = goes_on::dying(goes_on::said("a"));
     let silent = Upstream::silent();
@@ -313,29 +270,6 @@ async fn while_another_backend_is_to_go_on_with_it() {
         assert!(rig.is_cancelled(200).await.continued);
         eventually("the second one is let go", || silent.open() == 0).await;
     }
-}
-
-#[tokio::test]
-async fn while_its_answer_is_put_together() {
-    let upstream = Upstream::start(|mut peer| async move {
-        peer.request().await;
-        peer.send(EVENTS).await;
-        peer.send_chunk(b"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n").await;
-        peer.rest().await;
-    });
-    let rig = Rig::start(&[&upstream]).await;
-    let rules = Arc::new(ModelRules { assemble: true, ..ModelRules::default() });
-    rig.control.update(LiveConfig {
-        models: [(ModelName::new("m"), rules)].into_iter().collect(),
-        ..LiveConfig::default()
-    });
-    let mut client = rig.client().await;
-    client.send(&named("x", CHAT, r#"{"messages":[{"role":"user","content":"hi"}]}"#)).await;
-    rig.cancel_in(RequestState::Generating).await;
-    let (head, body) = client.response().await;
-    is_told(&head, &body, "maybe");
-    eventually("the backend's connection is closed", || upstream.open() == 0).await;
-    rig.is_cancelled(499).await;
 }
 
 #[tokio::test]

@@ -34,7 +34,6 @@ use crate::{
 };
 
 mod again;
-mod assemble;
 mod behind_its_text;
 mod canary;
 mod cancel;

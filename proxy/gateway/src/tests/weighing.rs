@@ -111,3 +111,39 @@ async fn without_a_count_the_bound_holds() {
     assert_eq!(*rig.backends.demands.lock().unwrap(), [Some(large.len() as u64 / 3)]);
     rig.is_clean().await;
 }
+
+#[tokio::test]
+async fn no_body_costs_many_times_its_own_bytes_when_it_is_looked_at() {
+    if !slow::is_alone(module_path!(), "no_body_costs_many_times_its_own_bytes_when_it_is_looked_at").await {
+        return;
+    }
+    // The backend ignores the bodies, and counts no tokens.
+    let upstream = Upstream::answering(|_, _| json_answer(r#"{"tokens":[]}"#));
+    let rig = Rig::start(&[&upstream]).await;
+    *rig.backends.room_tokens.lock().unwrap() = Some(1000);
+    for (begin, element, end) in [
+        (r#"{"messages":["#, "{},", "{}]}"),
+        (r#"{"input":["#, "{},", "{}]}"),
+        (r#"{"prompt":["#, "0,", "0]}"),
+        (r#"{"tools":["#, "{},", "{}]}"),
+    ] {
+        // Small enough to have its tokens counted, too.
+        let body = format!("{begin}{}{end}", element.repeat(1_000_000 / element.len()));
+        std::fs::write("/proc/self/clear_refs", "5").unwrap();
+        let before = resident("VmRSS:");
+        let (head, _) = rig.ask(&post("/v1/chat/completions", &body)).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        let cost = resident("VmHWM:").saturating_sub(before);
+        // The body is held once, joined for parsing, and kept once more by each end in this process.
+        // Buffers double as they grow.
+        assert!(cost < 14 * body.len(), "{begin}: {} MiB for {} MB", cost >> 20, body.len() / 1_000_000);
+    }
+    rig.is_clean().await;
+}
+
+/// Returns this process's memory (`VmRSS:`) or its peak since the last reset (`VmHWM:`), in bytes.
+fn resident(which: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(which)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}

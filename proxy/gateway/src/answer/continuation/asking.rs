@@ -9,11 +9,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::request::NoContinuationReason;
 use super::{ANSWER_BASE_BYTES, ANSWER_BYTES_PER_BYTE, ContinuationStop};
-use crate::answer::is_events;
 use crate::backend::{
     AttemptAnswer, BackendAttempts, BoxFuture, ConnectionPool, IncompleteAnswer, RelayedAnswer, SharedLease,
     UpstreamConn, UpstreamRequest, attempt_once,
 };
+use crate::protocol::headers::is_events;
 
 pub(super) struct ProbedResponse {
     pub(super) response: Response<Incoming>,

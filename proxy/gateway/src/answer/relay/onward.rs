@@ -13,11 +13,12 @@ use super::ending::blame_request;
 use super::{AnswerRelay, ContinuationTerms, EventTerms, RelayTimers};
 use crate::answer::{
     AnswerMeter, AnswerStage, AnswerTranscript, DONE, EventTranslator, RepeatTranslator, StreamCut,
-    continuation, is_events,
+    continuation,
 };
 use crate::backend::{AnsweringBackend, BackendSearch, BoxFuture, RelayedAnswer, RepeatableRequest};
 use crate::body::BodyIntake;
 use crate::observe::{RequestOutcome, RequestRecord};
+use crate::protocol::headers::is_events;
 use crate::protocol::{EventSplitter, wire};
 use crate::refusal::RequestRefusal;
 
