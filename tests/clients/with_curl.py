@@ -1,13 +1,9 @@
-"""curl, and what only curl asks for: old and new HTTP, bodies in chunks, `Expect`, and bytes as they are."""
+"""curl, and what only curl asks for: old HTTP, bodies in chunks, `Expect`, and bytes as they are."""
 
 import json
 import subprocess
-import sys
 
 from common import BASE, MODEL, QUESTION, SAME, image, results, tell
-
-# Where h2 is spoken, if anywhere: the direct run makes the same calls by HTTP/1.1.
-H2 = sys.argv[2:]
 
 
 def curl(path, *flags, body=None):
@@ -44,9 +40,7 @@ results["HTTP/1.0"] = curl(CHAT, "--http1.0", body=ASK)
 results["HTTP/1.0, streamed"] = curl(CHAT, "--http1.0", body=STREAM)
 results["HTTP/1.1"] = curl(CHAT, "--http1.1", body=ASK)
 results["HTTP/1.1, streamed"] = curl(CHAT, "--http1.1", body=STREAM)
-results["h2"] = curl(CHAT, *H2, body=ASK)
-results["h2, streamed"] = curl(CHAT, *H2, body=STREAM)
-results["h2, an error"] = curl(CHAT, *H2, body={"model": MODEL})
+results["HTTP/1.1, an error"] = curl(CHAT, "--http1.1", body={"model": MODEL})
 results["a body in chunks"] = curl(CHAT, "--header", "Transfer-Encoding: chunked", body=ASK)
 results["Expect"] = curl(CHAT, "--header", "Expect: 100-continue", body=ASK)
 results["Expect, a large body in chunks"] = curl(

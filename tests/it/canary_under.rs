@@ -1,52 +1,15 @@
-//! A canary under load fails no request: with streams that share an HTTP/2 connection, a model from the
-//! command line, and another model that needs memory.
+//! A canary under load fails no request: with a model from the command line, and another model that needs
+//! memory.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use warden_rig::http2::Http2;
 use warden_rig::swarm::{all_whole, requests, same, swarm};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, FakeGpu, FakeNvml, Identity, Outcome, Trouble, wait_until};
+use warden_rig::{Context as _, FakeGpu, FakeNvml, Outcome, wait_until};
 
 use crate::canary::{HASTY, OFTEN, another_build, canaries, ended, executed_by, start, undisturbed, view_of};
 use crate::drop_in;
-
-#[tokio::test]
-async fn streams_of_one_connection_of_http_2_go_on_when_a_canary_dies_under_half_of_them() -> Outcome {
-    let slow = json!({"ms_per_token": 10});
-    let identity = Identity::new()?;
-    let setup = Setup::new()?.top(OFTEN);
-    let (cert, key) = identity.put(setup.home.path())?;
-    let top = format!("server.tls_cert = '{}'\nserver.tls_key = '{}'\n", cert.display(), key.display());
-    let setup = setup.top(&top).fake("m", &slow, HASTY)?;
-    let binary = another_build(&setup, &slow)?;
-    let warden = setup.start().await?;
-    warden.until_ready(1).await?;
-    start(&warden, &binary, &["--share", "50%"]).await?;
-    let bodies: Vec<Value> =
-        (0..16).map(|n| chat(&format!("h-{n}"), "m", &format!("say it {n} times"), 40, true)).collect();
-    let wanted = undisturbed(&bodies, &json!({})).await?;
-    let connection = Http2::over_tls(&identity, warden.address()).await?;
-    let mut readers = JoinSet::new();
-    for body in &bodies {
-        let begun = connection.begin(CHAT, body).await?;
-        let id = body["user"].as_str().context("an id")?.to_owned();
-        readers.spawn(async move { Ok::<_, Trouble>((id, begun.whole().await?)) });
-    }
-    let victims: Vec<i32> = canaries(&warden).iter().map(|process| process.pid).collect();
-    let by = executed_by(&warden)?;
-    assert!(by.values().any(|pids| victims.contains(&pids[0])), "some are answered by the canary: {by:?}");
-    for victim in canaries(&warden) {
-        victim.signal(Signal::KILL);
-    }
-    while let Some(read) = readers.join_next().await {
-        let (id, answer) = read??;
-        let expected = wanted[&id].as_ref().map_err(|error| Trouble::new(error.clone()))?;
-        assert!(answer.is_whole() && answer.text == expected.text, "{id}: {answer:?}");
-    }
-    Ok(())
-}
 
 #[tokio::test]
 async fn a_model_of_the_command_line_has_a_canary_like_any_other() -> Outcome {

@@ -31,7 +31,7 @@ fn able() -> Result<Vec<String>, Trouble> {
 async fn behind_us(model: &Path, flags: &[String]) -> Result<Warden, Trouble> {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let lines = model_lines_of(model, &flags).await?;
-    let warden = Setup::new()?.top("server.h2c = true").model("m", &lines).start().await?;
+    let warden = Setup::new()?.model("m", &lines).start().await?;
     warden.until_ready(1).await?;
     Ok(warden)
 }
@@ -57,11 +57,6 @@ async fn same_cases_through_us(
     let (mut here, mut there) = (vec![direct.url.as_str()], vec![url.as_str()]);
     here.extend(only);
     there.extend(only);
-    if program == "with_curl.py" {
-        // llama-server does not speak HTTP/2.
-        here.push("--http1.1");
-        there.push("--http2-prior-knowledge");
-    }
     let (direct, through) = tokio::join!(packages.run(program, &here), packages.run(program, &there));
     compare(program, direct?, through?, kinds)
 }
@@ -117,12 +112,12 @@ async fn the_openai_package_for_node_gets_the_same_through_us() -> Outcome {
 }
 
 #[tokio::test]
-async fn curl_gets_the_same_through_us_by_old_and_new_http() -> Outcome {
+async fn curl_gets_the_same_through_us() -> Outcome {
     Box::pin(same_through_us(
         "with_curl.py",
         &sample_model(SamplePreset::Tools)?,
         &able()?,
-        &["HTTP/", "h2", "Expect", "a body"],
+        &["HTTP/", "Expect", "a body"],
     ))
     .await
 }

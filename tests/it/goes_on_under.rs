@@ -1,5 +1,5 @@
-//! Continues answers under load: a thousand streams at once, a slow reader, HTTP/2 over TLS, keys with rates,
-//! and operators who replace the next process, too.
+//! Continues answers under load: a thousand streams at once, a slow reader, keys with rates, and operators who
+//! replace the next process, too.
 
 use http_body_util::Full;
 use hyper::Request;
@@ -11,10 +11,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 use tokio::task::JoinSet;
 use warden_rig::http::{Flow, json_request};
-use warden_rig::http2::Http2;
 use warden_rig::ledger::End;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Answer, Context as _, Identity, Outcome, Trouble, Warden, wait_until};
+use warden_rig::{Answer, Context as _, Outcome, Trouble, Warden, wait_until};
 
 const SOON_AGAIN: &str =
     "on_death = \"continue\"\nlifecycle.backoff_first = \"20ms\"\nlifecycle.backoff_cap = \"50ms\"\n";
@@ -142,38 +141,6 @@ async fn who_leaves_while_the_next_process_starts_leaves_nothing_behind() -> Out
     let executed = warden.ledger().executions()?;
     assert!(executed["left"].len() == 1, "what nobody waits for is not computed: {executed:?}");
     assert!(!undisturbed(&warden, 5).await?.is_empty());
-    Ok(())
-}
-
-#[tokio::test]
-async fn streams_of_one_connection_of_http_2_over_tls_all_go_on() -> Outcome {
-    let identity = Identity::new()?;
-    let setup = Setup::new()?.top(LOOKING);
-    let (cert, key) = identity.put(setup.home.path())?;
-    let top = format!("server.tls_cert = '{}'\nserver.tls_key = '{}'\n", cert.display(), key.display());
-    let flags = format!("{SOON_AGAIN}args = ['-np', '8']\n");
-    let warden = setup.top(&top).fake("m", &json!({"ms_per_token": 10}), &flags)?.start().await?;
-    warden.until_ready(1).await?;
-    // Resumed from tokens, and sent again.
-    let asked: [fn(&str) -> Value; 2] = [|id| chat(id, "m", "hi", 40, true), |id| told_again(id, 40)];
-    let mut wanted = Vec::new();
-    for asks in asked {
-        let mut body = asks("u");
-        body["stream"] = json!(false);
-        wanted.push(warden.https(&identity).post(CHAT, &body).await?.answer()?.text);
-    }
-    let connection = Http2::over_tls(&identity, warden.address()).await?;
-    let mut readers = JoinSet::new();
-    for number in 0..8 {
-        // Each stream begins before the next is sent, so that all are in flight when the server dies.
-        let begun = connection.begin(CHAT, &asked[number % 2](&format!("h{number}"))).await?;
-        readers.spawn(async move { Ok::<_, Trouble>((begun.whole().await?, number % 2)) });
-    }
-    kill(&warden);
-    while let Some(answer) = readers.join_next().await {
-        let (answer, way) = answer??;
-        assert!(answer.is_whole() && answer.text == wanted[way], "{answer:?}");
-    }
     Ok(())
 }
 

@@ -4,12 +4,8 @@
 use std::io::Read as _;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::http2::{self, SendRequest};
+use hyper::StatusCode;
 use hyper::header::HeaderValue;
-use hyper::{Request, StatusCode};
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -17,12 +13,6 @@ use warden_rig::http::json_request;
 use warden_rig::ledger::End;
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
 use warden_rig::{Context as _, Http, Identity, Outcome, Trouble, Warden, wait_for, wait_until};
-
-#[derive(Clone)]
-enum Way {
-    One(Http),
-    Two { sender: SendRequest<Full<Bytes>>, origin: String },
-}
 
 /// A whole answer, or the rest of a cut one.
 struct Got {
@@ -32,47 +22,20 @@ struct Got {
     is_whole: bool,
 }
 
-impl Way {
-    /// A connection of HTTP/2 for all requests.
-    async fn two(identity: &Identity, warden: &Warden, drivers: &mut JoinSet<()>) -> Result<Self, Trouble> {
-        let stream = identity.connect(warden.address(), &["h2"]).await?;
-        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
-        drivers.spawn(async move { drop(connection.await) });
-        Ok(Self::Two { sender, origin: format!("https://localhost:{}", warden.address().port()) })
-    }
-
-    async fn ask(self, id: String, body: Value) -> Result<Got, Trouble> {
-        let request = |origin: &str| -> Result<Request<Full<Bytes>>, Trouble> {
-            let mut request = json_request(&format!("{origin}{CHAT}"), &body)?;
-            request.headers_mut().insert("x-request-id", HeaderValue::from_str(&id)?);
-            Ok(request)
-        };
-        let (head, text, is_whole) = match self {
-            Self::One(http) => {
-                let mut flow = http.open(request("")?).await?;
-                let (status, headers) = (flow.status(), flow.headers().clone());
-                let mut text = Vec::new();
-                let whole = loop {
-                    match flow.piece().await {
-                        Ok(Some(piece)) => text.extend_from_slice(&piece),
-                        Ok(None) => break true,
-                        Err(_) => break false,
-                    }
-                };
-                ((status, headers), text, whole)
-            }
-            Self::Two { mut sender, origin } => {
-                let (head, body) = sender.send_request(request(&origin)?).await?.into_parts();
-                let whole = body.collect().await;
-                let is_whole = whole.is_ok();
-                let text = whole.map(|all| all.to_bytes().to_vec()).unwrap_or_default();
-                ((head.status, head.headers), text, is_whole)
-            }
-        };
-        let (status, headers) = head;
-        let text = String::from_utf8_lossy(&text).into_owned();
-        Ok(Got { status, text, executed: headers.get("x-warden-executed").cloned(), is_whole })
-    }
+async fn ask(http: Http, id: String, body: Value) -> Result<Got, Trouble> {
+    let mut request = json_request(CHAT, &body)?;
+    request.headers_mut().insert("x-request-id", HeaderValue::from_str(&id)?);
+    let mut flow = http.open(request).await?;
+    let (status, executed) = (flow.status(), flow.headers().get("x-warden-executed").cloned());
+    let mut text = Vec::new();
+    let is_whole = loop {
+        match flow.piece().await {
+            Ok(Some(piece)) => text.extend_from_slice(&piece),
+            Ok(None) => break true,
+            Err(_) => break false,
+        }
+    };
+    Ok(Got { status, text: String::from_utf8_lossy(&text).into_owned(), executed, is_whole })
 }
 
 async fn shown(warden: &Warden, id: &str) -> Option<Value> {
@@ -141,7 +104,7 @@ async fn is_free(warden: &Warden, model: &str) -> bool {
 }
 
 /// Cancels a request in each state.
-async fn each_is_cancelled(warden: &Warden, way: &Way, name: &str) -> Outcome {
+async fn each_is_cancelled(warden: &Warden, http: &Http, name: &str) -> Outcome {
     for (model, of_stream, of_whole) in CASES {
         let dying = format!("dies-{name}");
         let model = if model == "dies" { dying.as_str() } else { model };
@@ -152,7 +115,7 @@ async fn each_is_cancelled(warden: &Warden, way: &Way, name: &str) -> Outcome {
             let blocker = (model == "full").then(|| format!("{name}-{stream}-blocks"));
             let mut blocks = JoinSet::new();
             if let Some(id) = &blocker {
-                blocks.spawn(way.clone().ask(id.clone(), chat(id, model, "go", 100_000, true)));
+                blocks.spawn(ask(http.clone(), id.clone(), chat(id, model, "go", 100_000, true)));
                 until_state(warden, id, "generating").await?;
             }
             if model == dying {
@@ -160,7 +123,7 @@ async fn each_is_cancelled(warden: &Warden, way: &Way, name: &str) -> Outcome {
                 warden.script(model, &json!({"load_ms": 600_000})).await?;
             }
             let id = format!("{name}-{model}-{stream}");
-            let asked = way.clone().ask(id.clone(), chat(&id, model, "go", 100_000, stream));
+            let asked = ask(http.clone(), id.clone(), chat(&id, model, "go", 100_000, stream));
             let told = async {
                 let before = until_state(warden, &id, state).await?;
                 assert_eq!((&before["model"], &before["route"]), (&json!(model), &json!("chat")), "{before}");
@@ -202,9 +165,9 @@ async fn each_is_cancelled(warden: &Warden, way: &Way, name: &str) -> Outcome {
 }
 
 #[tokio::test]
-async fn over_http_1_a_request_is_cancelled_wherever_it_is_and_all_that_counts_says_so() -> Outcome {
+async fn a_request_is_cancelled_wherever_it_is_and_all_that_counts_says_so() -> Outcome {
     let warden = started(None, &["plain"]).await?;
-    each_is_cancelled(&warden, &Way::One(warden.http.clone()), "plain").await?;
+    each_is_cancelled(&warden, &warden.http, "plain").await?;
     warden
         .until_metrics(&[
             "llama_warden_request_outcomes_total{model=\"generates\",outcome=\"cancelled_by_operator\"} 2",
@@ -229,13 +192,10 @@ async fn over_http_1_a_request_is_cancelled_wherever_it_is_and_all_that_counts_s
 }
 
 #[tokio::test]
-async fn over_tls_it_is_the_same_in_both_versions_of_http() -> Outcome {
+async fn over_tls_it_is_the_same() -> Outcome {
     let identity = Identity::new()?;
-    let warden = started(Some(&identity), &["tls", "h2"]).await?;
-    each_is_cancelled(&warden, &Way::One(warden.https(&identity)), "tls").await?;
-    let mut drivers = JoinSet::new();
-    let way = Way::two(&identity, &warden, &mut drivers).await?;
-    each_is_cancelled(&warden, &way, "h2").await
+    let warden = started(Some(&identity), &["tls"]).await?;
+    each_is_cancelled(&warden, &warden.https(&identity), "tls").await
 }
 
 #[tokio::test]
@@ -357,30 +317,22 @@ async fn one_is_shown_as_it_was_recorded_and_only_where_its_model_says_so() -> O
 
 #[tokio::test]
 async fn a_thousand_in_flight_are_listed_and_one_of_them_is_found() -> Outcome {
-    const CONNECTIONS: usize = 20;
-    const EACH: usize = 50;
-    let identity = Identity::new()?;
-    let setup = Setup::new()?;
-    let (cert, key) = identity.put(setup.home.path())?;
-    let tls = format!("server.tls_cert = '{}'\nserver.tls_key = '{}'", cert.display(), key.display());
+    const IN_FLIGHT: usize = 1000;
     let model = json!({"ms_per_token": 50});
-    let warden = setup.top(&tls).fake("m", &model, "queue.depth = 2000\n")?.start().await?;
+    let warden = Setup::new()?.fake("m", &model, "queue.depth = 2000\n")?.start().await?;
     warden.until_ready(1).await?;
-    let (mut drivers, mut asked) = (JoinSet::new(), JoinSet::new());
-    for connection in 0..CONNECTIONS {
-        let way = Way::two(&identity, &warden, &mut drivers).await?;
-        for n in 0..EACH {
-            let id = format!("{connection}-{n}");
-            asked.spawn(way.clone().ask(id.clone(), chat(&id, "m", "go", 100_000, true)));
-        }
+    let mut asked = JoinSet::new();
+    for n in 0..IN_FLIGHT {
+        let id = n.to_string();
+        asked.spawn(ask(warden.http.clone(), id.clone(), chat(&id, "m", "go", 100_000, true)));
     }
     let all = wait_for("all are shown", SOON, async || {
         let all = warden.admin().get("/requests?state=in_flight&limit=5000").await.ok()?.json().ok()?;
-        (all["in_flight"] == CONNECTIONS * EACH).then_some(all)
+        (all["in_flight"] == IN_FLIGHT).then_some(all)
     })
     .await?;
     let listed = all["requests"].as_array().context("no list")?;
-    assert_eq!(listed.len(), CONNECTIONS * EACH);
+    assert_eq!(listed.len(), IN_FLIGHT);
     let began: Vec<u64> = listed.iter().filter_map(|one| one["began_unix_ms"].as_u64()).collect();
     assert!(began.windows(2).all(|two| two[0] <= two[1] + 1), "the oldest first");
     let mut best = Duration::MAX;

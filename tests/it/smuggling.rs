@@ -4,7 +4,6 @@
 
 mod answers;
 mod corpus;
-mod h2;
 mod rivals;
 mod unread;
 

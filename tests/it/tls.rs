@@ -1,13 +1,13 @@
-//! TLS: chat and HTTP/2 over it, certificates renewed while serving, and clients without TLS.
+//! TLS: chat over it, certificates renewed while serving, and clients without TLS.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::{http1, http2};
+use hyper::Request;
+use hyper::client::conn::http1;
 use hyper::header::HOST;
-use hyper::{Request, Version};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use warden_rig::http::json_request;
@@ -54,43 +54,6 @@ async fn a_chat_over_tls_is_the_chat_without_it() -> Outcome {
     warden.ledger().each_finished_once(["s", "w"])?;
     let stranger = Identity::new()?;
     assert!(!shows(&warden, &stranger).await, "a client that trusts another certificate only was let in");
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_client_that_offers_http_2_gets_it_for_many_chats_at_once() -> Outcome {
-    let identity = Identity::new()?;
-    let warden = start(&identity, "").await?;
-    let stream = identity.connect(warden.address(), &["h2", "http/1.1"]).await?;
-    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"h2".as_slice()));
-    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move { drop(connection.await) });
-    let mut asked = JoinSet::new();
-    for number in 0..8 {
-        let mut sender = sender.clone();
-        let url = format!("https://localhost:{}{CHAT}", warden.address().port());
-        let request = json_request(&url, &chat(&format!("c{number}"), "m", "hi", 6, number % 2 == 0))?;
-        asked.spawn(async move {
-            let answer = sender.send_request(request).await?;
-            let (version, status) = (answer.version(), answer.status());
-            Ok::<_, Trouble>((version, status, answer.into_body().collect().await?.to_bytes()))
-        });
-    }
-    while let Some(answer) = asked.join_next().await {
-        let (version, status, body) = answer??;
-        assert_eq!((version, status.as_u16()), (Version::HTTP_2, 200));
-        assert!(!body.is_empty());
-    }
-    warden.ledger().each_finished_once((0..8).map(|number| format!("c{number}")))
-}
-
-#[tokio::test]
-async fn without_h2_in_the_configuration_nobody_is_given_it() -> Outcome {
-    let identity = Identity::new()?;
-    let warden = start(&identity, "server.h2 = false").await?;
-    let stream = identity.connect(warden.address(), &["h2", "http/1.1"]).await?;
-    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"http/1.1".as_slice()));
     Ok(())
 }
 

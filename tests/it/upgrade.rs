@@ -27,7 +27,6 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use warden_rig::http::{Socket, json_request};
-use warden_rig::http2::Http2;
 use warden_rig::process::{ProcessId, children_of};
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Identity, Outcome, Trouble, Warden, binaries, swarm, wait_until};
@@ -324,38 +323,8 @@ async fn keep_asking(
     }
 }
 
-/// Sends requests one after the other over HTTP/2, on a new connection when the server accepts no more
-/// streams.
-async fn keep_asking_over_http2(
-    identity: Identity,
-    address: SocketAddr,
-    over: Arc<AtomicBool>,
-) -> Result<usize, Trouble> {
-    let mut asked = 0;
-    loop {
-        let connection = Http2::over_tls(&identity, address).await?;
-        loop {
-            if over.load(Ordering::SeqCst) {
-                return Ok(asked);
-            }
-            match connection.begin(CHAT, &chat(&format!("h{asked}"), "m", "hi", 20, true)).await {
-                Ok(begun) => {
-                    let answer = begun.whole().await?;
-                    if !answer.done {
-                        return Err(Trouble::new(format!("stream {asked} was cut: {answer:?}")));
-                    }
-                    asked += 1;
-                }
-                // The server has not processed the stream, so every client sends it again.
-                Err(_) if connection.is_closing() => break,
-                Err(trouble) => return Err(trouble),
-            }
-        }
-    }
-}
-
 #[tokio::test]
-async fn clients_that_keep_their_connections_lose_no_request_over_tls_and_http2() -> Outcome {
+async fn clients_that_keep_their_connections_lose_no_request_over_tls() -> Outcome {
     let identity = Identity::new()?;
     let setup = Setup::new()?;
     let (cert, key) = identity.put(setup.home.path())?;
@@ -367,9 +336,6 @@ async fn clients_that_keep_their_connections_lose_no_request_over_tls_and_http2(
     for pause in [0, 0, 1, 3, 10, 30, 100, 300] {
         let pause = Duration::from_millis(pause);
         clients.spawn(keep_asking(identity.clone(), warden.address(), Arc::clone(&over), pause));
-    }
-    for _ in 0..2 {
-        clients.spawn(keep_asking_over_http2(identity.clone(), warden.address(), Arc::clone(&over)));
     }
     for _ in 0..3 {
         upgrade(&warden).await?;

@@ -10,7 +10,6 @@
 //! | [`fake`] | a running `fake-llama`, to talk to directly |
 //! | [`home`] | directories and environment of its own for every test |
 //! | [`http`] | a client that can stream, leave early, read slowly, send raw bytes |
-//! | [`http2`] | streams that share one connection of HTTP/2 |
 //! | [`sse`] | events out of bytes, and answers out of events |
 //! | [`load`] | closed loops for benchmarks, and statistics of their times |
 //! | [`poll`] | cheap sockets of one thread without a runtime |
@@ -40,7 +39,6 @@ pub mod dice;
 pub mod fake;
 pub mod home;
 pub mod http;
-pub mod http2;
 pub mod ledger;
 pub mod load;
 pub mod nvml;

@@ -86,30 +86,6 @@ section!(
         tls_warn: Duration = "duration",
         /// Time limit of a TLS handshake.
         tls_handshake_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
-        /// Offers HTTP/2 over TLS.
-        pub h2: bool,
-        /// Accepts HTTP/2 without TLS from clients on this machine (prior knowledge).
-        pub h2c: bool,
-        /// Concurrent requests on one HTTP/2 connection.
-        pub h2_streams: u32,
-        /// Flow-control window of one stream, in bytes of a request body.
-        h2_stream_window: ByteSize,
-        /// Flow-control window of one connection.
-        h2_connection_window: ByteSize,
-        /// Bytes of an answer held per stream for a client that does not read.
-        h2_send_buffer: ByteSize,
-        /// Pending resets by the client after which the connection is closed.
-        h2_pending_resets: usize,
-        /// Resets for errors of the client after which the connection is closed.
-        h2_local_resets: usize,
-        /// Requests that the client may cancel within `h2_reset_window`; more closes the connection.
-        h2_resets: usize,
-        /// Time window of `h2_resets`.
-        h2_reset_window: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
-        /// Time without a frame after which a connection is pinged.
-        h2_ping: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
-        /// Time to answer the ping; a client that does not read cannot.
-        h2_ping_timeout: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Time that running requests may take after SIGTERM.
         pub shutdown_deadline: Duration = "duration",
         /// File of API keys, relative to the configuration file; empty: no key is required, and clients'

@@ -88,7 +88,6 @@ fn rounded_ms(time: Duration) -> f64 {
 fn protocol_name(version: Version) -> &'static str {
     match version {
         Version::HTTP_10 => "http/1.0",
-        Version::HTTP_2 => "h2",
         _ => "http/1.1",
     }
 }
@@ -202,7 +201,7 @@ pub(crate) mod tests {
             request_id: "r\"1".into(),
             peer: [127, 0, 0, 1].into(),
             method: http::Method::POST,
-            protocol: Version::HTTP_2,
+            protocol: Version::HTTP_11,
             user_agent: Some("an agent/1.0".into()),
             key: Some("alice".into()),
             route: "chat",
@@ -233,7 +232,7 @@ pub(crate) mod tests {
         assert_eq!(
             text,
             "2026-01-02T03:04:05.000006Z access: id=\"r\\\"1\" key=\"alice\" model=\"a model\" generation=3 method=POST \
-             route=chat protocol=h2 status=200 outcome=ok stream=true late_status=400 queue_ms=1.5 ttfb_ms=20 total_ms=30 \
+             route=chat protocol=http/1.1 status=200 outcome=ok stream=true late_status=400 queue_ms=1.5 ttfb_ms=20 total_ms=30 \
              prompt_tokens=7 output_tokens=8 bytes_in=5 bytes_out=6 retries=1 continued=true peer=127.0.0.1 user_agent=\"an agent/1.0\"\n"
         );
         let json: serde_json::Value = serde_json::from_slice(&format_line(&record, NOW, true)).unwrap();

@@ -329,7 +329,9 @@ mod tests {
             "\n[internal.growth]\nhost_effect = \"1MiB\"{place}:2\n\n[internal.lifecycle]\nfailures_told = 9{place}:4\n"
         );
         assert!(shown.ends_with(&wanted), "{shown}");
-        for hidden in ["[growth]", "h2_ping", "load_factor", "[diagnose.cure]", "failures_told = 2"] {
+        for hidden in
+            ["[growth]", "tls_handshake_timeout", "load_factor", "[diagnose.cure]", "failures_told = 2"]
+        {
             assert!(!shown.contains(hidden), "{hidden} in\n{shown}");
         }
         let again = dir.path().join("again.toml");

@@ -56,11 +56,6 @@ pub(crate) fn saturate_u32(size: ByteSize) -> u32 {
     u32::try_from(size.0).unwrap_or(u32::MAX)
 }
 
-/// An HTTP/2 window has at most 2^31-1 bytes (RFC 9113 section 6.9.1).
-pub(crate) fn h2_window(size: ByteSize) -> u32 {
-    saturate_u32(size).min(0x7fff_ffff)
-}
-
 /// `llm`, `/llm` and `/llm/` are the same prefix.
 fn normalize_prefix(text: &str) -> String {
     match text.trim().trim_matches('/') {

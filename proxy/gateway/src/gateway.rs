@@ -46,7 +46,7 @@ impl Gateway {
         config: GatewayConfig,
         sockets: Vec<std::net::TcpListener>,
     ) -> Result<BoundGateway, GatewayError> {
-        let tls = config.tls().map(|files| TlsState::load(files, config.server.h2)).transpose()?;
+        let tls = config.tls().map(TlsState::load).transpose()?;
         let listener = if sockets.is_empty() {
             GatewayListener::open(&config.server.host, config.server.port).await?
         } else {
@@ -62,7 +62,7 @@ impl Gateway {
     ///
     /// A passed socket is unusable, or an error of [`Gateway::bind`].
     pub fn inherit(config: GatewayConfig, sockets: Vec<OwnedFd>) -> Result<BoundGateway, GatewayError> {
-        let tls = config.tls().map(|files| TlsState::load(files, config.server.h2)).transpose()?;
+        let tls = config.tls().map(TlsState::load).transpose()?;
         let listener = GatewayListener::adopt(sockets.into_iter().map(Into::into).collect())
             .map_err(GatewayError::Inherit)?;
         BoundGateway::new(config, tls.map(Arc::new), listener)

@@ -25,7 +25,7 @@
 //! | folder | job |
 //! |---|---|
 //! | `gateway` | the entry point: listens and serves; connections from this process to itself |
-//! | `client` | client connections: accepting, limits and timeouts, TLS, HTTP/2 |
+//! | `client` | client connections: accepting, limits and timeouts, TLS |
 //! | `exchange` | one request's life, stage by stage; own routes; prompt sizes |
 //! | `shared` | state that all requests share; the settings that may change while serving |
 //! | `answer` | the response path: relays whole events, counts work, keeps the record |

@@ -224,7 +224,7 @@ pub enum GatewayLimit {
     ConnectionsPerPeer,
     /// `server.refusals`: a connection was closed without an answer.
     Refusals,
-    /// `server.header_timeout`: a head, or the beginning of a connection, was late.
+    /// `server.header_timeout`: a head was late.
     HeadTime,
     /// `server.header_bytes`, `server.header_count`: a head was too large.
     HeadSize,
@@ -240,17 +240,11 @@ pub enum GatewayLimit {
     HandshakeTime,
     /// A TLS handshake failed.
     Handshake,
-    /// `server.h2_resets`, `server.h2_pending_resets`, `server.h2_local_resets`: too many streams were reset.
-    H2Resets,
-    /// Frames were not HTTP/2.
-    H2Invalid,
-    /// `server.h2_ping_timeout`: the client did not answer a ping in time.
-    H2Ping,
 }
 
 impl GatewayLimit {
     /// All limits.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 11] = [
         Self::Connections,
         Self::ConnectionsPerPeer,
         Self::Refusals,
@@ -262,9 +256,6 @@ impl GatewayLimit {
         Self::Overdue,
         Self::HandshakeTime,
         Self::Handshake,
-        Self::H2Resets,
-        Self::H2Invalid,
-        Self::H2Ping,
     ];
 
     /// Label for metrics.
@@ -281,9 +272,6 @@ impl GatewayLimit {
             Self::Overdue => "overdue",
             Self::HandshakeTime => "handshake_time",
             Self::Handshake => "handshake",
-            Self::H2Resets => "h2_resets",
-            Self::H2Invalid => "h2_invalid",
-            Self::H2Ping => "h2_ping",
         }
     }
 }

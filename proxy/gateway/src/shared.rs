@@ -28,15 +28,6 @@ pub struct StopTokens {
     pub retire: CancellationToken,
 }
 
-impl StopTokens {
-    pub(crate) async fn any_cancelled(&self) {
-        tokio::select! {
-            () = self.stop.cancelled() => {}
-            () = self.retire.cancelled() => {}
-        }
-    }
-}
-
 #[derive(Clone)]
 pub(crate) struct GatewayShared {
     pub(crate) config: Arc<GatewayConfig>,

@@ -193,7 +193,6 @@ fn method_name(method: &Method) -> &'static str {
 
 fn version_name(version: Version) -> &'static str {
     match version {
-        Version::HTTP_2 => "2",
         Version::HTTP_10 => "1.0",
         _ => "1.1",
     }

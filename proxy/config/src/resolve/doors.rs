@@ -108,12 +108,12 @@ impl ConfigResolver<'_> {
             }
         }
         if let Some(files) = TlsFiles::from_settings(&server.tls_cert, &server.tls_key) {
-            self.check_tls(files, server.h2);
+            self.check_tls(files);
         }
         server
     }
 
-    fn check_tls(&mut self, files: TlsFiles, h2: bool) {
+    fn check_tls(&mut self, files: TlsFiles) {
         let loaded = self.loaded;
         let place = |key| match loaded.place(&owned_path(&["server", key])) {
             ConfigPlace::Default => ConfigPlace::Nowhere,
@@ -124,7 +124,7 @@ impl ConfigResolver<'_> {
             let hint = format!("run `chmod o-r {}`", files.key.display());
             self.warnings.push(ConfigProblem::new(place("tls_key"), message).with_hint(hint));
         }
-        if let Err(error) = TlsState::load(files, h2) {
+        if let Err(error) = TlsState::load(files) {
             let is_key = self.loaded.settings.server.tls_cert.is_empty();
             let place = place(if is_key { "tls_key" } else { "tls_cert" });
             let hint = "`server.tls_cert` and `server.tls_key` are PEM files that llama-warden can read; \

@@ -17,7 +17,7 @@ fn every_public_key_has_a_meaning_a_default_and_its_reason() {
         }
     }
     check(root_schema());
-    assert!(at(&["server", "h2_ping"]).is_null() && at(&["growth"]).is_null());
+    assert!(at(&["server", "tls_handshake_timeout"]).is_null() && at(&["growth"]).is_null());
 }
 
 #[test]

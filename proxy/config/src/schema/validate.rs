@@ -187,7 +187,7 @@ mod tests {
     fn a_number_that_is_compiled_in_is_refused_wherever_it_stood() {
         insta::assert_snapshot!(told(&[
             "[models.m.lifecycle]\nunknown_slots = 1",
-            "[server]\nh2_ping = \"9s\"",
+            "[server]\ntls_handshake_timeout = \"9s\"",
             "growth.host_effect = \"1MiB\"",
             "[defaults.policy]\nload_factor = 1.0",
             "[models.\"a.b\".quarantine]\nknown = 1",
@@ -205,7 +205,7 @@ mod tests {
             []
         );
         insta::assert_snapshot!(told(&[
-            "internal.server.h2_ping = \"0s\"",
+            "internal.server.tls_handshake_timeout = \"0s\"",
             "internal.server.port = 1",
             "internal.levels.kill_vram = 1",
         ]));

@@ -80,7 +80,7 @@ fn what_is_wrong_in_the_environment_names_the_variable() {
             ("LLAMA_WARDEN_SERVER__PROT".into(), "2".into()),
             ("LLAMA_WARDEN_QUEUE__WAIT".into(), "soon".into()),
             ("LLAMA_WARDEN_SERVER__PORT".into(), "many".into()),
-            ("LLAMA_WARDEN_SERVER__H2_PING".into(), "1s".into()),
+            ("LLAMA_WARDEN_SERVER__TLS_HANDSHAKE_TIMEOUT".into(), "1s".into()),
         ],
         ..ConfigSources::default()
     })

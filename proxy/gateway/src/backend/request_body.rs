@@ -158,7 +158,7 @@ impl Body for RequestBody {
     }
 }
 
-/// Over HTTP/2 the end of a stream may be a separate frame after the last declared byte.
+/// The end of a body may be a separate frame after the last declared byte.
 fn is_body_done(rest: &RequestStream) -> bool {
     rest.is_end_stream() || rest.size_hint().exact() == Some(0)
 }

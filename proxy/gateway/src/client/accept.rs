@@ -1,11 +1,8 @@
-//! The beginning of a connection: admits it or not, and chooses TLS or none, HTTP/1.1 or HTTP/2.
+//! The beginning of a connection: admits it or not, with TLS or without.
 //!
 //! ```text
-//!   accepted --TLS configured--> handshake --ALPN h2--------------> h2
-//!      |                            +--------ALPN http/1.1, none--> connection
-//!      |--HTTP/2 by prior knowledge allowed here--> preface? -----> h2
-//!      |                                               +-no-------> connection
-//!      +-------------------------------------------------------> connection
+//!   accepted --TLS configured--> handshake --> connection
+//!      +-------------------------------------> connection
 //!
 //!   too many connections --> one short answer with the reason, unless too many are being refused like that
 //! ```
@@ -15,25 +12,19 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::{Bytes, BytesMut};
 use socket2::SockRef;
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
 use tokio_util::either::Either;
 use warden_policies::client_network;
 
 use crate::body::{ClientPeer, ClientShare};
-use crate::client::{ClientIo, ClientStream, HandshakeResult, TlsState, connection, h2, tls};
+use crate::client::{ClientIo, ClientStream, HandshakeResult, TlsState, connection, tls};
 use crate::config::{GatewayConfig, saturate_u32};
 use crate::observe::{GatewayGauges, GatewayLimit};
-use crate::protocol::ConnState;
+use crate::protocol::{ConnState, LEAST_BUFFER};
 use crate::refusal::{HeadLimits, not_tls_answer};
 use crate::shared::GatewayShared;
-
-/// First bytes of every HTTP/2 connection (RFC 9113 section 3.4).
-const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub(crate) struct ConnectionAcceptor {
     shared: Arc<GatewayShared>,
@@ -91,16 +82,16 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
     let stream = match &acceptor.tls {
         None => Either::Left(stream),
         Some(tls) => {
-            let tls = if admitted { tls.serve_config() } else { tls.refuse_config() };
             let entered = tokio::select! {
-                entered = tls::shake_hands(tls, stream, config.server.tls_handshake_timeout) => entered,
+                entered = tls::shake_hands(tls.serve_config(), stream, config.server.tls_handshake_timeout) => entered,
                 () = shared.hang_up.cancelled() => return,
             };
             match entered {
                 HandshakeResult::Tls(stream) => stream,
                 HandshakeResult::NotTls(stream) => {
                     limited.note(GatewayLimit::Handshake);
-                    return http1_io(shared, Either::Left(stream))
+                    return client_io(shared, Either::Left(stream))
+                        .0
                         .send_and_close(&not_tls_answer(), config.server.linger)
                         .await;
                 }
@@ -113,87 +104,21 @@ async fn serve(acceptor: &ConnectionAcceptor, peer: ClientPeer, stream: TcpStrea
         }
     };
     if !admitted {
-        return http1_io(shared, stream).refuse(503, config.server.linger).await;
+        return client_io(shared, stream).0.refuse(503, config.server.linger).await;
     }
-    if tls::chose_h2(&stream) {
-        return h2::serve_http2(shared.clone(), peer, h2_io(shared, stream, Bytes::new())).await;
-    }
-    let sniffs = config.server.h2c && peer.ip.is_loopback() && !tls::announces_close(&stream);
-    let (stream, before) = match stream {
-        Either::Left(mut stream) if sniffs => {
-            let sniffed = tokio::select! {
-                sniffed = sniff_preface(&mut stream, config) => sniffed,
-                () = shared.hang_up.cancelled() => return,
-            };
-            match sniffed {
-                SniffedProtocol::H2(before) => {
-                    return h2::serve_http2(
-                        shared.clone(),
-                        peer,
-                        h2_io(shared, Either::Left(stream), before),
-                    )
-                    .await;
-                }
-                SniffedProtocol::Other(before) => (Either::Left(stream), before),
-                SniffedProtocol::Slow => return limited.note(GatewayLimit::HeadTime),
-                SniffedProtocol::Idle => return limited.note(GatewayLimit::KeepAlive),
-                SniffedProtocol::Gone => return,
-            }
-        }
-        stream => (stream, Bytes::new()),
-    };
-    let state = ConnState::new();
-    let io = ClientIo::http1(stream, before, state.clone(), head_limits(config));
+    let (io, state) = client_io(shared, stream);
     connection::serve_http1(shared.clone(), state, peer, io).await;
 }
 
-fn head_limits(config: &GatewayConfig) -> HeadLimits {
-    let server = &config.server;
-    HeadLimits {
+fn client_io(shared: &GatewayShared, stream: ClientStream) -> (ClientIo, Arc<ConnState>) {
+    let server = &shared.config.server;
+    let limits = HeadLimits {
         bytes: server.header_bytes.in_memory(),
         count: server.header_count,
         retry_after: server.retry_after,
-    }
-}
-
-fn http1_io(shared: &GatewayShared, stream: ClientStream) -> ClientIo {
-    ClientIo::http1(stream, Bytes::new(), ConnState::new(), head_limits(&shared.config))
-}
-
-fn h2_io(shared: &GatewayShared, stream: ClientStream, before: Bytes) -> (ClientIo, Arc<ConnState>) {
-    let state = ConnState::new();
-    (ClientIo::http2(stream, before, state.clone(), head_limits(&shared.config)), state)
-}
-
-enum SniffedProtocol {
-    /// The client has sent the preface. Holds the bytes read.
-    H2(Bytes),
-    Other(Bytes),
-    /// The client sent a part of the preface, but did not complete it in time.
-    Slow,
-    Idle,
-    Gone,
-}
-
-/// Reads until it is clear whether the client sends the preface.
-async fn sniff_preface(stream: &mut TcpStream, config: &GatewayConfig) -> SniffedProtocol {
-    let mut before = BytesMut::with_capacity(H2_PREFACE.len());
-    loop {
-        let (limit, late) = if before.is_empty() {
-            (config.server.keep_alive, SniffedProtocol::Idle)
-        } else {
-            (config.server.header_timeout, SniffedProtocol::Slow)
-        };
-        // The HTTP/2 library reads everything after the preface.
-        let mut rest = (&mut *stream).take((H2_PREFACE.len() - before.len()) as u64);
-        match timeout(limit, rest.read_buf(&mut before)).await {
-            Err(_) => return late,
-            Ok(Ok(0) | Err(_)) => return SniffedProtocol::Gone,
-            Ok(Ok(_)) if before == H2_PREFACE => return SniffedProtocol::H2(before.freeze()),
-            Ok(Ok(_)) if H2_PREFACE.starts_with(&before) => {}
-            Ok(Ok(_)) => return SniffedProtocol::Other(before.freeze()),
-        }
-    }
+    };
+    let state = ConnState::new(limits.bytes.max(LEAST_BUFFER));
+    (ClientIo::new(stream, state.clone(), limits), state)
 }
 
 /// Limits the number of connections, in total and per client address; an IPv6 network counts as one address.

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use crate::client::{ClientStream, announces_close, tcp_stream};
-use crate::protocol::{ConnPhase, ConnState, LEAST_BUFFER};
+use crate::protocol::{ConnPhase, ConnState};
 use crate::refusal::{HeadLimits, unreadable_head};
 
 /// Interval for checking whether a client has left while hyper does not read.
@@ -25,8 +25,6 @@ pub(crate) struct ClientIo {
     stream: ClientStream,
     state: Arc<ConnState>,
     limits: HeadLimits,
-    /// Bytes read from the socket before hyper got the connection.
-    before: Bytes,
     /// The gateway's answer, sent instead of hyper's own.
     own_answer: Bytes,
     /// True if hyper has unprocessed bytes and does not read on, so that it misses the client's leaving.
@@ -38,29 +36,11 @@ pub(crate) struct ClientIo {
 }
 
 impl ClientIo {
-    /// HTTP/1 heads also go through a second, stricter reader.
-    pub(crate) fn http1(
-        stream: ClientStream,
-        before: Bytes,
-        state: Arc<ConnState>,
-        limits: HeadLimits,
-    ) -> Self {
-        state.read_heads(limits.bytes.max(LEAST_BUFFER));
-        Self::http2(stream, before, state, limits)
-    }
-
-    /// HTTP/2 framing is unambiguous and needs no second reader.
-    pub(crate) fn http2(
-        stream: ClientStream,
-        before: Bytes,
-        state: Arc<ConnState>,
-        limits: HeadLimits,
-    ) -> Self {
+    pub(crate) fn new(stream: ClientStream, state: Arc<ConnState>, limits: HeadLimits) -> Self {
         Self {
             stream,
             state,
             limits,
-            before,
             own_answer: Bytes::new(),
             unread: false,
             next_check: None,
@@ -194,13 +174,8 @@ impl AsyncRead for ClientIo {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let start = buffer.filled().len();
-        if self.before.is_empty() {
-            self.unread = false;
-            ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        } else {
-            let now = self.before.len().min(buffer.remaining());
-            buffer.put_slice(&self.before.split_to(now));
-        }
+        self.unread = false;
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         self.unread = true;
         self.state.note_bytes(&buffer.filled()[start..]);
         Poll::Ready(Ok(()))

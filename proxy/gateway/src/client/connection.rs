@@ -25,7 +25,7 @@ use crate::observe::GatewayLimit;
 use crate::protocol::{ConnPhase, ConnState, LEAST_BUFFER};
 use crate::shared::GatewayShared;
 
-pub(crate) const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// hyper's default limit for the header fields of a head.
 const HYPER_HEADER_COUNT: usize = 100;
@@ -171,7 +171,7 @@ async fn watch_connection(
             () = &mut watch => {
                 let now = Instant::now();
                 let keep_alive = idle_timeout(&shared.ends.retire, config);
-                let due = next_limit_with(state, config, keep_alive);
+                let due = next_limit(state, config, keep_alive);
                 // Check often enough for a head that begins between two checks.
                 watch.as_mut().reset(due.map_or(now + look, |due| due.at.min(now + look)));
                 match due.filter(|due| due.at <= now).map(|due| due.limit) {
@@ -192,15 +192,11 @@ async fn watch_connection(
     }
 }
 
-/// The limit that a connection or a stream reaches next, and its time.
+/// The limit that a connection reaches next, and its time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DueLimit {
-    pub(crate) at: Instant,
-    pub(crate) limit: GatewayLimit,
-}
-
-pub(crate) fn next_limit(state: &ConnState, config: &GatewayConfig) -> Option<DueLimit> {
-    next_limit_with(state, config, config.server.keep_alive)
+struct DueLimit {
+    at: Instant,
+    limit: GatewayLimit,
 }
 
 fn idle_timeout(retire: &CancellationToken, config: &GatewayConfig) -> Duration {
@@ -208,7 +204,7 @@ fn idle_timeout(retire: &CancellationToken, config: &GatewayConfig) -> Duration 
     if retire.is_cancelled() { usual.min(config.server.retired_keep_alive) } else { usual }
 }
 
-fn next_limit_with(state: &ConnState, config: &GatewayConfig, keep_alive: Duration) -> Option<DueLimit> {
+fn next_limit(state: &ConnState, config: &GatewayConfig, keep_alive: Duration) -> Option<DueLimit> {
     let phase = match state.phase() {
         ConnPhase::Idle(since) => Some(DueLimit { at: since + keep_alive, limit: GatewayLimit::KeepAlive }),
         ConnPhase::Head(since) => {

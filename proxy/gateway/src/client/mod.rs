@@ -4,14 +4,12 @@ pub(crate) mod accept;
 pub(crate) mod client_io;
 pub(crate) mod connection;
 pub(crate) mod error;
-pub(crate) mod h2;
 pub(crate) mod listener;
 pub(crate) mod tls;
 pub(crate) mod tls_files;
 
 pub(crate) use self::accept::ConnectionAcceptor;
 use self::client_io::ClientIo;
-use self::connection::{MIN_CHECK_INTERVAL, next_limit};
 pub(crate) use self::error::GatewayError;
 pub(crate) use self::listener::GatewayListener;
 use self::tls::{ClientStream, HandshakeResult, announces_close, tcp_stream};

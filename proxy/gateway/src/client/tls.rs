@@ -23,10 +23,6 @@ pub(crate) fn tcp_stream(stream: &ClientStream) -> &TcpStream {
     }
 }
 
-pub(crate) fn chose_h2(stream: &ClientStream) -> bool {
-    matches!(stream, Either::Right(stream) if stream.get_ref().1.alpn_protocol() == Some(b"h2"))
-}
-
 /// A client must be able to distinguish the end from a broken connection (RFC 8446 section 6.1).
 pub(crate) fn announces_close(stream: &ClientStream) -> bool {
     matches!(stream, Either::Right(_))

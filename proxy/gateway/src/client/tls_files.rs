@@ -85,15 +85,12 @@ impl CertificateInfo {
 
 struct TlsPair {
     serve: Arc<ServerConfig>,
-    /// Without HTTP/2, for connections that get only a short refusal.
-    refuse: Arc<ServerConfig>,
     certificate: CertificateInfo,
 }
 
 /// The certificate in use. Checking the files for changes blocks for two reads.
 pub struct TlsState {
     files: TlsFiles,
-    h2: bool,
     now: ArcSwap<TlsPair>,
     tickets: Arc<dyn ProducesTickets>,
     seen: Mutex<TlsFileStamps>,
@@ -106,18 +103,18 @@ impl std::fmt::Debug for TlsState {
 }
 
 impl TlsState {
-    /// Reads both files and checks that they are usable now. With `h2`, clients may choose HTTP/2.
+    /// Reads both files and checks that they are usable now.
     ///
     /// # Errors
     ///
     /// A file cannot be read or has no certificate or usable key, the two do not belong together, or the
     /// certificate is not valid now.
-    pub fn load(files: TlsFiles, h2: bool) -> Result<Self, TlsError> {
+    pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         // Take the stamps before reading, so that the next check notices a change during the read.
         let seen = Mutex::new(TlsFileStamps::from_files(&files));
         let tickets = ring::Ticketer::new().map_err(|error| unusable_pair(&files, &error))?;
-        let pair = TlsPair::read(&files, h2, &tickets)?;
-        Ok(Self { files, h2, now: ArcSwap::from_pointee(pair), tickets, seen })
+        let pair = TlsPair::read(&files, &tickets)?;
+        Ok(Self { files, now: ArcSwap::from_pointee(pair), tickets, seen })
     }
 
     /// Returns the paths of both files.
@@ -144,7 +141,7 @@ impl TlsState {
     ///
     /// Same as [`Self::load`]; the current pair stays in use.
     pub fn reload(&self) -> Result<CertificateInfo, TlsError> {
-        let pair = TlsPair::read(&self.files, self.h2, &self.tickets)?;
+        let pair = TlsPair::read(&self.files, &self.tickets)?;
         let certificate = pair.certificate;
         self.now.store(Arc::new(pair));
         Ok(certificate)
@@ -152,10 +149,6 @@ impl TlsState {
 
     pub(crate) fn serve_config(&self) -> Arc<ServerConfig> {
         self.now.load().serve.clone()
-    }
-
-    pub(crate) fn refuse_config(&self) -> Arc<ServerConfig> {
-        self.now.load().refuse.clone()
     }
 }
 
@@ -175,7 +168,7 @@ impl TlsFileStamps {
 }
 
 impl TlsPair {
-    fn read(files: &TlsFiles, h2: bool, tickets: &Arc<dyn ProducesTickets>) -> Result<Self, TlsError> {
+    fn read(files: &TlsFiles, tickets: &Arc<dyn ProducesTickets>) -> Result<Self, TlsError> {
         if files.cert.as_os_str().is_empty() || files.key.as_os_str().is_empty() {
             return Err(TlsError::OneOnly);
         }
@@ -191,13 +184,8 @@ impl TlsPair {
             .map_err(|error| unusable_pair(files, &error))?;
         // With a ticket, which the client keeps, a returning client needs no new signature.
         serve.ticketer = tickets.clone();
-        let mut refuse = serve.clone();
-        refuse.alpn_protocols = vec![b"http/1.1".to_vec()];
-        serve.alpn_protocols.clone_from(&refuse.alpn_protocols);
-        if h2 {
-            serve.alpn_protocols.insert(0, b"h2".to_vec());
-        }
-        Ok(Self { serve: Arc::new(serve), refuse: Arc::new(refuse), certificate })
+        serve.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self { serve: Arc::new(serve), certificate })
     }
 }
 

@@ -27,7 +27,7 @@ impl Files {
     }
 
     fn load(&self) -> Result<TlsState, TlsError> {
-        TlsState::load(self.files.clone(), true)
+        TlsState::load(self.files.clone())
     }
 }
 
@@ -78,7 +78,7 @@ fn what_is_wrong_with_the_files_is_said_with_its_cure() {
     std::fs::remove_file(&files.files.key).unwrap();
     says("the TLS key ");
     let half = TlsFiles::from_settings("cert.pem", "").unwrap();
-    assert!(matches!(TlsState::load(half, true), Err(TlsError::OneOnly)));
+    assert!(matches!(TlsState::load(half), Err(TlsError::OneOnly)));
     assert_eq!(TlsFiles::from_settings("", ""), None);
 }
 

@@ -65,7 +65,7 @@ struct ReceivedRequest {
     parts: Box<Parts>,
     body: Incoming,
     /// Result of the second reader, which checks the framing independently of hyper.
-    seen: Option<HeadResult>,
+    seen: HeadResult,
     is_outside: bool,
     /// The gateway's own route that answers the request.
     local: Option<LocalRoute>,

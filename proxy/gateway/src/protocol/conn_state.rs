@@ -45,12 +45,13 @@ struct ConnInner {
     blocked: Option<Instant>,
     /// True if the connection has to be closed without sending the remaining bytes.
     abort: bool,
-    /// Second reader, which checks the raw request heads; HTTP/1 only.
-    heads: Option<RawHeadReader>,
+    /// Second reader, which checks the raw request heads.
+    heads: RawHeadReader,
 }
 
 impl ConnState {
-    pub(crate) fn new() -> Arc<Self> {
+    /// Creates the state of a new connection, for request heads of at most `head_limit` bytes.
+    pub(crate) fn new(head_limit: usize) -> Arc<Self> {
         let inner = ConnInner {
             phase: ConnPhase::Idle(Instant::now()),
             answer: None,
@@ -58,7 +59,7 @@ impl ConnState {
             ended: false,
             blocked: None,
             abort: false,
-            heads: None,
+            heads: RawHeadReader::new(head_limit),
         };
         Arc::new(Self {
             inner: Mutex::new(inner),
@@ -128,14 +129,9 @@ impl ConnState {
         self.is_ahead.store(has_piece, Ordering::Relaxed);
     }
 
-    /// Returns the second reader's result for the next head; `None` without a second reader.
-    pub(crate) fn next_head(&self) -> Option<HeadResult> {
-        self.with(|inner| inner.heads.as_mut().map(RawHeadReader::next_result))
-    }
-
-    /// Starts the second reader, for heads of at most `limit` bytes.
-    pub(crate) fn read_heads(&self, limit: usize) {
-        self.with(|inner| inner.heads = Some(RawHeadReader::new(limit)));
+    /// Returns the second reader's result for the next head.
+    pub(crate) fn next_head(&self) -> HeadResult {
+        self.with(|inner| inner.heads.next_result())
     }
 
     /// Returns whether the client may still send bytes that must be read before the close.
@@ -155,9 +151,7 @@ impl ConnState {
                 ConnPhase::Idle(_) => inner.phase = ConnPhase::Head(Instant::now()),
                 ConnPhase::Head(_) | ConnPhase::Busy(_) => {}
             }
-            if let Some(heads) = &mut inner.heads {
-                heads.feed(bytes);
-            }
+            inner.heads.feed(bytes);
         });
     }
 }
@@ -209,8 +203,8 @@ const ASKED: u8 = 1;
 const TAKEN: u8 = 2;
 
 /// Passes an operator's cancel request to a request on another thread. The request is a flag: the task of the
-/// connection (over HTTP/2: of the stream) is woken, and checks the flag at each poll. No thread waits, and
-/// each poll costs one atomic load.
+/// connection is woken, and checks the flag at each poll. No thread waits, and each poll costs one atomic
+/// load.
 ///
 /// ```text
 ///   Nothing ── ask ──> Asked ── taken by the exchange or the answer's body ──> Taken: the client is informed

@@ -12,6 +12,6 @@ pub(crate) const LEAST_BUFFER: usize = 8192;
 
 pub(crate) use self::conn_state::{AnswerReadAhead, ConnBusy, ConnPhase, ConnState};
 pub(crate) use self::headers::{CONVERSATION, CONVERSATION_ID, EXECUTED, fresh_request_id};
-use self::raw_head::{BodyFraming, RawHeadReader, is_well_encoded};
+use self::raw_head::{BodyFraming, RawHeadReader};
 pub(crate) use self::raw_head::{HeadResult, WireError};
 pub(crate) use self::sse::EventSplitter;

@@ -1,4 +1,4 @@
-//! Second reader of the raw bytes of an HTTP/1 connection, next to hyper. Detects faults that hyper's parsed
+//! Second reader of the raw bytes of a connection, next to hyper. Detects faults that hyper's parsed
 //! heads hide: a length with a coding, two lengths, a bare LF, a fragment. Changes and delays no byte.
 //! hyper's reading of a message is used; this reader only decides which messages are refused.
 //!
@@ -258,7 +258,7 @@ fn check_start_line(line: &[u8]) -> Result<(), WireError> {
 }
 
 /// Checks that a path has valid percent-encoding and no `%00`, at which some readers end a text.
-pub(crate) fn is_well_encoded(target: &[u8]) -> bool {
+fn is_well_encoded(target: &[u8]) -> bool {
     let path = &target[..memchr::memchr(b'?', target).unwrap_or(target.len())];
     query::is_encoded(path) && memmem::find(path, b"%00").is_none()
 }

@@ -20,24 +20,18 @@ use http::uri::Scheme;
 use http::{Method, StatusCode, Version};
 use http_body::Body;
 
-use crate::protocol::{BodyFraming, HeadResult, WireError, is_well_encoded};
+use crate::protocol::{BodyFraming, HeadResult, WireError};
 
 /// Checks a request's head. `seen` is the second reader's result for the same bytes.
-pub(crate) fn check_request<B: Body>(
-    parts: &Parts,
-    body: &B,
-    seen: Option<HeadResult>,
-) -> Result<(), WireError> {
-    if let Some(seen) = seen {
-        // Refuse a request whose framing hyper and the second reader see differently.
-        let agreed = match seen? {
-            BodyFraming::None => body.is_end_stream(),
-            BodyFraming::Length(length) => body.size_hint().exact() == Some(length),
-            BodyFraming::Chunked => body.size_hint().exact().is_none(),
-        };
-        if !agreed {
-            return Err(WireError::Unseen);
-        }
+pub(crate) fn check_request<B: Body>(parts: &Parts, body: &B, seen: HeadResult) -> Result<(), WireError> {
+    // Refuse a request whose framing hyper and the second reader see differently.
+    let agreed = match seen? {
+        BodyFraming::None => body.is_end_stream(),
+        BodyFraming::Length(length) => body.size_hint().exact() == Some(length),
+        BodyFraming::Chunked => body.size_hint().exact().is_none(),
+    };
+    if !agreed {
+        return Err(WireError::Unseen);
     }
     check_target(parts)?;
     let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
@@ -50,11 +44,11 @@ pub(crate) fn check_request<B: Body>(
     Ok(())
 }
 
-/// Checks target and `Host` (RFC 9112 sections 3.2 and 3.3; for HTTP/2 RFC 9113 section 8.3.1).
+/// Checks target and `Host` (RFC 9112 sections 3.2 and 3.3).
 fn check_target(parts: &Parts) -> Result<(), WireError> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let host = hosts.next();
-    if hosts.next().is_some() || (host.is_none() && needs_host_field(parts)) {
+    if hosts.next().is_some() || (host.is_none() && parts.version == Version::HTTP_11) {
         return Err(WireError::HostCount);
     }
     if !host.is_none_or(|host| is_host(host.as_bytes())) {
@@ -68,8 +62,7 @@ fn check_target(parts: &Parts) -> Result<(), WireError> {
         "*" => parts.method == Method::OPTIONS && uri.query().is_none(),
         path => path.starts_with('/'),
     };
-    // `raw_head` has checked the target of an HTTP/1 request, but not of an HTTP/2 request.
-    if !is_form || !uri.path().is_ascii() || !is_well_encoded(uri.path().as_bytes()) {
+    if !is_form {
         return Err(WireError::Target);
     }
     let Some(authority) = uri.authority() else { return Ok(()) };
@@ -86,15 +79,6 @@ fn check_target(parts: &Parts) -> Result<(), WireError> {
         plain(host.as_bytes()) == plain(authority.as_str().as_bytes())
     };
     if host.is_none_or(same) { Ok(()) } else { Err(WireError::HostDiffers) }
-}
-
-/// Returns whether only a `Host` field can name the target host.
-fn needs_host_field(parts: &Parts) -> bool {
-    match parts.version {
-        Version::HTTP_11 => true,
-        Version::HTTP_2 => parts.uri.authority().is_none(),
-        _ => false,
-    }
 }
 
 /// Checks for `host [":" port]`. Refuses a comma, which may join two `Host` fields.
@@ -117,9 +101,9 @@ fn is_host(bytes: &[u8]) -> bool {
 static VIA_NAME: LazyLock<String> =
     LazyLock::new(|| format!("llama-warden-{:012x}", rand::random::<u64>() >> 16));
 
-/// Values of `Via` for messages received as HTTP/1.0, HTTP/1.1, HTTP/2.
-static VIA_VALUES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
-    ["1.0", "1.1", "2"].map(|version| {
+/// Values of `Via` for messages received as HTTP/1.0 and HTTP/1.1.
+static VIA_VALUES: LazyLock<[HeaderValue; 2]> = LazyLock::new(|| {
+    ["1.0", "1.1"].map(|version| {
         HeaderValue::from_str(&format!("{version} {}", *VIA_NAME))
             .unwrap_or_else(|_| HeaderValue::from_static("1.1 llama-warden"))
     })
@@ -127,10 +111,9 @@ static VIA_VALUES: LazyLock<[HeaderValue; 3]> = LazyLock::new(|| {
 
 /// Adds `Via` to a message received in this version (RFC 9110 section 7.6.3).
 pub(crate) fn add_via(headers: &mut HeaderMap, version: Version) {
-    let [old, usual, two] = &*VIA_VALUES;
+    let [old, usual] = &*VIA_VALUES;
     let signature = match version {
         Version::HTTP_10 => old,
-        Version::HTTP_2 => two,
         _ => usual,
     };
     headers.append(VIA, signature.clone());

@@ -7,7 +7,7 @@ use http_body_util::{Empty, Full};
 
 fn verdict(request: http::request::Builder) -> Result<(), WireError> {
     let (parts, ()) = request.body(()).unwrap().into_parts();
-    check_request(&parts, &Empty::<Bytes>::new(), None)
+    check_request(&parts, &Empty::<Bytes>::new(), Ok(BodyFraming::None))
 }
 
 fn at(target: &str, host: &str) -> Result<(), WireError> {
@@ -42,11 +42,8 @@ fn an_absolute_target_is_of_the_same_host() {
     assert_eq!(at("x:80", "x:80"), Err(WireError::Target), "authority-form is for CONNECT");
     assert_eq!(at("*", "x"), Err(WireError::Target), "asterisk-form is for OPTIONS");
     let star = http::uri::Builder::new().scheme("http").authority("x").path_and_query("*").build().unwrap();
-    assert_eq!(verdict(Request::get(star).version(Version::HTTP_2)), Err(WireError::Target));
+    assert_eq!(verdict(Request::get(star).header("host", "x")), Err(WireError::Target));
     assert_eq!(verdict(Request::options("*").header("host", "x")), Ok(()));
-    let two = |host| Request::get("https://x/a").version(Version::HTTP_2).header("host", host);
-    assert_eq!(verdict(two("x")), Ok(()));
-    assert_eq!(verdict(two("y")), Err(WireError::HostDiffers));
 }
 
 #[test]
@@ -63,12 +60,12 @@ fn a_request_with_our_own_name_in_via_goes_no_further_and_others_do() {
     let mut headers = HeaderMap::new();
     headers.append(VIA, HeaderValue::from_static("1.1 llama-warden-000000000000, 1.0 other"));
     assert!(!is_loop(&headers));
-    add_via(&mut headers, Version::HTTP_2);
+    add_via(&mut headers, Version::HTTP_11);
     assert!(is_loop(&headers));
     let all: Vec<_> = headers.get_all(VIA).iter().collect();
     assert_eq!(all.len(), 2);
     let ours = all[1].to_str().unwrap();
-    assert!(ours.starts_with("2 llama-warden-"), "{ours}");
+    assert!(ours.starts_with("1.1 llama-warden-"), "{ours}");
     let looping = Request::get("/").header("host", "x").header("via", format!("1.1 a, {ours} (b), 1.1 c"));
     assert_eq!(verdict(looping), Err(WireError::Loop));
 }
@@ -77,16 +74,16 @@ fn a_request_with_our_own_name_in_via_goes_no_further_and_others_do() {
 fn what_two_readers_do_not_agree_on_goes_nowhere() {
     let (parts, ()) = Request::post("/").header("host", "x").body(()).unwrap().into_parts();
     let five = Full::new(Bytes::from_static(b"hello"));
-    assert_eq!(check_request(&parts, &five, Some(Ok(BodyFraming::Length(5)))), Ok(()));
+    assert_eq!(check_request(&parts, &five, Ok(BodyFraming::Length(5))), Ok(()));
     for seen in [
         Ok(BodyFraming::Length(4)),
         Ok(BodyFraming::Chunked),
         Ok(BodyFraming::None),
         Err(WireError::LengthAndCoding),
     ] {
-        assert!(check_request(&parts, &five, Some(seen)).is_err(), "{seen:?}");
+        assert!(check_request(&parts, &five, seen).is_err(), "{seen:?}");
     }
-    assert_eq!(check_request(&parts, &Empty::<Bytes>::new(), Some(Ok(BodyFraming::None))), Ok(()));
+    assert_eq!(check_request(&parts, &Empty::<Bytes>::new(), Ok(BodyFraming::None)), Ok(()));
 }
 
 #[test]

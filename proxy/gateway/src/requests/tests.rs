@@ -14,6 +14,7 @@ use warden_supervisor::ExchangeOutcome;
 use super::shard::WallClock;
 use super::*;
 use crate::observe::{RequestOutcome, RequestRecord};
+use crate::protocol::LEAST_BUFFER;
 
 const SIZES: ShardSizes = ShardSizes { ended: 8, turned_away: 2 };
 
@@ -74,7 +75,7 @@ fn begin(
 #[test]
 fn a_request_is_shown_as_far_as_it_has_come() {
     let requests = RequestRegistry::with_sizes(1, SIZES);
-    let (ticket, progress) = begin(&requests, 0, "a", &ConnState::new());
+    let (ticket, progress) = begin(&requests, 0, "a", &ConnState::new(LEAST_BUFFER));
     let now = || requests.list().remove(0);
     assert_eq!((now().state, now().attempts, now().generation), (RequestState::Receiving, 0, None));
     progress.set_key(Some(&"alice".into()));
@@ -139,7 +140,7 @@ fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
     let requests = RequestRegistry::with_sizes(1, SIZES);
     let mut places = HashSet::new();
     for n in 0..1000 {
-        let (ticket, progress) = begin(&requests, 0, &n.to_string(), &ConnState::new());
+        let (ticket, progress) = begin(&requests, 0, &n.to_string(), &ConnState::new(LEAST_BUFFER));
         places.insert(progress.0.as_ref().map(|entry| Arc::as_ptr(entry) as usize));
         assert_eq!(requests.list()[0].output_tokens, 0, "nothing is left of who was there before");
         progress.note_generated(n);
@@ -156,20 +157,20 @@ fn the_last_that_ended_are_kept_and_their_places_are_used_again() {
 fn who_ends_while_others_are_looked_at_is_not_shown_as_in_flight_though_it_is_not_kept_any_more() {
     let requests = RequestRegistry::with_sizes(1, SIZES);
     let shard = &requests.0[0];
-    let (first, _) = begin(&requests, 0, "first", &ConnState::new());
-    let _stays = begin(&requests, 0, "stays", &ConnState::new());
+    let (first, _) = begin(&requests, 0, "first", &ConnState::new(LEAST_BUFFER));
+    let _stays = begin(&requests, 0, "stays", &ConnState::new(LEAST_BUFFER));
     let live = shard.live();
     assert_eq!(live.len(), 2);
     first.end(&record(""));
     for n in 0..SIZES.ended {
-        begin(&requests, 0, &n.to_string(), &ConnState::new()).0.end(&record(""));
+        begin(&requests, 0, &n.to_string(), &ConnState::new(LEAST_BUFFER)).0.end(&record(""));
     }
     let all = shard.with_ended(live);
     let shown: Vec<_> = all.iter().filter(|one| one.end.is_none()).map(|one| one.entry.id.as_str()).collect();
     assert_eq!(shown, ["stays"]);
     assert_eq!(all.len(), 1 + SIZES.ended);
     // A request that ends afterwards was in flight when the list was made.
-    let (late, _) = begin(&requests, 0, "late", &ConnState::new());
+    let (late, _) = begin(&requests, 0, "late", &ConnState::new(LEAST_BUFFER));
     let entry = shard.live().into_iter().find(|one| one.entry.id == "late").unwrap().entry;
     let before = SIZES.ended as u64 + 1;
     assert!(entry.was_in_flight(before));
@@ -180,7 +181,7 @@ fn who_ends_while_others_are_looked_at_is_not_shown_as_in_flight_though_it_is_no
 #[test]
 fn what_is_over_stays_where_it_was_when_the_clock_is_set() {
     let requests = RequestRegistry::with_sizes(1, SIZES);
-    let (ticket, _) = begin(&requests, 0, "a", &ConnState::new());
+    let (ticket, _) = begin(&requests, 0, "a", &ConnState::new(LEAST_BUFFER));
     ticket.end(&RequestRecord { total: Duration::from_millis(40), ..record("") });
     let seen = requests.0[0].list().remove(0);
     let (now, wall) = (Instant::now(), clock::unix_ms());
@@ -204,11 +205,11 @@ fn the_clock_on_the_wall_is_looked_at_once_a_second() {
 #[test]
 fn those_that_were_turned_away_drive_out_no_other() {
     let requests = RequestRegistry::with_sizes(1, SIZES);
-    let (ticket, _) = begin(&requests, 0, "let in", &ConnState::new());
+    let (ticket, _) = begin(&requests, 0, "let in", &ConnState::new(LEAST_BUFFER));
     ticket.end(&record(""));
     for n in 0..100 {
         let away = record(&n.to_string());
-        let (ticket, _) = requests.begin(&begun(&away), &ConnState::new());
+        let (ticket, _) = requests.begin(&begun(&away), &ConnState::new(LEAST_BUFFER));
         ticket.end(&away);
     }
     let ids: HashSet<String> = requests.list().into_iter().map(|one| one.id).collect();
@@ -218,7 +219,7 @@ fn those_that_were_turned_away_drive_out_no_other() {
 #[test]
 fn in_flight_is_the_oldest_first_and_then_the_last_that_ended() {
     let requests = RequestRegistry::with_sizes(3, SIZES);
-    let begin = |n: usize| begin(&requests, n % 3, &n.to_string(), &ConnState::new());
+    let begin = |n: usize| begin(&requests, n % 3, &n.to_string(), &ConnState::new(LEAST_BUFFER));
     let mut all: Vec<_> = (0..6).map(|n| Some(begin(n))).collect();
     for n in [1, 4] {
         let (ticket, _) = all[n].take().unwrap();
@@ -236,7 +237,7 @@ proptest! {
         let requests = RequestRegistry::with_sizes(3, SIZES);
         let (mut open, mut ended) = (HashMap::new(), Vec::new());
         for (step, (shard, which, begins)) in steps.into_iter().enumerate() {
-            let (id, conn) = (step.to_string(), ConnState::new());
+            let (id, conn) = (step.to_string(), ConnState::new(LEAST_BUFFER));
             if begins || open.is_empty() {
                 open.insert(id.clone(), (begin(&requests, shard, &id, &conn), conn));
             } else {
@@ -282,7 +283,7 @@ fn in_a_storm_nobody_is_missing_nobody_stays_and_a_cancel_meets_nobody_else() {
             let (requests, told, taken) = (&requests, &told, &taken);
             let (lists, left, over) = (&lists, &left, &over);
             scope.spawn(move || {
-                let conn = ConnState::new();
+                let conn = ConnState::new(LEAST_BUFFER);
                 for n in 0..AT_MOST {
                     let watched = lists.load(Ordering::SeqCst) > 0 && !told.lock().unwrap().is_empty();
                     if n >= AT_LEAST && watched {

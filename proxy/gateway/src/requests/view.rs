@@ -88,7 +88,7 @@ pub struct RequestView {
     pub route: String,
     /// HTTP method.
     pub method: String,
-    /// `http/1.0`, `http/1.1` or `h2`.
+    /// `http/1.0` or `http/1.1`.
     pub protocol: String,
     /// Name of the client's key, if keys are required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -215,7 +215,6 @@ impl ListedRequest {
 fn protocol(version: Version) -> &'static str {
     match version {
         Version::HTTP_10 => "http/1.0",
-        Version::HTTP_2 => "h2",
         _ => "http/1.1",
     }
 }

@@ -1,12 +1,10 @@
 //! An operator cancels a request in any state: its client is informed, and everything is freed.
 
-use bytes::Bytes;
 use serde_json::Value;
 use warden_policies::modes::WhileLoading;
 
-use super::http2::{Client, plan, request};
 use super::*;
-use crate::{CancelError, CancelledRequest, GatewayLimit, RequestOutcome, RequestState, RequestView};
+use crate::{CancelError, CancelledRequest, RequestOutcome, RequestState, RequestView};
 
 const CHAT: &str = "/v1/chat/completions";
 const STREAM: &str = r#"{"stream":true}"#;
@@ -283,82 +281,6 @@ async fn a_client_that_takes_nothing_is_cut_so_that_its_slot_is_free_at_once() {
     rig.cancel_in(RequestState::Generating).await;
     eventually("the stream is cancelled", || upstream.open() == 0).await;
     rig.is_cancelled(200).await;
-}
-
-#[tokio::test]
-async fn over_http_2_one_stream_ends_and_the_others_go_on() {
-    let upstream = Upstream::start(|mut peer| async move {
-        peer.request().await;
-        peer.send(EVENTS).await;
-        peer.send_chunk(b"data: 1\n\n").await;
-        peer.rest().await;
-    });
-    let rig = Rig::with(plan(), &[&upstream]).await;
-    let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 65_535).await;
-    let mut bodies = Vec::new();
-    for id in ["x", "y"] {
-        let mut head = request("POST", CHAT);
-        head.headers_mut().insert("x-request-id", id.parse().unwrap());
-        let (answer, mut sending) = client.begin(head, false).await;
-        sending.send_data(Bytes::from_static(STREAM.as_bytes()), true).unwrap();
-        let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
-        assert_eq!(&timeout(PATIENCE, body.data()).await.unwrap().unwrap().unwrap()[..], b"data: 1\n\n");
-        bodies.push(body);
-    }
-    rig.cancel_in(RequestState::Generating).await;
-    let last = timeout(PATIENCE, bodies[0].data()).await.unwrap().unwrap().unwrap();
-    assert!(last.starts_with(b"data: {\"error\":{\"code\":\"request_cancelled\""), "{last:?}");
-    assert!(timeout(PATIENCE, bodies[0].data()).await.unwrap().is_none(), "it ends as it should");
-    assert_eq!(rig.shown("y").unwrap().state, RequestState::Generating);
-    assert_eq!((upstream.accepted(), rig.live()), (2, 1));
-    // A request without an answer gets the error as its response.
-    let silent = Upstream::silent();
-    let other = Rig::with(plan(), &[&silent]).await;
-    let mut waiting = Client::over(TcpStream::connect(other.address).await.unwrap(), 65_535).await;
-    let mut head = request("POST", CHAT);
-    head.headers_mut().insert("x-request-id", "x".parse().unwrap());
-    let (answer, mut sending) = waiting.begin(head, false).await;
-    sending.send_data(Bytes::from_static(b"{}"), true).unwrap();
-    other.cancel_in(RequestState::Sent).await;
-    assert_eq!(timeout(PATIENCE, answer).await.unwrap().unwrap().status().as_u16(), 499);
-    other.is_cancelled(499).await;
-    drop((bodies, client));
-    rig.is_cancelled(200).await;
-}
-
-#[tokio::test]
-async fn over_http_2_a_stream_without_a_window_is_reset_and_its_slot_is_free_at_once() {
-    let written = Arc::new(AtomicUsize::new(0));
-    let upstream = endless(&written, Some(16 * 1024));
-    let mut plan = plan();
-    plan.config.server.h2_resets = 0;
-    let rig = Rig::with(plan, &[&upstream]).await;
-    // A client that reads a little, and one that never reads.
-    for window in [1024, 0] {
-        let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), window).await;
-        let mut head = request("POST", CHAT);
-        head.headers_mut().insert("x-request-id", format!("w{window}").parse().unwrap());
-        let (answer, mut sending) = client.begin(head, false).await;
-        sending.send_data(Bytes::from_static(STREAM.as_bytes()), true).unwrap();
-        let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
-        if window > 0 {
-            stalled(&written).await;
-        }
-        rig.requests.cancel(&format!("w{window}"), None).unwrap();
-        eventually("its slot is free", || rig.live() == 0).await;
-        let mut reset = false;
-        while let Some(piece) = timeout(PATIENCE, body.data()).await.unwrap() {
-            reset |= piece.is_err();
-            if reset {
-                break;
-            }
-        }
-        assert!(reset, "an answer that is cut does not look whole");
-        let n = usize::from(window == 0);
-        assert_eq!(rig.record(n).await.outcome, RequestOutcome::Cancelled);
-        assert_eq!(rig.gauges.limited.count(GatewayLimit::H2Resets), 0, "that is nothing against its client");
-    }
-    rig.is_clean().await;
 }
 
 #[tokio::test]

@@ -1,11 +1,11 @@
 //! Streams whose model is not loaded yet: begun, kept alive, and ended by the model's answer or a refusal.
 
-use super::http2::{self, Client};
+use super::computation::unread;
 use super::peer::*;
 use super::*;
 use crate::RequestOutcome;
-use warden_policies::QuickMap;
 use warden_policies::modes::WhileLoading;
+use warden_policies::{ByteSize, QuickMap};
 use warden_supervisor::NextProcess;
 
 const ASKED: &str = r#"{"stream":true}"#;
@@ -104,28 +104,20 @@ async fn while_it_loads_clients_of_messages_get_pings_and_those_of_responses_no_
 async fn a_client_that_does_not_read_its_signs_keeps_no_slot_waiting_when_its_model_is_loaded() {
     let upstream = streaming();
     let mut plan = loading_plan();
-    plan.config.server.h2c = true;
+    // The socket takes no more than the client's own buffer.
+    plan.config.server.unsent_bytes = ByteSize(1);
+    plan.config.upstream.comment_interval = Duration::from_millis(1);
     let rig = loads(plan, WhileLoading::Comment, &upstream).await;
-    // The window is smaller than one keep-alive.
-    let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 8).await;
-    let (answer, mut sending) = client.begin(http2::request("POST", "/completion"), false).await;
-    sending.send_data(bytes::Bytes::from_static(ASKED.as_bytes()), true).unwrap();
-    let mut body = timeout(PATIENCE, answer).await.unwrap().unwrap().into_body();
-    let first = timeout(PATIENCE, body.data()).await.unwrap().unwrap().unwrap();
-    assert!(SIGN.as_bytes().starts_with(&first), "as much of the first sign as it has room for: {first:?}");
+    let mut client = unread(&rig).await;
+    client.send(&post("/completion", ASKED)).await;
+    // Enough signs to fill that buffer.
+    sleep(Duration::from_secs(1)).await;
     rig.backends.room.add_permits(1);
     eventually("it is computed, and its slot free", || upstream.accepted() == 1 && rig.live() == 0).await;
     assert_eq!(rig.record(0).await.outcome, RequestOutcome::Ok);
-    body.flow_control().release_capacity(first.len()).unwrap();
-    let mut all = Vec::new();
-    while let Some(piece) = timeout(PATIENCE, body.data()).await.unwrap() {
-        let piece = piece.unwrap();
-        body.flow_control().release_capacity(piece.len()).unwrap();
-        all.extend_from_slice(&piece);
-    }
-    let all = String::from_utf8(all).unwrap();
-    assert!(all.ends_with("data: {\"a\":1}\n\n"), "{all}");
-    drop((client, body));
+    let all = client.until("data: {\"a\":1}\n\n").await;
+    assert!(all.contains(SIGN), "{all}");
+    drop(client);
     rig.is_clean().await;
 }
 

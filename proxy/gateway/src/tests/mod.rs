@@ -43,8 +43,6 @@ mod computation;
 mod death;
 mod encoded;
 mod goes_on;
-mod http2;
-mod http2_slow;
 mod inline;
 mod keys;
 mod limits;

@@ -2,7 +2,6 @@
 
 use warden_policies::{AllowedOrigins, HostNames};
 
-use super::http2::{Client, request};
 use super::*;
 use crate::{CorsConfig, LiveConfig, RequestOutcome};
 
@@ -85,20 +84,5 @@ async fn a_foreign_name_is_refused_before_anything_is_done_whoever_it_comes_from
     rig.control.update(named(&["any"]));
     let (head, _) = rig.ask(b"GET /props HTTP/1.1\r\nHost: evil.example\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-    rig.is_clean().await;
-}
-
-#[tokio::test]
-async fn http_2_names_whom_it_asks_elsewhere_and_that_counts() {
-    let upstream = Upstream::answering(|_, _| json_answer("{}"));
-    let mut plan = Plan { any_name: true, ..Plan::default() };
-    plan.config.server.h2c = true;
-    let rig = Rig::with(plan, &[&upstream]).await;
-    rig.control.update(named(&["h"]));
-    let mut client = Client::over(TcpStream::connect(rig.address).await.unwrap(), 65_535).await;
-    assert_eq!(client.ask(request("GET", "/props"), b"").await.0.status().as_u16(), 200);
-    rig.control.update(named(&["llm.example"]));
-    let (answer, body) = client.ask(request("GET", "/props"), b"").await;
-    assert_eq!(answer.status().as_u16(), 421, "{body}");
     rig.is_clean().await;
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::{GatewayLimit, RequestOutcome};
 
 /// Raises the limit of open files for a test with thousands of connections: both ends are in this process.
-pub(super) fn raise_file_limit() {
+fn raise_file_limit() {
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     files.current = files.maximum;
     rustix::process::setrlimit(rustix::process::Resource::Nofile, files).unwrap();
@@ -30,7 +30,7 @@ pub(super) async fn is_alone(module: &str, test: &str) -> bool {
 }
 
 /// Returns the anonymous memory of this process in bytes.
-pub(super) fn anonymous() -> usize {
+fn anonymous() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024

@@ -1,4 +1,4 @@
-//! TLS: chosen protocols, renewed certificates, and clients without a handshake.
+//! TLS: protocols, renewed certificates, and clients without a handshake.
 
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -6,7 +6,6 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::http2::{Client, request};
 use super::*;
 use crate::{GatewayError, GatewayLimit};
 
@@ -61,32 +60,19 @@ fn echo() -> Upstream {
 const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n";
 
 #[tokio::test]
-async fn a_client_chooses_its_protocol_in_the_handshake() {
+async fn a_client_that_takes_http_1_gets_it_and_one_that_takes_only_http_2_is_refused() {
     let (identity, upstream) = (Identity::new(), echo());
     let rig = Rig::with(identity.plan(), &[&upstream]).await;
-    for protocols in [&["http/1.1"][..], &[]] {
+    for protocols in [&["http/1.1"][..], &["h2", "http/1.1"], &[]] {
         let mut client = Peer::new(identity.connect(&rig, protocols).await.unwrap());
         client.send(&post("/v1/completions", r#"{"a":1}"#)).await;
         let (head, body) = client.response().await;
         assert!(head.starts_with("HTTP/1.1 200 ") && body == br#"{"a":1}"#, "{head}");
     }
-    let stream = identity.connect(&rig, &["h2", "http/1.1"]).await.unwrap();
-    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"h2".as_slice()));
-    let mut client = Client::over(stream, 65_535).await;
-    let (answer, body) = client.ask(request("POST", "/v1/completions"), br#"{"b":2}"#).await;
-    assert!(answer.status().is_success() && body == r#"{"b":2}"#);
-    drop(client);
+    let refused = identity.connect(&rig, &["h2"]).await.unwrap_err();
+    assert!(refused.to_string().contains("NoApplicationProtocol"), "{refused}");
+    eventually("it is counted", || rig.gauges.limited.count(GatewayLimit::Handshake) == 1).await;
     rig.is_clean().await;
-}
-
-#[tokio::test]
-async fn without_h2_nobody_is_offered_it() {
-    let (identity, upstream) = (Identity::new(), echo());
-    let mut plan = identity.plan();
-    plan.config.server.h2 = false;
-    let rig = Rig::with(plan, &[&upstream]).await;
-    let stream = identity.connect(&rig, &["h2", "http/1.1"]).await.unwrap();
-    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"http/1.1".as_slice()));
 }
 
 #[tokio::test]

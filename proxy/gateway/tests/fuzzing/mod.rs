@@ -90,7 +90,7 @@ fn pass(bytes: &[u8], more: usize) -> Vec<Passed> {
         let passed = &passed;
         async move {
             let (parts, body) = request.into_parts();
-            let sound = wire::check_request(&parts, &body, Some(seen));
+            let sound = wire::check_request(&parts, &body, seen);
             if sound.is_ok()
                 && let Ok(body) = body.collect().await
             {

@@ -25,10 +25,7 @@ pub(super) fn more_slots_than_connections(whole: &ConfigSummary<'_>) -> Vec<Rule
         let hint = "lower it, or raise `server.connections`";
         found.push(RuleFinding::new(&["server", "connections_per_peer"], message, hint));
     }
-    // An HTTP/2 connection carries several requests at a time.
-    let several = server.h2c || (server.h2 && !server.tls_cert.is_empty());
-    let each = if several { u64::from(server.h2_streams) } else { 1 };
-    let most = (server.connections as u64).saturating_mul(each.max(1));
+    let most = server.connections as u64;
     let slots: u64 = whole.models.iter().filter_map(ModelSummary::concurrent_requests).sum();
     if slots > most {
         let message = format!(

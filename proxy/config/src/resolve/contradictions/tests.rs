@@ -51,10 +51,6 @@ fn defaults_and_sound_settings_contradict_nothing() {
             "policy.host = { soft = \"auto\", hard = \"auto\" }\nmax_in_flight = 2\npolicy.only = \"00:00-24:00\"",
         ),
         "[models.a]\nmodel = \"m.gguf\"\npolicy.host.soft = \"10GiB\"\n".to_owned(),
-        format!(
-            "[server]\nconnections = 8\nconnections_per_peer = 8\nh2c = true\n{}",
-            model("replicas = 100")
-        ),
     ] {
         assert_eq!(told(&text), [""; 0], "{text}");
     }
