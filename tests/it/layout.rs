@@ -200,9 +200,6 @@ const ROOMS: [(&str, &[&str]); 4] = [
             "log_writer",
             "error",
             "clock",
-            "growth_fixture",
-            "request_fixture",
-            "mutated",
         ],
     ),
     (

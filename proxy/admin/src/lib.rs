@@ -44,6 +44,7 @@ pub mod client;
 pub mod clock;
 pub mod error;
 #[cfg(test)]
+#[path = "../tests/fixtures/growth_fixture.rs"]
 mod growth_fixture;
 pub mod growth_text;
 pub mod instance;
@@ -52,6 +53,7 @@ pub mod log_writer;
 pub mod memory_use;
 pub mod metrics;
 #[cfg(test)]
+#[path = "../tests/fixtures/mutated.rs"]
 mod mutated;
 pub mod otel;
 mod pointer;
@@ -62,6 +64,7 @@ mod printed;
 pub mod probe;
 pub mod query;
 #[cfg(test)]
+#[path = "../tests/fixtures/request_fixture.rs"]
 mod request_fixture;
 pub mod requests;
 pub mod response;

@@ -8,18 +8,18 @@ mod cli;
 mod events_file;
 mod exit;
 #[cfg(test)]
-#[path = "../../admin/src/growth_fixture.rs"]
+#[path = "../../admin/tests/fixtures/growth_fixture.rs"]
 mod growth_fixture;
 mod journal;
 mod logging;
 #[cfg(test)]
-#[path = "../../admin/src/mutated.rs"]
+#[path = "../../admin/tests/fixtures/mutated.rs"]
 mod mutated;
 mod out;
 mod private_temp;
 mod replay;
 #[cfg(test)]
-#[path = "../../admin/src/request_fixture.rs"]
+#[path = "../../admin/tests/fixtures/request_fixture.rs"]
 mod request_fixture;
 mod request_recorder;
 mod serve;

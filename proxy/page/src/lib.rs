@@ -49,7 +49,7 @@ mod pace;
 mod part;
 mod reports;
 #[cfg(test)]
-#[path = "../../admin/src/request_fixture.rs"]
+#[path = "../../admin/tests/fixtures/request_fixture.rs"]
 mod request_fixture;
 mod requests;
 mod serve;

@@ -9,7 +9,7 @@ mod exit;
 #[path = "../../../proxy/app/src/cli/import/mod.rs"]
 mod import;
 #[cfg(test)]
-#[path = "../../../proxy/admin/src/mutated.rs"]
+#[path = "../../../proxy/admin/tests/fixtures/mutated.rs"]
 mod mutated;
 #[path = "../../../proxy/app/src/out.rs"]
 mod out;

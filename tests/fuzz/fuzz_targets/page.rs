@@ -9,7 +9,7 @@
 #[path = "../../../proxy/page/src/guard.rs"]
 mod guard;
 #[cfg(test)]
-#[path = "../../../proxy/admin/src/mutated.rs"]
+#[path = "../../../proxy/admin/tests/fixtures/mutated.rs"]
 mod mutated;
 #[path = "../../../proxy/admin/src/query.rs"]
 mod query;

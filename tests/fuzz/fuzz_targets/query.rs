@@ -5,7 +5,7 @@
 #![allow(dead_code)]
 
 #[cfg(test)]
-#[path = "../../../proxy/admin/src/mutated.rs"]
+#[path = "../../../proxy/admin/tests/fixtures/mutated.rs"]
 mod mutated;
 #[path = "../../../proxy/admin/src/query.rs"]
 mod query;
