@@ -3,7 +3,7 @@
 //!
 //! `cargo bench -p warden-tests --bench probes`: 64 clients send small requests without a pause through
 //! `HAProxy` and llama-warden to fake-llama. Each probe has a new connection, as a kubelet's, from one
-//! thread. The last line is llama-warden's own count, from the probe to its answer without waits for a core.
+//! thread.
 //! There is no verdict: on a busy machine the scheduler decides.
 
 use std::ffi::OsString;
@@ -117,10 +117,6 @@ async fn run() -> Result<(), Trouble> {
     stop.cancel();
     let (sent, took) = (sending.await??, begun.elapsed());
     println!("meanwhile {sent} requests in {:.1} s", took.as_secs_f64());
-    let text = Http::Tcp(probe).get("/metrics").await?.text();
-    for line in text.lines().filter(|line| line.starts_with("llama_warden_probe_")) {
-        println!("{line}");
-    }
     load.shutdown_background();
     Ok(())
 }

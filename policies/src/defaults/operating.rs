@@ -70,8 +70,6 @@ section!(
         connection_age: Duration = "duration" where AcceptedValues::AtLeast("1ms"),
         /// Longest wait for fresh metrics.
         patience: Duration = "duration",
-        /// Time above which an answer to a probe counts as late.
-        late: Duration = "duration",
         /// Time to a memory limit within which an instance gets less weight.
         horizon: Duration = "duration",
     }

@@ -13,7 +13,7 @@
 //! | reports of patched servers | `report_metrics` |
 //! | the machine | `machine_metrics` |
 //! | API keys | `key_metrics` |
-//! | one instance of several | `pool_metrics`, with `probe_pace` |
+//! | one instance of several | `pool_metrics` |
 //! | llama-warden itself, and all groups together | `registry` |
 
 mod event_metrics;
@@ -25,7 +25,6 @@ mod machine_metrics;
 mod metrics_page_tests;
 mod model_metrics;
 pub(crate) mod pool_metrics;
-pub mod probe_pace;
 mod registry;
 mod report_metrics;
 pub mod request_counts;

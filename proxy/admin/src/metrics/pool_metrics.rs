@@ -6,17 +6,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 use warden_policies::pool::agent::AgentAnswer;
 use warden_policies::pool::{BalancedModel, InstanceFacts, context_fill, readiness};
 use warden_supervisor::{FleetView, ModelState, ModelView};
 
 use super::families::{FloatGauge, ModelLabel, to_gauge};
 use super::families::{families, labels};
-use super::probe_pace::ProbePace;
 use crate::clock;
 use crate::pool_facts::ContextUse;
 
@@ -53,14 +51,6 @@ families! {
         draining: Gauge
             = "pool_draining", "1 while it drains, after `llama-warden drain --all` or SIGTERM, and still \
                                 serves new requests.";
-        answers: Counter = "probe_answers", "Answers to probes, and lines sent to `HAProxy`.";
-        late: Counter
-            = "probe_late_answers",
-            "Those that took a millisecond or more by llama-warden's clock: from accepting the connection to \
-             looking at it, and from the last byte of the question to the first of the answer. Metrics that \
-             had to be made are counted from then on.";
-        longest: FloatGauge = "probe_longest_answer" in Unit::Seconds, "The longest time of an answer to a \
-            probe since the start.";
         weight: Gauge = "pool_weight", "Percent of its weight, as reported to `HAProxy`; 0 to get no requests.";
     }
 }
@@ -179,10 +169,6 @@ impl PoolLabels {
 }
 
 impl PoolMetrics {
-    pub(super) fn probe_pace(&self) -> ProbePace {
-        ProbePace { answers: self.answers.clone(), late: self.late.clone(), longest: self.longest.clone() }
-    }
-
     pub(super) fn read(&self, pool: &PoolSnapshot, there: &PoolLabels) {
         there.write_to(&self.cache, &self.models);
         if !pool.pickers {

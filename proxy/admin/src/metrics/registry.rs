@@ -21,7 +21,6 @@ use super::key_metrics::KeyMetrics;
 use super::machine_metrics::MachineMetrics;
 use super::model_metrics::ModelMetrics;
 use super::pool_metrics::{PoolExport, PoolSnapshot};
-use super::probe_pace::ProbePace;
 use super::report_metrics::ReportMetrics;
 use super::request_counts::RequestCounters;
 use super::request_metrics::RequestMetrics;
@@ -162,11 +161,6 @@ impl MetricsRegistry {
         self.own.state_waiting.set(i64::try_from(view.waiting).unwrap_or(i64::MAX));
         #[expect(clippy::cast_possible_truncation, reason = "seconds of a process's life")]
         self.own.state_silent.set(view.silent_seconds.unwrap_or_default() as i64);
-    }
-
-    /// Returns the counters of answered probes.
-    pub fn probe_pace(&self) -> ProbePace {
-        self.pool.metrics.probe_pace()
     }
 
     pub(crate) fn initialize_spans(&self) {

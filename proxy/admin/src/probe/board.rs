@@ -12,9 +12,6 @@ use warden_policies::defaults::Probe;
 use warden_policies::pool::agent::{AgentAnswer, agent_answer};
 use warden_policies::pool::{InstanceFacts, UnreadyReason, readiness};
 
-use super::pace::AnswerClock;
-use crate::metrics::probe_pace::ProbePace;
-
 #[derive(Clone, Debug)]
 struct DatedFacts {
     at: Instant,
@@ -36,7 +33,6 @@ pub(super) struct MetricsText {
 pub struct ProbeBoard {
     numbers: Probe,
     gauges: Arc<GatewayGauges>,
-    pace: ProbePace,
     seen: watch::Sender<Option<DatedFacts>>,
     /// Last time at which all event loops had responded; `None` while no task checks the loops.
     responsive_at: watch::Sender<Option<Instant>>,
@@ -47,11 +43,10 @@ pub struct ProbeBoard {
 
 impl ProbeBoard {
     /// Creates a board without facts.
-    pub fn new(numbers: Probe, gauges: Arc<GatewayGauges>, pace: ProbePace) -> Self {
+    pub fn new(numbers: Probe, gauges: Arc<GatewayGauges>) -> Self {
         Self {
             numbers,
             gauges,
-            pace,
             seen: watch::Sender::default(),
             responsive_at: watch::Sender::default(),
             text: watch::Sender::default(),
@@ -61,10 +56,6 @@ impl ProbeBoard {
 
     pub(super) const fn numbers(&self) -> &Probe {
         &self.numbers
-    }
-
-    pub(super) const fn pace(&self) -> &ProbePace {
-        &self.pace
     }
 
     pub(super) fn set_facts(&self, facts: InstanceFacts) {
@@ -129,7 +120,7 @@ impl ProbeBoard {
 
     /// Returns recent metrics at once, so that frequent clients never wait. Otherwise waits for newer
     /// metrics, up to a configured limit.
-    pub(super) async fn metrics(&self, clock: &AnswerClock) -> Option<Arc<MetricsText>> {
+    pub(super) async fn metrics(&self) -> Option<Arc<MetricsText>> {
         let mut texts = self.text.subscribe();
         let last = texts.borrow_and_update().clone();
         if last.as_ref().is_some_and(|text| Instant::now() < text.fresh_until) {
@@ -140,8 +131,6 @@ impl ProbeBoard {
             return last;
         }
         let fresh = tokio::time::timeout(self.numbers.patience, texts.changed()).await;
-        // Another thread makes the metrics, so the wait does not count as this thread's time.
-        clock.restart();
         if fresh.is_ok() {
             return texts.borrow().clone();
         }
@@ -157,7 +146,7 @@ mod tests {
     use super::*;
 
     fn board() -> ProbeBoard {
-        ProbeBoard::new(warden_policies::defaults().probe.clone(), Arc::default(), ProbePace::default())
+        ProbeBoard::new(warden_policies::defaults().probe.clone(), Arc::default())
     }
 
     fn serves() -> InstanceFacts {
@@ -213,9 +202,8 @@ mod tests {
     #[tokio::test]
     async fn metrics_are_made_when_wanted_and_shared_while_they_are_fresh() {
         let numbers = Probe { patience: Duration::from_millis(1), ..board().numbers };
-        let hasty = ProbeBoard::new(numbers, Arc::default(), ProbePace::default());
-        let clock = AnswerClock::start();
-        assert!(hasty.metrics(&clock).await.is_none(), "nobody makes any");
+        let hasty = ProbeBoard::new(numbers, Arc::default());
+        assert!(hasty.metrics().await.is_none(), "nobody makes any");
         hasty.wait_wanted().await;
         let text = |words: &'static str, fresh: u64, good: u64| MetricsText {
             fresh_until: Instant::now() + Duration::from_secs(fresh),
@@ -224,20 +212,20 @@ mod tests {
             plain: words.into(),
         };
         hasty.set_metrics(text("one", 0, 0));
-        assert_eq!(&hasty.metrics(&clock).await.unwrap().plain[..], b"one", "the last ones, where none come");
+        assert_eq!(&hasty.metrics().await.unwrap().plain[..], b"one", "the last ones, where none come");
         let long_ago = Instant::now().checked_sub(hasty.numbers.stuck).unwrap();
         hasty.set_metrics(MetricsText { fresh_until: long_ago, good_until: long_ago, ..text("dead", 0, 0) });
-        assert!(hasty.metrics(&clock).await.is_none(), "and none where nothing moves");
+        assert!(hasty.metrics().await.is_none(), "and none where nothing moves");
         let board = board();
         board.set_metrics(text("two", 3600, 3600));
         for _ in 0..3 {
-            assert_eq!(&board.metrics(&clock).await.unwrap().plain[..], b"two");
+            assert_eq!(&board.metrics().await.unwrap().plain[..], b"two");
         }
         board.set_metrics(text("good", 0, 3600));
-        assert_eq!(&board.metrics(&clock).await.unwrap().plain[..], b"good", "nobody waits for better ones");
+        assert_eq!(&board.metrics().await.unwrap().plain[..], b"good", "nobody waits for better ones");
         board.wait_wanted().await;
         board.set_metrics(text("old", 0, 0));
-        let (asked, ()) = tokio::join!(board.metrics(&clock), async {
+        let (asked, ()) = tokio::join!(board.metrics(), async {
             board.wait_wanted().await;
             board.set_metrics(text("new", 0, 0));
         });

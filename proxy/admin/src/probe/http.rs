@@ -9,7 +9,6 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 
 use super::board::ProbeBoard;
-use super::pace::AnswerClock;
 use crate::response::{METRICS_TYPE, OPEN_METRICS_TYPE, wants_open_metrics};
 
 type ProbeResponse = Response<Full<Bytes>>;
@@ -18,15 +17,13 @@ const TEXT_TYPE: &str = "text/plain; charset=utf-8";
 
 pub(super) async fn answer(
     board: &ProbeBoard,
-    clock: &AnswerClock,
     request: Request<Incoming>,
 ) -> Result<ProbeResponse, Infallible> {
-    Ok(route_response(board, clock, request.method(), request.uri().path(), request.headers()).await)
+    Ok(route_response(board, request.method(), request.uri().path(), request.headers()).await)
 }
 
 async fn route_response(
     board: &ProbeBoard,
-    clock: &AnswerClock,
     method: &Method,
     path: &str,
     headers: &HeaderMap,
@@ -58,7 +55,7 @@ async fn route_response(
             Ok(()) => text_response(StatusCode::OK, "ok\n"),
             Err(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, format!("{}: {why}\n", why.as_str())),
         },
-        _ => match board.metrics(clock).await {
+        _ => match board.metrics().await {
             Some(text) if wants_open_metrics(headers) => {
                 make_response(StatusCode::OK, OPEN_METRICS_TYPE, text.open_metrics.clone())
             }
@@ -88,17 +85,15 @@ mod tests {
     use warden_policies::pool::{BalancedModel, InstanceFacts};
 
     use super::*;
-    use crate::metrics::probe_pace::ProbePace;
 
     #[tokio::test]
     async fn each_route_says_what_it_is_for_and_nothing_else_is_told() {
         let numbers =
             Probe { patience: Duration::from_millis(1), ..warden_policies::defaults().probe.clone() };
-        let board = ProbeBoard::new(numbers, std::sync::Arc::default(), ProbePace::default());
-        let clock = AnswerClock::start();
+        let board = ProbeBoard::new(numbers, std::sync::Arc::default());
         let none = HeaderMap::new();
         let ask = async |method: Method, path: &str| {
-            route_response(&board, &clock, &method, path, &none).await.status().as_u16()
+            route_response(&board, &method, path, &none).await.status().as_u16()
         };
         assert_eq!((ask(Method::GET, "/livez").await, ask(Method::GET, "/readyz").await), (200, 503));
         assert_eq!(ask(Method::GET, "/metrics").await, 503, "none was made");
@@ -108,7 +103,7 @@ mod tests {
         for path in ["/", "/status", "/drain", "/readyz/", "/models/m/logs", "/page/"] {
             assert_eq!((ask(Method::GET, path).await, ask(Method::POST, path).await), (404, 404), "{path}");
         }
-        let answer = route_response(&board, &clock, &Method::GET, "/readyz", &none).await;
+        let answer = route_response(&board, &Method::GET, "/readyz", &none).await;
         assert_eq!(answer.headers()[CACHE_CONTROL], "no-store");
     }
 }

@@ -22,7 +22,6 @@ use warden_supervisor::sync::lock;
 
 use super::board::ProbeBoard;
 use super::http;
-use super::pace::{AnswerClock, TimedStream};
 use crate::error::AdminError;
 
 /// Gives the thread ten times the usual weight.
@@ -185,9 +184,6 @@ async fn accept(
 
 async fn serve_connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<ProbeBoard>) {
     let numbers = board.numbers().clone();
-    let clock = AnswerClock::start();
-    let pace = board.pace().clone();
-    let stream = TimedStream { stream, clock: clock.clone(), pace, late: numbers.late };
     if let ProbeProtocol::Agent = kind {
         let told = tokio::time::timeout(numbers.head_timeout, write_agent_line(stream, &board)).await;
         if let Ok(Err(problem)) = told {
@@ -197,8 +193,7 @@ async fn serve_connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<Pro
     }
     let service = service_fn(move |request| {
         let board = board.clone();
-        let clock = clock.clone();
-        async move { http::answer(&board, &clock, request).await }
+        async move { http::answer(&board, request).await }
     });
     let mut builder = http1::Builder::new();
     builder
@@ -215,7 +210,7 @@ async fn serve_connection(stream: TcpStream, kind: ProbeProtocol, board: Arc<Pro
     drop(tokio::time::timeout(numbers.head_timeout, served).await);
 }
 
-async fn write_agent_line(mut stream: TimedStream<TcpStream>, board: &ProbeBoard) -> io::Result<()> {
+async fn write_agent_line(mut stream: TcpStream, board: &ProbeBoard) -> io::Result<()> {
     let line = format!("{}\n", board.agent_line());
     stream.write_all(line.as_bytes()).await?;
     stream.shutdown().await?;

@@ -11,5 +11,4 @@ pub mod board;
 mod http;
 pub mod keeper;
 pub mod listen;
-mod pace;
 pub mod watchdog;

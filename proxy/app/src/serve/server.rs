@@ -292,12 +292,8 @@ impl RunningInstance {
 
     fn serve_probes(&self, probe: ProbeListeners, admin: &AdminState) {
         let tasks = &self.tasks;
-        let pace = admin.metrics.probe_pace();
-        let board = Arc::new(ProbeBoard::new(
-            self.resolved.settings.probe.clone(),
-            self.gateway.gauges.clone(),
-            pace,
-        ));
+        let board =
+            Arc::new(ProbeBoard::new(self.resolved.settings.probe.clone(), self.gateway.gauges.clone()));
         if self.addresses.probe.is_some() || self.addresses.agent.is_some() {
             tasks.tracker.spawn(keeper::keep_board(board.clone(), admin.clone(), tasks.stop.clone()));
             let checks = self.pulse_checks();
