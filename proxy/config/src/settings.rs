@@ -122,8 +122,7 @@ pub struct PathSettings {
     #[schemars(schema_with = "schema::path")]
     pub state_dir: Option<PathBuf>,
     /// Parent of the socket directories: each instance creates a private directory `llama-warden-PID` and
-    /// removes nothing else. Must be short. Refused are `/`, a home, and the directories of models, the
-    /// configuration and builds. Default: `$XDG_RUNTIME_DIR`, else `/tmp/llama-warden-UID`.
+    /// removes nothing else. Must be short. Default: `$XDG_RUNTIME_DIR`, else `/tmp/llama-warden-UID`.
     #[schemars(schema_with = "schema::path")]
     pub runtime_dir: Option<PathBuf>,
     /// Folders of models: each model file in them becomes a model named after it, as long as the file

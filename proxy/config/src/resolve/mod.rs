@@ -60,7 +60,6 @@ pub fn resolve_config(
     resolver.check_names();
     let (remotes, remote_rules): (Vec<_>, Vec<_>) = resolver.resolve_remotes().into_iter().unzip();
     let by_name = resolver.resolve_names(&models, &remotes, &remote_rules);
-    resolver.check_runtime_dir(&dirs, &specs);
     resolver.check_state_dir(&dirs);
     let settings = ConfigSettings { server: resolver.server(), ..loaded.settings.clone() };
     resolver.check_log_level();

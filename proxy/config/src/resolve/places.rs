@@ -1,26 +1,11 @@
-//! Refuses a `paths.runtime_dir` that is in use for another purpose. llama-warden would remove nothing
-//! there, but an operator who names such a directory has likely made a mistake.
+//! Warns of places that lose data.
 
 use std::path::{Path, PathBuf};
 
-use warden_supervisor::SharedSpec;
-
 use super::dirs::WardenDirs;
 use super::resolver::ConfigResolver;
-use crate::arguments;
 
 impl ConfigResolver<'_> {
-    pub(crate) fn check_runtime_dir(&mut self, dirs: &WardenDirs, models: &[SharedSpec]) {
-        if self.loaded.settings.paths.runtime_dir.is_none() {
-            return;
-        }
-        let base = resolve_links(&dirs.runtime_base);
-        let Some(what) = self.other_purpose(&base, dirs, models) else { return };
-        let message = format!("`paths.runtime_dir`: {} is {what}", dirs.runtime_base.display());
-        let hint = "name a directory for sockets alone, like `/run/llama-warden`";
-        self.report(&["paths", "runtime_dir"], message, hint);
-    }
-
     /// Warns if data that should survive a reboot would be kept in a file system in memory.
     pub(crate) fn check_state_dir(&mut self, dirs: &WardenDirs) {
         let paths = &self.loaded.settings.paths;
@@ -39,31 +24,6 @@ impl ConfigResolver<'_> {
             let hint = format!("name a directory on a disk, like `/var/lib/llama-warden` (`{key}`)");
             self.warn(&["paths", key], message, hint);
         }
-    }
-
-    fn other_purpose(&self, base: &Path, dirs: &WardenDirs, models: &[SharedSpec]) -> Option<String> {
-        if base == Path::new("/") {
-            return Some("the root directory".to_owned());
-        }
-        if self.machine.home().is_some_and(|home| resolve_links(&home) == base) {
-            return Some("a home directory".to_owned());
-        }
-        let holds = |file: &Path| resolve_links(file).parent() == Some(base);
-        if self.loaded.file.as_deref().is_some_and(|file| holds(&self.machine.cwd.join(file))) {
-            return Some("where the configuration is".to_owned());
-        }
-        let model = models.iter().find(|spec| {
-            let directory = spec.command.directory.as_deref().unwrap_or(&self.machine.cwd);
-            arguments::model_path(&spec.command.args).is_some_and(|file| holds(&directory.join(file)))
-        });
-        if let Some(spec) = model {
-            return Some(format!("where the file of model `{}` is", spec.name));
-        }
-        let store = warden_builder::BuildStore::new(&dirs.data);
-        // Refuse the data directory only if it contains a store; an empty directory may serve both purposes.
-        (store.root().is_dir()
-            && (resolve_links(&dirs.data) == base || base.starts_with(resolve_links(store.root()))))
-        .then(|| "where builds are kept".to_owned())
     }
 }
 
@@ -96,27 +56,6 @@ mod tests {
     use crate::resolve::resolve_config;
     use crate::source::layers::{ConfigSources, load_config};
 
-    /// Reports on a configuration with this directory, in a folder with a model, a store and a home.
-    fn said(runtime_dir: &str) -> String {
-        let dir = tempfile::tempdir().unwrap();
-        for folder in ["models", "data/builds/x", "home", "etc", "run"] {
-            std::fs::create_dir_all(dir.path().join(folder)).unwrap();
-        }
-        std::os::unix::fs::symlink(dir.path().join("home"), dir.path().join("link")).unwrap();
-        std::fs::write(dir.path().join("models/m.gguf"), "").unwrap();
-        let file = dir.path().join("etc/w.toml");
-        let text = format!(
-            "paths = {{ runtime_dir = '{runtime_dir}', data_dir = '../data', state_dir = '../state', cache_dir = '../cache' }}\n\
-             [models.m]\nmodel = '../models/m.gguf'\nbinary = '/bin/true'\n"
-        );
-        std::fs::write(&file, text).unwrap();
-        let mut machine = HostMachine::read();
-        machine.env = vec![("HOME".into(), dir.path().join("home").into())];
-        let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap();
-        resolve_config(&loaded, &machine, false)
-            .map_or_else(|problems| problems.to_string(), |_| String::new())
-    }
-
     #[test]
     fn without_any_home_a_place_for_the_state_has_to_be_named() {
         let mut machine = HostMachine::read();
@@ -136,25 +75,6 @@ mod tests {
         machine.listed_home = None;
         let dirs = named.dirs(&machine).unwrap();
         assert_eq!((dirs.state, dirs.cache), ("/srv/state".into(), "/srv/state/cache".into()));
-    }
-
-    #[test]
-    fn a_place_with_another_purpose_is_named_and_refused() {
-        for (place, what) in [
-            ("/", "the root directory"),
-            ("../home", "a home directory"),
-            ("../link", "a home directory"),
-            (".", "where the configuration is"),
-            ("../models", "where the file of model `m` is"),
-            ("../data", "where builds are kept"),
-            ("../data/builds/x", "where builds are kept"),
-        ] {
-            let said = said(place);
-            assert!(said.contains("`paths.runtime_dir`") && said.contains(what), "{place}: {said}");
-        }
-        for place in ["../run", "../new/deep", "../home/run"] {
-            assert_eq!(said(place), "", "{place}");
-        }
     }
 
     #[cfg(target_os = "linux")]
