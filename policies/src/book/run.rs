@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use super::LayerShape;
+use crate::server_flags::normal_flag;
 
 /// Memory-related flags; `None` means llama-server's default.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -150,9 +151,7 @@ pub(crate) struct CommandWords<'a> {
 
 impl<'a> CommandWords<'a> {
     pub(crate) fn new(args: &'a [String], env: &'a BTreeMap<String, String>) -> Self {
-        let normal =
-            |word: &String| if word.starts_with("--") { word.replace('_', "-") } else { word.clone() };
-        Self { args, words: args.iter().map(normal).collect(), env }
+        Self { args, words: args.iter().map(|word| normal_flag(word)).collect(), env }
     }
 
     /// Returns a flag as written, and the word after it. The last of repeated flags counts.

@@ -172,6 +172,12 @@ pub fn normal_flag(word: &str) -> String {
     if word.starts_with("--") { word.replace('_', "-") } else { word.to_owned() }
 }
 
+/// Returns the word after the last of these flags, because llama-server uses the last one.
+pub fn last_value<'a>(args: &'a [String], flags: &[&str]) -> Option<&'a str> {
+    let at = args.iter().rposition(|word| flags.contains(&normal_flag(word).as_str()))?;
+    args.get(at + 1).map(String::as_str)
+}
+
 /// Returns true for words such as `-c` and `--ctx-size`, but not for `-1`, `--` or a hyphen in a text.
 pub fn is_flag(word: &str) -> bool {
     let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'));

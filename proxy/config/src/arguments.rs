@@ -4,7 +4,7 @@
 //! All other flags pass through unchanged. As in llama-server, a flag and its value are separate words
 //! (`--port 9000`, never `--port=9000`), and `_` in a long flag counts as `-`.
 
-pub use warden_policies::server_flags::normal_flag;
+pub use warden_policies::server_flags::{last_value, normal_flag};
 
 /// Meaning of a listening flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,25 +41,19 @@ const ALIAS_FLAGS: [&str; 2] = ["-a", "--alias"];
 const REMOTE_MODEL_FLAGS: [&str; 8] =
     ["-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo", "--models-dir"];
 
-fn value_of<'a>(args: &'a [String], names: &[&str]) -> Option<&'a str> {
-    // llama-server uses the last occurrence.
-    let at = args.iter().rposition(|word| names.contains(&normal_flag(word).as_str()))?;
-    args.get(at + 1).map(String::as_str)
-}
-
 /// Returns the model file given with `-m` or `--model`.
 pub fn model_path(args: &[String]) -> Option<&str> {
-    value_of(args, &["-m", "--model"])
+    last_value(args, &["-m", "--model"])
 }
 
 /// Returns the remote source of the model (repository, URL, folder), if one is given instead of a file.
 pub fn remote_model(args: &[String]) -> Option<&str> {
-    value_of(args, &REMOTE_MODEL_FLAGS)
+    last_value(args, &REMOTE_MODEL_FLAGS)
 }
 
 /// Returns the names given with `--alias`, which accepts several separated by commas.
 pub fn aliases(args: &[String]) -> Vec<String> {
-    let text = value_of(args, &ALIAS_FLAGS).unwrap_or_default();
+    let text = last_value(args, &ALIAS_FLAGS).unwrap_or_default();
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
@@ -68,7 +62,7 @@ pub fn aliases(args: &[String]) -> Vec<String> {
 /// name with a comma, which llama-server would split.
 pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
     let given = args.iter().any(|word| ALIAS_FLAGS.contains(&normal_flag(word).as_str()));
-    let router = value_of(args, &["--models-dir"]).is_some();
+    let router = last_value(args, &["--models-dir"]).is_some();
     let model = model_path(args).or_else(|| remote_model(args)).is_some();
     if model && !router && !given && !is_named && !name.contains(',') {
         args.extend([ALIAS_FLAGS[1].to_owned(), name.to_owned()]);
@@ -77,28 +71,28 @@ pub fn put_alias(args: &mut Vec<String>, name: &str, is_named: bool) {
 
 /// Number of slots (`-np`); `None` if the flag is missing, or leaves the number to the server.
 pub fn slots(args: &[String]) -> Option<u32> {
-    value_of(args, &["-np", "--parallel"])?.parse().ok().filter(|slots| *slots > 0)
+    last_value(args, &["-np", "--parallel"])?.parse().ok().filter(|slots| *slots > 0)
 }
 
 /// Context size in tokens (`-c`); `None` if the flag is missing.
 pub fn context(args: &[String]) -> Option<u64> {
-    value_of(args, &["-c", "--ctx-size"])?.parse().ok()
+    last_value(args, &["-c", "--ctx-size"])?.parse().ok()
 }
 
 /// Micro-batch size in tokens (`-ub`); `None` if the flag is missing.
 pub fn ubatch(args: &[String]) -> Option<u64> {
-    value_of(args, &["-ub", "--ubatch-size"])?.parse().ok()
+    last_value(args, &["-ub", "--ubatch-size"])?.parse().ok()
 }
 
 /// Seconds without an event after which a stream gets a comment (`--sse-ping-interval`); with a value below
 /// 1, it gets none. `None` if the flag is missing.
 pub fn ping_interval(args: &[String]) -> Option<i64> {
-    value_of(args, &["--sse-ping-interval"])?.parse().ok()
+    last_value(args, &["--sse-ping-interval"])?.parse().ok()
 }
 
 /// Number of HTTP threads (`--threads-http`); `None` if the flag is missing or has no valid number.
 pub fn http_threads(args: &[String]) -> Option<u32> {
-    value_of(args, &["--threads-http"])?.parse().ok()
+    last_value(args, &["--threads-http"])?.parse().ok()
 }
 
 /// Finds the last of the flags `names` in a command line; returns its text with its value, and true if flag

@@ -1,6 +1,6 @@
 //! Reads from a server's command and environment what is needed to send requests to it.
 
-use warden_policies::server_flags::normal_flag;
+use warden_policies::server_flags::{last_value, normal_flag};
 use warden_policies::warmth::NoFileReason;
 
 use crate::process::regular_file;
@@ -8,8 +8,8 @@ use crate::spec::ServerCommand;
 
 /// First API key of the command line, key file or environment; any key is accepted. Blocks for a small file.
 pub(crate) fn api_key(command: &ServerCommand) -> Option<String> {
-    let given = flag_values(command, &["--api-key"]).find_map(first_key);
-    let of_file = || flag_values(command, &["--api-key-file"]).find_map(|path| key_of_file(command, path));
+    let given = flag_values(command, "--api-key").find_map(first_key);
+    let of_file = || flag_values(command, "--api-key-file").find_map(|path| key_of_file(command, path));
     given.or_else(of_file).or_else(|| first_key(&variable(command, "LLAMA_API_KEY")?))
 }
 
@@ -33,7 +33,8 @@ fn key_of_file(command: &ServerCommand, path: &str) -> Option<String> {
 
 pub(crate) fn has_metrics(command: &ServerCommand) -> bool {
     let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
-    is_given(command, "--metrics") || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
+    command.args.iter().any(|arg| normal_flag(arg) == "--metrics")
+        || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
 }
 
 /// True if the server unloads its model while idle.
@@ -99,19 +100,12 @@ fn uses_drafts(command: &ServerCommand) -> bool {
 
 /// Last value on the command line, else the value of the variable.
 fn last_setting(command: &ServerCommand, flags: &[&str], name: &str) -> Option<String> {
-    flag_values(command, flags).last().map(str::to_owned).or_else(|| variable(command, name))
+    last_value(&command.args, flags).map(str::to_owned).or_else(|| variable(command, name))
 }
 
-pub(crate) fn flag_values<'a>(
-    command: &'a ServerCommand,
-    flags: &'a [&str],
-) -> impl DoubleEndedIterator<Item = &'a str> {
-    let pairs = command.args.windows(2).filter(|pair| flags.contains(&normal_flag(&pair[0]).as_str()));
+fn flag_values<'a>(command: &'a ServerCommand, flag: &str) -> impl Iterator<Item = &'a str> {
+    let pairs = command.args.windows(2).filter(move |pair| normal_flag(&pair[0]) == flag);
     pairs.map(|pair| pair[1].as_str())
-}
-
-pub(crate) fn is_given(command: &ServerCommand, flag: &str) -> bool {
-    command.args.iter().any(|arg| normal_flag(arg) == flag)
 }
 
 /// Value of a variable in the process, from its own or the inherited environment.

@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
+use warden_policies::server_flags::last_value;
 
+use crate::process::directories;
 use crate::process::private_dir::is_at;
-use crate::process::{directories, hints};
 use crate::spec::ServerCommand;
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_detached};
@@ -186,7 +187,7 @@ impl Drop for SlotDirectory {
 }
 
 fn given_directory(command: &ServerCommand) -> Option<&str> {
-    hints::flag_values(command, &[SLOT_PATH_FLAG]).last()
+    last_value(&command.args, &[SLOT_PATH_FLAG])
 }
 
 pub(crate) fn has_given_directory(command: &ServerCommand) -> bool {

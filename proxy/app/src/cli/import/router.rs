@@ -21,11 +21,7 @@ pub(super) fn import_router(
     read: ReadFile<'_>,
 ) -> Result<Option<ImportedConfig>, CommandError> {
     let Ok(taken) = parse_command(words) else { return Ok(None) };
-    let value = |flag: &str| {
-        let args = &taken.model.command.args;
-        let at = args.iter().rposition(|word| arguments::normal_flag(word) == flag)?;
-        args.get(at + 1).cloned()
-    };
+    let value = |flag: &str| arguments::last_value(&taken.model.command.args, &[flag]).map(str::to_owned);
     let [file, folder, most] = ROUTER_OPTIONS.map(value);
     if file.is_none() && folder.is_none() {
         return Ok(None);
