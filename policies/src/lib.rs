@@ -28,7 +28,6 @@
 //! | [`admission`] | prompts that fit into the remaining memory |
 //! | [`simulate`] | effect of a policy on a simulated leaking backend |
 //! | [`canary`] | comparison of another build with the serving one |
-//! | [`experiment_needs`] | memory needs that experiments have measured |
 //! | [`server_facts`] | names of known behaviour of llama-server |
 //! | [`hosts`] | accepted host names |
 //! | [`origins`] | origins of web pages whose requests are allowed |
@@ -50,7 +49,6 @@ pub mod cooldown;
 pub mod declared_memory;
 pub mod defaults;
 pub mod dispatch;
-pub mod experiment_needs;
 pub mod growth;
 pub mod health;
 pub mod hosts;

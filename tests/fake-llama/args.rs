@@ -26,8 +26,6 @@ pub(crate) struct Args {
     pub(crate) slots: u32,
     /// `-c`: context length in tokens, for all slots together.
     pub(crate) context: u64,
-    /// `-ub`: tokens of a micro-batch.
-    pub(crate) ubatch: u64,
     pub(crate) metrics: bool,
     /// `--cache-ram`: MiB of the prompt cache, 0 for none, negative for no limit.
     pub(crate) cache_ram: i64,
@@ -50,7 +48,6 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
         port: 8080,
         slots: 4,
         context: 4096,
-        ubatch: 512,
         metrics: false,
         cache_ram: 8192,
         api_key: None,
@@ -73,7 +70,6 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
                 args.slots = number::<i64>(flag, value()?)?.try_into().unwrap_or(4).max(1);
             }
             "-c" | "--ctx-size" => args.context = number(flag, value()?)?,
-            "-ub" | "--ubatch-size" => args.ubatch = number(flag, value()?)?,
             "-cram" | "--cache-ram" => args.cache_ram = number(flag, value()?)?,
             "--api-key" => args.api_key = Some(value()?.to_owned()),
             "--slot-save-path" => {

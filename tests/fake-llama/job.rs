@@ -97,9 +97,7 @@ impl Job {
         let largest = engine.largest_prompt.fetch_max(prompt_tokens, Ordering::Relaxed);
         let larger = prompt_tokens.saturating_sub(largest).saturating_mul(script.buffer_kib_per_prompt_token);
         engine.leak.grow(larger.saturating_mul(1024));
-        let micro = |tokens: u64| tokens.min(engine.args.ubatch);
-        let larger = prompt_tokens.saturating_sub(largest);
-        engine.vram.pay(&script, units, larger, micro(prompt_tokens).saturating_sub(micro(largest)));
+        engine.vram.pay(&script, units);
         let kept = script
             .cache_kib_per_prompt_token
             .saturating_mul(prompt_tokens)

@@ -63,14 +63,9 @@ pub(crate) struct Script {
     pub(crate) cache_kib_per_prompt_token: u64,
     /// Script of the simulated NVML ([`crate::vram`]), to which this process writes its VRAM on GPU 0.
     pub(crate) vram_told: Option<PathBuf>,
-    /// MiB of that GPU; 0 means 80 GiB.
-    pub(crate) vram_total_mib: u64,
     pub(crate) vram_base_mib: u64,
-    pub(crate) vram_kib_per_context_token: u64,
     pub(crate) vram_kib_per_request: u64,
     pub(crate) vram_kib_per_image: u64,
-    pub(crate) vram_buffer_kib_per_prompt_token: u64,
-    pub(crate) vram_buffer_kib_per_ubatch_token: u64,
     /// For each named field, the words that set it to zero. A word is an environment variable or, with a
     /// dash, a flag; `NAME=VALUE` and `--flag=VALUE` require that value. One word suffices.
     pub(crate) stopped_by: BTreeMap<String, Vec<String>>,

@@ -61,7 +61,7 @@ pub(crate) async fn run(args: Args, script: Script) -> ExitCode {
         engine.tasks.spawn(crate::reclaim::run(Arc::clone(&engine), reclaim.clone()));
     }
     engine.leak.grow(script.base_mib.saturating_mul(1 << 20));
-    engine.vram.open(&script, engine.args.context);
+    engine.vram.open(&script);
     engine.cache.announce();
     engine.report.open(script.report);
     engine.ready.set();

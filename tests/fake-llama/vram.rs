@@ -21,30 +21,21 @@ pub(crate) struct Vram(Mutex<Held>);
 #[derive(Debug, Default)]
 struct Held {
     told: Option<PathBuf>,
-    total: u64,
     bytes: u64,
 }
 
 impl Vram {
     /// Allocates the VRAM of the start, and writes the script.
-    pub(crate) fn open(&self, script: &Script, context: u64) {
+    pub(crate) fn open(&self, script: &Script) {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         held.told.clone_from(&script.vram_told);
-        held.total = if script.vram_total_mib == 0 { TOTAL } else { script.vram_total_mib << 20 };
-        held.bytes = (script.vram_base_mib << 20) + context * (script.vram_kib_per_context_token << 10);
+        held.bytes = script.vram_base_mib << 20;
         held.tell();
     }
 
-    /// Leaks the amount for this work. `larger` and `micro` are the tokens by which the prompt, and its
-    /// largest micro-batch, exceed all earlier ones.
-    pub(crate) fn pay(&self, script: &Script, units: Units, larger: u64, micro: u64) {
-        let parts = [
-            (script.vram_kib_per_request, units.requests),
-            (script.vram_kib_per_image, units.images),
-            (script.vram_buffer_kib_per_prompt_token, larger),
-            (script.vram_buffer_kib_per_ubatch_token, micro),
-        ];
-        let kib: u64 = parts.iter().map(|(cost, count)| cost * count).sum();
+    /// Leaks the amount for this work.
+    pub(crate) fn pay(&self, script: &Script, units: Units) {
+        let kib = script.vram_kib_per_request * units.requests + script.vram_kib_per_image * units.images;
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kib > 0 {
             held.bytes += kib << 10;
@@ -57,9 +48,9 @@ impl Held {
     fn tell(&self) {
         let Some(path) = &self.told else { return };
         let bytes = self.bytes.next_multiple_of(GRAIN);
-        let (pid, total) = (std::process::id(), self.total);
+        let pid = std::process::id();
         let text =
-            format!("device -1 {total} {bytes} 00000000:00:00.0 GPU-0 Fake GPU\ncompute 0 {pid} {bytes}\n");
+            format!("device -1 {TOTAL} {bytes} 00000000:00:00.0 GPU-0 Fake GPU\ncompute 0 {pid} {bytes}\n");
         if let Err(error) = replace(path, &text) {
             say::err(&format!("fake-llama: {}: {error}", path.display()));
         }

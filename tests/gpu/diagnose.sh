@@ -42,19 +42,13 @@ cost() { # cost NAME BUILD FLAG...: speed and processor time with the tracer and
 }
 
 images=(-m "$out/gemma4.gguf" --mmproj "$out/gemma4-vision.gguf" -c 16384 -np 1 -ngl 99 -fa on --cache-ram 0)
-long=(-m "$out/llama.gguf" -c 61440 -np 1 -ngl 99 -fa on -ctk q8_0 -ctv q8_0 -b 2048 -ub 512 --cache-ram 0)
 kinds=(--workload same-image --workload short-text)
 
 for preset in gemma4 gemma4-vision llama; do
     python3 "$here/sized_model.py" $preset-gpu "$out/$preset.gguf"
 done >"$out/models.log"
 build base "$base"
-{
-    build legacy "$base" -D GGML_CUDA_NO_VMM=ON
-    ask headroom 120 legacy --headroom -- "${long[@]}"
-    ask headroom-json 120 legacy --headroom --json -- "${long[@]}"
-    build newest "$newest"
-} &
+build newest "$newest" &
 ask trace 150 base --trace "${kinds[@]}" -- "${images[@]}"
 ask bisect 400 base --bisect "${kinds[@]}" --report "$out/report" -- "${images[@]}"
 wait

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use warden_rig::process::Kid;
 use warden_rig::warden::SOON;
-use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
+use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 
 /// Far less than the limit of any single wait.
 const AT_ONCE: Duration = Duration::from_secs(20);
@@ -45,21 +45,6 @@ async fn a_server_that_counts_no_tokens_holds_up_no_interrupt() -> Outcome {
     let (home, args) = hanging("/tokenize", &limit)?;
     let mut kid = start(&home, &args)?;
     kid.says("ready after", SOON).await?;
-    ends(kid).await
-}
-
-#[tokio::test]
-async fn a_server_that_counts_no_tokens_holds_up_no_interrupt_of_headroom() -> Outcome {
-    let (home, args) =
-        hanging("/tokenize", &["--set", "internal.diagnose.question_limit=10m", "--headroom"])?;
-    let kid = start(&home, &args)?;
-    wait_until("the server is ready", SOON, async || {
-        match kid.children().first().and_then(|kid| kid.http()) {
-            Some(http) => http.get("/health").await.is_ok_and(|answer| answer.status.is_success()),
-            None => false,
-        }
-    })
-    .await?;
     ends(kid).await
 }
 

@@ -93,30 +93,3 @@ async fn where_nothing_was_run_or_read_nobody_says_that_nothing_leaks() -> Outco
     }
     Ok(())
 }
-
-#[tokio::test]
-async fn what_a_smaller_context_frees_before_any_prompt_is_measured_and_counts() -> Outcome {
-    let args = "args = [\"-np\", \"1\", \"-c\", \"8192\", \"--metrics\", \"--cache-ram\", \"0\"]\n";
-    let script = json!({
-        "vram_buffer_kib_per_prompt_token": 64, "vram_kib_per_context_token": 128,
-        "vram_base_mib": 128, "vram_total_mib": 1300, "report": "none",
-    });
-    let mut setup = Setup::new()?;
-    let nvml = warden_rig::FakeNvml::in_home(&mut setup.home)?;
-    nvml.say(&[warden_rig::FakeGpu { total: 1300 << 20, ..warden_rig::FakeGpu::default() }])?;
-    let mut script = script;
-    script["vram_told"] = json!(nvml.script());
-    let setup = setup.fake("m", &script, args)?;
-    let config = setup.home.file("w.toml", setup.config())?.display().to_string();
-    let ran = setup.home.warden(["diagnose", "--config", &config, "--headroom"], PATIENCE).await?;
-    let lines: Vec<&str> = ran.stdout.lines().filter(|line| line.starts_with("vram0: ")).collect();
-    // The idle server has 1,152 of 1,300 MiB, so prompts have too little room at any length. Each token of
-    // context less frees 128 KiB, so 4,096 tokens fit: 128 MiB without context, and 192 KiB per token.
-    assert!(
-        lines.iter().any(|line| line.contains("will not fit") && line.contains("lower -c to 4,096")),
-        "{}",
-        ran.all()
-    );
-    assert!(lines.iter().any(|line| line.contains("each token of -c takes 128.0 KiB")), "{}", ran.all());
-    Ok(())
-}

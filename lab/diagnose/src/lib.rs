@@ -19,7 +19,6 @@
 //! | [`cure`] | experiments with switches and without, to find switches that stop the growth, or a crash |
 //! | [`between`] | experiments over a line of revisions, to find the one that introduced a symptom |
 //! | [`proof`] | tests if one build may replace another |
-//! | [`headroom`] | memory during prompts of growing length, up to the context of a slot |
 //! | `workload` | content of requests: texts, pictures, sounds, conversations |
 //! | [`replay`] | recorded requests |
 //! | [`redact`] | requests without their texts, for recordings |
@@ -32,7 +31,6 @@ pub mod between;
 pub mod cure;
 pub mod error;
 pub mod experiment;
-pub mod headroom;
 pub mod lab;
 pub mod leg;
 pub mod proof;

@@ -21,7 +21,6 @@ mod attribution;
 pub mod between;
 pub mod bisect;
 pub mod crash;
-pub mod headroom;
 mod judge;
 mod line;
 pub mod proof;

@@ -93,7 +93,7 @@ impl PromptCost {
         &mut self.learners[at]
     }
 
-    /// Sets a known price, from a diagnosis or an earlier process; valid until a higher price is learnt.
+    /// Sets the price of an earlier process; valid until a higher price is learnt.
     pub fn set_price(&mut self, price: PromptPrice) {
         if price.bytes_per_token.is_finite() && price.bytes_per_token >= 0.0 {
             self.told.retain(|known| known.series != price.series);

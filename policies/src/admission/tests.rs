@@ -78,7 +78,7 @@ fn a_busy_backend_that_is_never_idle_teaches_too() {
 }
 
 #[test]
-fn a_price_told_by_a_diagnosis_holds_until_a_higher_one_is_learnt() {
+fn a_price_of_an_earlier_process_holds_until_a_higher_one_is_learnt() {
     let mut cost = PromptCost::new(policy());
     cost.set_price(PromptPrice { series: VRAM, bytes_per_token: 5000.0, evidence: 1 });
     cost.set_price(PromptPrice { series: MemoryKind::Host, bytes_per_token: f64::NAN, evidence: 1 });

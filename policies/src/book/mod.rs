@@ -106,20 +106,12 @@ pub struct MeasuredNeeds {
 }
 
 impl MeasuredNeeds {
-    /// Takes the larger of two sources: readings while serving, and an experiment with the largest prompts.
-    pub fn from_sources(held: &[HeldMemory], worst: &[(MemoryKind, u64)]) -> Self {
-        let seen: Vec<(MemoryKind, u64)> = held.iter().map(|held| (held.series, held.most)).collect();
-        let host = |all: &[(MemoryKind, u64)]| {
-            all.iter().find(|(series, _)| *series == MemoryKind::Host).map(|(_, bytes)| *bytes)
-        };
-        // The two sources may have used different GPUs.
-        let gpus = |all: &[(MemoryKind, u64)]| {
-            let on_gpus = all.iter().filter(|(series, _)| *series != MemoryKind::Host);
-            let bytes: Vec<u64> = on_gpus.map(|(_, bytes)| *bytes).collect();
-            (!bytes.is_empty()).then(|| (bytes.iter().sum(), bytes.len() as u64))
-        };
-        let gpu = gpus(&seen).into_iter().chain(gpus(worst)).max();
-        Self { host: host(&seen).into_iter().chain(host(worst)).max(), gpu }
+    /// Creates the needs from what processes held while they served.
+    pub fn from_held(held: &[HeldMemory]) -> Self {
+        let host = held.iter().find(|held| held.series == MemoryKind::Host).map(|held| held.most);
+        let on_gpus = held.iter().filter(|held| held.series != MemoryKind::Host);
+        let bytes: Vec<u64> = on_gpus.map(|held| held.most).collect();
+        Self { host, gpu: (!bytes.is_empty()).then(|| (bytes.iter().sum(), bytes.len() as u64)) }
     }
 }
 

@@ -292,13 +292,13 @@ fn what_was_measured_counts_in_the_place_of_what_was_planned() {
     };
     assert_eq!((planned.host_bytes(), planned.gpu_bytes(1), planned.gpu_bytes(2)), (100, 1050, 1100));
     let seen = [held(MemoryKind::Host, 90), held(gpu(0), 700), held(gpu(1), 300)];
-    let measured = MeasuredNeeds::from_sources(&seen, &[(gpu(0), 800), (MemoryKind::Host, 80)]);
-    assert_eq!(measured, MeasuredNeeds { host: Some(90), gpu: Some((1000, 2)) }, "the larger one of both");
+    let measured = MeasuredNeeds::from_held(&seen);
+    assert_eq!(measured, MeasuredNeeds { host: Some(90), gpu: Some((1000, 2)) });
     let needs = MemoryNeeds { measured, ..planned.clone() };
     assert_eq!((needs.host_bytes(), needs.gpu_bytes(2), needs.gpu_bytes(3)), (90, 1000, 1050));
     assert_eq!((needs.planned_host(), needs.planned_gpu(2)), (100, 1100));
     // Without a reading, the GPU needs are as planned.
-    let host_only = MemoryNeeds { measured: MeasuredNeeds::from_sources(&seen[..1], &[]), ..planned };
+    let host_only = MemoryNeeds { measured: MeasuredNeeds::from_held(&seen[..1]), ..planned };
     assert_eq!((host_only.host_bytes(), host_only.gpu_bytes(1)), (90, 1050));
     // Measured less than a GPU's context: no number may become negative.
     let tiny = MemoryNeeds { measured: MeasuredNeeds { host: None, gpu: Some((10, 1)) }, ..needs };

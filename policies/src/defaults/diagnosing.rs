@@ -84,8 +84,6 @@ section!(
         cure: Cure,
         /// Repetition of crashes, and search for switches that stop them.
         crash: Crash,
-        /// Memory needs of the largest prompts.
-        headroom: Headroom,
         /// Attribution of growth to call sites.
         attribution: Attribution,
         /// Report on call sites.
@@ -187,36 +185,6 @@ section!(
         prompt: u64,
         /// Number of likeliest tokens requested.
         top: u32,
-    }
-);
-
-section!(
-    /// Measurement of the worst case.
-    Headroom of "diagnose.headroom" {
-        /// Prompt lengths as shares of a slot's context.
-        lengths: Vec<f64>,
-        /// Tokens of the context that a prompt leaves free.
-        spare: u64,
-        /// Pause between readings while a prompt is evaluated.
-        interval: Duration = "duration",
-        /// Bytes that stay free on the host and on each GPU.
-        reserve: ByteSize,
-        /// Share of the context from which lengths are measured again with smaller micro-batches.
-        again_from: f64,
-        /// Share of the context for a second start if the whole context does not fit.
-        less_context: f64,
-        /// Tokens of the shortest prompt.
-        least_prompt: u64,
-        /// Factor by which a refused prompt is shortened.
-        shorter: f64,
-        /// Attempts per length.
-        attempts: u32,
-        /// Divisor of the context that gives the step of proposed contexts, rounded down to a power of two.
-        context_steps: u64,
-        /// Smallest such step, in tokens.
-        context_grain: u64,
-        /// Size of a hoarding pool's buffer, as a multiple of the request.
-        look_ahead: f64,
     }
 );
 

@@ -30,8 +30,6 @@ pub struct SeriesReading {
     pub free: Option<u64>,
     /// Bytes of declared caches, without measured pools.
     pub allowance: u64,
-    /// Most bytes of such a process in an experiment with its largest prompts; `None` without an experiment.
-    pub worst: Option<u64>,
 }
 
 /// Facts about one kind of memory of a process.
@@ -53,9 +51,6 @@ pub struct SeriesFacts {
     pub free: Option<u64>,
     /// Declared caches in bytes.
     pub allowance: u64,
-    /// Most bytes of such a process in an experiment with its largest prompts; `None` without an experiment.
-    #[serde(default)]
-    pub worst: Option<u64>,
     /// State of the memory according to the leak detector.
     pub growth: Option<SeriesGrowth>,
     /// Work and time until the soft budget is reached.
@@ -77,8 +72,7 @@ impl SeriesFacts {
 
     /// Combines a reading with the detector's state.
     pub fn gather(policy: &RecyclePolicy, monitor: &GrowthMonitor, reading: &SeriesReading) -> Self {
-        let SeriesReading { series, charged, before, at_ready, estimated, total, free, allowance, worst } =
-            *reading;
+        let SeriesReading { series, charged, before, at_ready, estimated, total, free, allowance } = *reading;
         let mut facts = Self {
             rising: charged.zip(before).is_some_and(|(now, before)| now > before),
             at_ready,
@@ -86,7 +80,6 @@ impl SeriesFacts {
             total,
             free,
             allowance,
-            worst,
             growth: monitor.growth().iter().find(|growth| growth.series == series).cloned(),
             ..Self::from_bytes(series, charged)
         };

@@ -135,8 +135,7 @@ impl RecyclePolicy {
         };
         match facts.series {
             MemoryKind::Host => {
-                let settled = baseline.max(facts.worst.unwrap_or(0));
-                let explained = settled.saturating_add(facts.allowance);
+                let explained = baseline.saturating_add(facts.allowance);
                 let wanted =
                     scale_bytes(explained, levels.host_soft).max(baseline.saturating_add(levels.host_room.0));
                 let most = facts.total.map_or(u64::MAX, |total| scale_bytes(total, levels.host_soft_most));
@@ -154,8 +153,7 @@ impl RecyclePolicy {
                     at(levels.vram_soft, levels.vram_soft_left),
                     at(levels.vram_hard, levels.vram_hard_left),
                 );
-                let worst = facts.worst.unwrap_or(0).min(hard);
-                MemoryBudget { soft: Some(soft.max(worst)), hard: Some(hard) }
+                MemoryBudget { soft: Some(soft), hard: Some(hard) }
             }
         }
     }

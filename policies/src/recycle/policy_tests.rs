@@ -43,35 +43,6 @@ fn automatic_budgets_leave_room_for_what_is_told_and_need_a_settled_backend() {
 }
 
 #[test]
-fn what_the_largest_prompts_were_seen_to_take_is_no_growth_to_automatic_budgets() {
-    let policy = RecyclePolicy {
-        host_soft: Some(MemoryLimit::Auto),
-        vram_soft: Some(MemoryLimit::Auto),
-        vram_hard: Some(MemoryLimit::Auto),
-        ..policy()
-    };
-    let facts = |series, worst| SeriesFacts {
-        growth: Some(growth(series, GrowthVerdict::Steady, 4 * GIB)),
-        total: Some(64 * GIB),
-        free: Some(6 * GIB),
-        worst,
-        ..SeriesFacts::from_bytes(series, Some(4 * GIB))
-    };
-    assert_eq!(policy.budget(&facts(MemoryKind::Host, None)).soft, Some(5 * GIB));
-    assert_eq!(policy.budget(&facts(MemoryKind::Host, Some(8 * GIB))).soft, Some(10 * GIB));
-    assert_eq!(
-        policy.budget(&facts(MemoryKind::Host, Some(GIB))).soft,
-        Some(5 * GIB),
-        "less than it settles at"
-    );
-    let (plain, near) = (policy.budget(&facts(VRAM, None)), policy.budget(&facts(VRAM, Some(10 * GIB))));
-    assert_eq!(plain.hard, near.hard);
-    assert_eq!(near.soft, near.hard, "the largest prompts reach the hard budget");
-    assert!(plain.soft < near.soft);
-    assert_eq!(policy.budget(&facts(VRAM, Some(5 * GIB))), plain);
-}
-
-#[test]
 fn an_automatic_hard_budget_follows_the_soft_one_that_is_set() {
     let policy = RecyclePolicy { host_soft: mib(1000), host_hard: Some(MemoryLimit::Auto), ..policy() };
     let host = SeriesFacts { total: Some(64 * GIB), ..SeriesFacts::from_bytes(MemoryKind::Host, Some(MIB)) };

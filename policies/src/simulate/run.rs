@@ -265,7 +265,6 @@ impl<'a> StrategyRun<'a> {
             total: Some(total),
             free: sample.charged(series).map(|charged| total.saturating_sub(charged)),
             allowance: if series == MemoryKind::Host { self.scenario.allowance } else { 0 },
-            worst: None,
         };
         let gpus = sample.vram.iter().map(|vram| reading(MemoryKind::Vram(vram.gpu), self.scenario.device));
         let readings = std::iter::once(reading(MemoryKind::Host, self.scenario.memory)).chain(gpus);

@@ -79,11 +79,6 @@ pub fn context(args: &[String]) -> Option<u64> {
     last_value(args, &["-c", "--ctx-size"])?.parse().ok()
 }
 
-/// Micro-batch size in tokens (`-ub`); `None` if the flag is missing.
-pub fn ubatch(args: &[String]) -> Option<u64> {
-    last_value(args, &["-ub", "--ubatch-size"])?.parse().ok()
-}
-
 /// Seconds without an event after which a stream gets a comment (`--sse-ping-interval`); with a value below
 /// 1, it gets none. `None` if the flag is missing.
 pub fn ping_interval(args: &[String]) -> Option<i64> {

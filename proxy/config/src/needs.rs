@@ -218,8 +218,7 @@ fn misfit_warnings(fleet: &FleetConfig, room: &Room, seen: &[KnownMemory]) -> Ve
         .zip(seen)
         .filter_map(|(spec, seen)| {
             let loading::LoadSpec { needs, gpus, may_split, .. } = spec.loading.clone();
-            let needs =
-                MemoryNeeds { measured: MeasuredNeeds::from_sources(&seen.held, &seen.worst), ..needs? };
+            let needs = MemoryNeeds { measured: MeasuredNeeds::from_held(&seen.held), ..needs? };
             Some((PlacementRequest { name: spec.name.to_string(), needs, gpus, may_split }, &**spec))
         })
         .collect();

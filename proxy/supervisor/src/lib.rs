@@ -63,7 +63,7 @@ pub use lease::queue::ask::NextProcess;
 pub use lease::queue::ward::SolitudeResult;
 pub use lease::refused::ModelRefusal;
 pub use lease::turns::ConversationTurn;
-pub use memory::leak_history::{KnownMemory, known_memory, remember_measurements, remember_start};
+pub use memory::leak_history::{KnownMemory, known_memory, remember_start};
 pub use origin::{EndpointStream, RemoteOrigin};
 pub use process::child::ChildProcess;
 pub use process::directories::restore_directory;

@@ -48,11 +48,6 @@ pub(super) fn report_page(report: &DiagnoseReport) -> String {
                 (table(&said))
             }
         }
-        @if let Some(headroom) = &report.headroom {
-            h2 { "The largest prompts" }
-            (table(&headroom.rows()))
-            (text_list(headroom.sentences()))
-        }
         @if !report.attribution.is_empty() {
             h2 { "Which call sites" }
             pre { (report.attribution.join("\n")) }

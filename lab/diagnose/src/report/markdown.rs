@@ -9,9 +9,7 @@ use warden_policies::units::as_f64;
 use super::folder::ScriptSubject;
 use super::summary::{OverallResult, headline};
 use super::table::{MIB, leg_name, table_rows};
-use super::{
-    BetweenReport, CureReport, DiagnoseReport, HeadroomReport, LegReport, SurvivalReport, UntriedSwitch,
-};
+use super::{BetweenReport, CureReport, DiagnoseReport, LegReport, SurvivalReport, UntriedSwitch};
 
 impl DiagnoseReport {
     /// `shows` is the subject of the script next to the report. Writing to a `String` cannot fail.
@@ -41,9 +39,6 @@ impl DiagnoseReport {
         }
         if let Some(between) = &self.between {
             write_revisions(&mut text, between);
-        }
-        if let Some(headroom) = &self.headroom {
-            write_headroom(&mut text, headroom);
         }
         if !self.attribution.is_empty() {
             let lines = self.attribution.join("\n");
@@ -186,11 +181,6 @@ fn write_revisions(text: &mut String, between: &BetweenReport) {
     if said.len() > 1 {
         let _ = writeln!(text, "### What the ends answer\n\n{}", markdown_table(&said));
     }
-}
-
-fn write_headroom(text: &mut String, headroom: &HeadroomReport) {
-    let _ = writeln!(text, "\n## The largest prompts\n\n{}", markdown_table(&headroom.rows()));
-    write_list(text, &headroom.sentences());
 }
 
 fn write_list(text: &mut String, lines: &[String]) {

@@ -6,7 +6,6 @@ mod cure;
 mod curves;
 mod discreet;
 mod folder;
-mod headroom;
 mod html;
 mod markdown;
 mod proof;
@@ -25,7 +24,6 @@ pub use self::between::{BetweenReport, RevisionLabel};
 pub use self::crash::SurvivalReport;
 pub use self::cure::{CommandChanges, CureReport, TrialSwitch, UntriedSwitch};
 pub use self::folder::{ReportFolder, foreign_file_in};
-pub use self::headroom::{HeadroomReport, PromptPrediction};
 pub use self::proof::ProofReport;
 pub use self::setup::ExperimentSetup;
 pub use self::table::{leg_notes, refusal_note, table_rows};
@@ -92,9 +90,6 @@ pub struct DiagnoseReport {
     /// describes an affected revision and an unaffected one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub between: Option<BetweenReport>,
-    /// Memory of the largest prompts, if requested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub headroom: Option<HeadroomReport>,
     /// Memory by call site for each leg, for programs, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trace: Vec<serde_json::Value>,
@@ -129,7 +124,6 @@ impl DiagnoseReport {
             cure: None,
             survival: Vec::new(),
             between: None,
-            headroom: None,
             trace: Vec::new(),
             untraced: None,
             attribution: Vec::new(),

@@ -1,11 +1,10 @@
-//! Reports of a leak, of none, of a crash, of a cure and of headroom.
+//! Reports of a leak, of none, of a crash and of a cure.
 
 use std::fmt::Display;
 
 use serde_json::json;
 use warden_experiment::bisect::{CureOutcome as Cured, SwitchCost, TrialReport, WorkloadMemory};
 use warden_experiment::crash::{CrashRecurrence, CrashRun, WorkloadCrash};
-use warden_experiment::headroom::{PromptPeak, ServerSetup};
 use warden_experiment::sequential::{SwitchEffect, SwitchJudgement};
 use warden_experiment::survive;
 use warden_experiment::{LegEnd, Workload};
@@ -16,7 +15,6 @@ use super::tests::{MIB, blind, cure, leg, outcome, plain, report, short};
 use super::*;
 use crate::client::LabRequestError;
 use crate::error::RequiredCapability;
-use crate::headroom::{HeadroomMeasurement, HeadroomSeries, PromptFailure, SmallerContext};
 use crate::{DiagnoseError, LegResult};
 
 fn lines<T: Display>(said: impl IntoIterator<Item = T>) -> String {
@@ -216,46 +214,6 @@ fn what_stops_a_leak_is_told_with_its_price() {
     };
     let told = reports.iter().map(|report| lines(report.sentences()) + &left_out(report) + "\n");
     insta::assert_snapshot!(cells(&reports[0].rows()) + "\n" + &told.collect::<String>());
-}
-
-#[test]
-fn what_the_largest_prompts_take_is_told_with_what_would_fit() {
-    let setup = ServerSetup {
-        context: 8192,
-        slots: 2,
-        slot_context: 4096,
-        sequence_context: Some(4096),
-        ubatch: 512,
-    };
-    let of = |series, idle: u64, free, token: u64| HeadroomSeries {
-        series,
-        idle: idle * MIB,
-        free,
-        peaks: [(512, 1), (1024, 1), (2048, 1), (4096, 1), (4096, 2)]
-            .map(|(tokens, together)| PromptPeak {
-                tokens,
-                together,
-                bytes: idle * MIB + tokens * u64::from(together) * token,
-            })
-            .to_vec(),
-    };
-    let vram = MemoryKind::Vram(GpuIndex(0));
-    let touched = HeadroomMeasurement {
-        setup,
-        series: vec![of(MemoryKind::Host, 1000, None, 100), of(vram, 3000, Some(400 * MIB), 65_536)],
-        broke: Some(PromptFailure { tokens: 4096, concurrent: 2, why: "the server ended".to_owned() }),
-        interrupted: true,
-        less_context: None::<SmallerContext>,
-    };
-    let headroom = HeadroomReport::new(touched, None, 64 * MIB);
-    let text = cells(&headroom.rows()) + "\n" + &lines(headroom.sentences());
-    let empty = DiagnoseReport::new(report().about, &of_nothing());
-    let report = DiagnoseReport { headroom: Some(headroom), ..empty };
-    insta::assert_snapshot!(text + "\n---\n" + &report.to_markdown(ScriptSubject::Nothing));
-}
-
-fn of_nothing() -> ExperimentOutcome {
-    of(Vec::new())
 }
 
 #[test]

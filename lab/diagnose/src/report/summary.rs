@@ -8,7 +8,7 @@ use warden_policies::phrases::growth_phrase;
 
 use super::crash::crash_text;
 use super::table::leg_name;
-use super::{BetweenReport, DiagnoseReport, HeadroomReport};
+use super::{BetweenReport, DiagnoseReport};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OverallResult {
@@ -115,12 +115,6 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     if report.interrupted {
         lines.push("it was interrupted: the results below are incomplete".to_owned());
     }
-    let short = |headroom: &&HeadroomReport| headroom.can_run_out();
-    for verdict in report.headroom.iter().filter(short).flat_map(|headroom| &headroom.verdicts) {
-        if verdict.fits() == Some(false) {
-            lines.push(format!("{}: {}", verdict.series, verdict.sentence()));
-        }
-    }
     lines
 }
 
@@ -146,7 +140,6 @@ fn extent_text(report: &DiagnoseReport) -> Option<String> {
         (true, false) => {
             Some(format!("too few readings to tell whether anything leaks under {}", names(&short)))
         }
-        (true, true) if report.headroom.is_some() && report.skipped.is_empty() => None,
         (true, true) => Some("nothing was run, so nothing is known".to_owned()),
     }
 }

@@ -120,7 +120,7 @@ impl PlanSheet {
     fn apply_measurements(&mut self, state_dir: &Path, command: &ServerCommand) {
         let seen = known_memory(state_dir, command);
         if let Ok(known) = &mut self.known {
-            known.needs.measured = MeasuredNeeds::from_sources(&seen.held, &seen.worst);
+            known.needs.measured = MeasuredNeeds::from_held(&seen.held);
         }
         self.leaks = seen.leaks;
     }

@@ -188,7 +188,6 @@ impl<'a> ReplayRun<'a> {
                 // A recording lacks the memory of other programs, so assume that there are none.
                 free: total.zip(sample.charged(series)).map(|(total, held)| total.saturating_sub(held)),
                 allowance,
-                worst: None,
             };
             SeriesFacts::gather(&self.settings.policy, &self.monitor, &reading)
         });

@@ -1,4 +1,4 @@
-//! Memory of earlier processes: growth, measurements with the largest prompts, best GPU offload, held memory.
+//! Memory of earlier processes: growth, best GPU offload, held memory, and results of start searches.
 //! The key is a hash of command and files. `growth.json` in the state directory keeps the history for later
 //! runs.
 //!
@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use warden_policies::book::MeasuredNeeds;
 use warden_policies::book::held::{self, HeldMemory};
-use warden_policies::experiment_needs::ExperimentNeeds;
 use warden_policies::growth::{GrowthVerdict, LeakPrior, SeriesGrowth};
 use warden_policies::health::GpuOffload;
 use warden_policies::start_search::StartFinding;
@@ -37,8 +36,6 @@ struct ProcessHistory {
     model: ModelName,
     #[serde(default)]
     priors: Vec<LeakPrior>,
-    #[serde(flatten)]
-    measured: ExperimentNeeds,
     /// Most layers and VRAM on GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     offload: Option<GpuOffload>,
@@ -52,7 +49,6 @@ struct ProcessHistory {
 impl ProcessHistory {
     fn is_empty(&self) -> bool {
         self.priors.is_empty()
-            && self.measured.is_empty()
             && self.offload.is_none()
             && self.held.is_empty()
             && self.start.is_none()
@@ -64,8 +60,6 @@ impl ProcessHistory {
 pub struct KnownMemory {
     /// Held memory.
     pub held: Vec<HeldMemory>,
-    /// Highest use with the largest prompts in an experiment.
-    pub worst: Vec<(MemoryKind, u64)>,
     /// Growth rates of leaking memory.
     pub leaks: Vec<LeakPrior>,
 }
@@ -73,7 +67,6 @@ pub struct KnownMemory {
 #[derive(Clone, Debug, PartialEq)]
 enum KnownChange {
     Priors(Vec<LeakPrior>),
-    Measured(ExperimentNeeds),
     Offload(GpuOffload),
     Held(Vec<HeldMemory>),
     Start(StartFinding),
@@ -83,7 +76,6 @@ impl KnownChange {
     fn apply(self, known: &mut ProcessHistory) {
         match self {
             Self::Priors(priors) => known.priors = priors,
-            Self::Measured(measured) => known.measured = measured,
             Self::Offload(offload) => known.offload = Some(offload),
             Self::Held(held) => known.held = held,
             Self::Start(finding) => known.start = Some(finding),
@@ -107,7 +99,6 @@ impl PendingChange {
             key: self.key,
             model: self.model,
             priors: Vec::new(),
-            measured: ExperimentNeeds::default(),
             offload: None,
             held: Vec::new(),
             start: None,
@@ -160,13 +151,8 @@ impl LeakHistory {
         self.find(key, |known| known.priors.clone()).unwrap_or_default()
     }
 
-    pub(crate) fn measurements(&self, key: &str) -> ExperimentNeeds {
-        self.find(key, |known| known.measured.clone()).unwrap_or_default()
-    }
-
     pub(crate) fn peak_memory(&self, key: &str) -> MeasuredNeeds {
-        self.find(key, |known| MeasuredNeeds::from_sources(&known.held, &known.measured.worst))
-            .unwrap_or_default()
+        self.find(key, |known| MeasuredNeeds::from_held(&known.held)).unwrap_or_default()
     }
 
     fn find<T>(&self, key: &str, of: impl FnOnce(&ProcessHistory) -> T) -> Option<T> {
@@ -294,20 +280,6 @@ impl HistoryFile {
     }
 }
 
-/// Stores measurements of a diagnosis for later processes with this command. Blocks.
-///
-/// # Errors
-/// The state directory cannot be created, or its file cannot be written.
-pub fn remember_measurements(
-    state_dir: &Path,
-    model: &ModelName,
-    command: &ServerCommand,
-    measured: ExperimentNeeds,
-    keep: usize,
-) -> io::Result<()> {
-    write_change(state_dir, model, command, KnownChange::Measured(measured), keep)
-}
-
 /// Stores the result of a start search for later processes with this command. Blocks.
 ///
 /// # Errors
@@ -319,24 +291,13 @@ pub fn remember_start(
     finding: StartFinding,
     keep: usize,
 ) -> io::Result<()> {
-    write_change(state_dir, model, command, KnownChange::Start(finding), keep)
-}
-
-/// Writes a change for commands that serve no models.
-fn write_change(
-    state_dir: &Path,
-    model: &ModelName,
-    command: &ServerCommand,
-    change: KnownChange,
-    keep: usize,
-) -> io::Result<()> {
     fs::create_dir_all(state_dir)?;
     let kept = LeakHistory::open(state_dir, None).kept;
     lock(&kept.memory).pending.push(PendingChange {
         key: process_key(command),
         model: model.clone(),
         keep,
-        change,
+        change: KnownChange::Start(finding),
     });
     kept.write_pending()
 }
@@ -349,7 +310,7 @@ pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let found = all.into_iter().find(|known| known.key == key);
     found
-        .map(|known| KnownMemory { held: known.held, worst: known.measured.worst, leaks: known.priors })
+        .map(|known| KnownMemory { held: known.held, leaks: known.priors })
         .unwrap_or_default()
 }
 
@@ -495,8 +456,8 @@ fn hash_key(
 
 #[cfg(test)]
 mod tests {
-    use warden_policies::admission::PromptPrice;
     use warden_policies::growth::IntervalEstimate;
+    use warden_policies::start_search::StartOutcome;
 
     use super::*;
 
@@ -530,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_diagnosis_measured_is_kept_beside_slopes_and_by_runs_that_go_on_meanwhile() {
+    fn what_a_diagnosis_found_is_kept_beside_slopes_and_by_runs_that_go_on_meanwhile() {
         let directory = tempfile::tempdir().unwrap();
         let command = ServerCommand {
             args: vec!["-c".to_owned(), "4096".to_owned()],
@@ -538,20 +499,23 @@ mod tests {
         };
         let (name, key) = (ModelName::new("m"), process_key(&command));
         let serving = LeakHistory::open(directory.path(), None);
-        let price = PromptPrice { series: VRAM, bytes_per_token: 8192.0, evidence: 5 };
-        let measured = ExperimentNeeds { prices: vec![price], worst: vec![(VRAM, 1 << 30)] };
-        remember_measurements(directory.path(), &name, &command, measured.clone(), 9).unwrap();
+        let finding = StartFinding {
+            outcome: StartOutcome::NoSwitch,
+            deaths: 2,
+            death: "signal 11".to_owned(),
+            tried: Vec::new(),
+        };
+        remember_start(directory.path(), &name, &command, finding.clone(), 9).unwrap();
         // A run that began before the diagnosis does not overwrite its result.
         let leaking = [growth(MemoryKind::Host, GrowthVerdict::Leaking)];
         serving.learn_growth(&key, &name, &[prior(MemoryKind::Host, 4.0)], &leaking, 9);
         let next = LeakHistory::open(directory.path(), None);
-        assert_eq!((next.measurements(&key), next.leaks_of(&key).len()), (measured.clone(), 1));
-        assert_eq!(measured.worst(VRAM), Some(1 << 30));
+        assert_eq!((next.start_finding(&key), next.leaks_of(&key).len()), (Some(finding.clone()), 1));
         // A leak that is gone removes nothing else.
         next.learn_growth(&key, &name, &[], &[growth(MemoryKind::Host, GrowthVerdict::Steady)], 9);
         let last = LeakHistory::open(directory.path(), None);
-        assert_eq!((last.measurements(&key), last.leaks_of(&key)), (measured, Vec::new()));
-        assert_eq!(last.measurements("other"), ExperimentNeeds::default());
+        assert_eq!((last.start_finding(&key), last.leaks_of(&key)), (Some(finding), Vec::new()));
+        assert_eq!(last.start_finding("other"), None);
     }
 
     #[test]

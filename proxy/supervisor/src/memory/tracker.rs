@@ -14,7 +14,6 @@ use tokio::time::Instant;
 use warden_policies::admission::PromptCost;
 use warden_policies::book::held::{self, HeldMemory};
 use warden_policies::declared_memory::DeclaredMemory;
-use warden_policies::experiment_needs::ExperimentNeeds;
 use warden_policies::growth::{GrowthMonitor, GrowthVerdict, LeakPrior, SeriesGrowth, VerdictChange};
 use warden_policies::health::GpuOffload;
 use warden_policies::reclaim::ReclaimParts;
@@ -106,8 +105,6 @@ pub(crate) struct MemoryTracker {
     pub(crate) recorder: Option<SampleRecorder>,
     /// Last logged reason for unknown VRAM.
     no_vram_logged: Option<NoVram>,
-    /// Results of an experiment with an equal process.
-    measured: ExperimentNeeds,
     pub(crate) facts: Option<RecycleFacts>,
     previous: Vec<(MemoryKind, u64)>,
     /// Last page-by-page reading, and true if it showed the growth.
@@ -131,7 +128,6 @@ impl MemoryTracker {
             cost: PromptCost::new(&warden_policies::defaults().admission),
             recorder: None,
             no_vram_logged: None,
-            measured: ExperimentNeeds::default(),
             facts: None,
             previous: Vec::new(),
             confirmed: None,
@@ -160,13 +156,6 @@ impl MemoryTracker {
         let resumed = self.monitor.resume(monitor);
         self.update_allowance();
         resumed
-    }
-
-    pub(crate) fn set_measurements(&mut self, measured: ExperimentNeeds) {
-        for price in &measured.prices {
-            self.cost.set_price(*price);
-        }
-        self.measured = measured;
     }
 
     /// Updates the memory that the process keeps on purpose. Measured pools are subtracted from readings;
@@ -360,7 +349,6 @@ impl MemoryTracker {
             total: self.last.totals.map(|totals| totals.total),
             free: self.last.totals.map(|totals| totals.available),
             allowance: self.allowed_bytes(),
-            worst: self.measured.worst(MemoryKind::Host),
         };
         let of_gpu = |vram: &VramReading| {
             let device = self.last.devices.as_ref().and_then(|devices| devices.reading(vram.gpu));
@@ -374,7 +362,6 @@ impl MemoryTracker {
                 total: device.and_then(|device| device.total),
                 free: device.and_then(|device| device.free),
                 allowance: 0,
-                worst: self.measured.worst(MemoryKind::Vram(vram.gpu)),
             }
         };
         let all = std::iter::once(of_host).chain(self.history.vram.iter().map(of_gpu));

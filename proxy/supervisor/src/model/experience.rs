@@ -67,10 +67,8 @@ impl ModelExperience {
         let key = leak_history::process_key(command);
         let common = lock(&context.common).clone();
         let prices = self.prices(&key);
-        let measured = context.leak_history.measurements(&key);
         let leaks = context.leak_history.leaks_of(&key);
         let mut memory = MemoryTracker::new(&common, leaks, key, command);
-        memory.set_measurements(measured);
         for price in prices {
             memory.cost.set_price(*price);
         }

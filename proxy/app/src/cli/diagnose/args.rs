@@ -15,9 +15,8 @@ use crate::exit::CommandError;
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no leak, 3 a leak was found or the largest prompts do not fit, 4 the server crashed, \
-                  5 too few readings to tell, 2 wrong use, 130 interrupted (after the table so far), 1 anything \
-                  else. With --between: 0 the commit was found, 5 it was not. With --against: 0 the new build may \
+    after_help = "Exit codes: 0 no leak, 3 a leak was found, 4 the server crashed, 5 too few readings to tell, \
+                  2 wrong use, 130 interrupted (after the table so far), 1 anything else. With --between: 0 the commit was found, 5 it was not. With --against: 0 the new build may \
                   take the place of the old one, 3 it is worse, 5 it cannot be told."
 )]
 pub(crate) struct DiagnoseArgs {
@@ -51,10 +50,6 @@ pub(crate) struct DiagnoseArgs {
     /// Write the found mitigations into `mitigations` of the model in the configuration file.
     #[arg(long, requires = "bisect", conflicts_with = "flags")]
     pub(super) write: bool,
-    /// Evaluate prompts up to the context size, and report their memory and whether it fits. Runs no
-    /// workload unless one is given.
-    #[arg(long)]
-    pub(super) headroom: bool,
     /// Write a shareable folder: report, findings, and a script that shows the growth with llama-server and
     /// curl alone.
     #[arg(long, value_name = "DIR")]
@@ -72,7 +67,7 @@ pub(crate) struct DiagnoseArgs {
     #[arg(long, value_name = "PATH", requires = "trace")]
     pub(super) tracer: Option<PathBuf>,
     /// Run the server under a tool: compute-sanitizer, nsys, valgrind, heaptrack.
-    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["bisect", "headroom"])]
+    #[arg(long, value_name = "COMMAND", conflicts_with = "bisect")]
     pub(super) wrap: Option<String>,
     #[command(flatten)]
     pub(super) against: AgainstArgs,
@@ -111,7 +106,7 @@ impl DiagnoseArgs {
                 "name it with `--replay FILE`",
             ));
         }
-        if wanted.is_empty() && (!self.headroom || self.bisect) {
+        if wanted.is_empty() {
             wanted.extend(Workload::ALL.into_iter().filter(|workload| *workload != Workload::Replay));
         }
         let mut workloads = Vec::new();
@@ -131,7 +126,7 @@ pub(crate) struct AgainstArgs {
     #[arg(
         long,
         value_name = "OLD",
-        conflicts_with_all = ["between", "bisect", "headroom", "trace", "wrap", "html", "report", "replay"]
+        conflicts_with_all = ["between", "bisect", "trace", "wrap", "html", "report", "replay"]
     )]
     pub(super) against: Option<String>,
     /// Skips the search for growth and crashes, which takes the longest.
@@ -149,7 +144,7 @@ pub(crate) struct BetweenArgs {
     #[arg(
         long,
         value_name = "A..B",
-        conflicts_with_all = ["binary", "build", "bisect", "headroom", "trace", "wrap", "html"]
+        conflicts_with_all = ["binary", "build", "bisect", "trace", "wrap", "html"]
     )]
     pub(super) between: Option<CommitRange>,
     /// Change to look for.

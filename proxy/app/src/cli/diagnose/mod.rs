@@ -8,7 +8,6 @@
 //!   --write     adds the found mitigations to the configuration
 //!   --between   experiments with builds of commits: finds the commit that introduced the growth
 //!   --against   the same requests to two builds: proves whether one may replace the other
-//!   --headroom  prompts up to the context: measures their memory and whether it fits
 //!   --report    a shareable folder with a script that shows the growth
 //! ```
 
@@ -19,7 +18,6 @@ mod bisect;
 mod candidates;
 mod diagnosis;
 mod display;
-mod headroom;
 mod outputs;
 mod starts;
 mod target;
@@ -31,7 +29,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use warden_config::machine::HostMachine;
-use warden_diagnose::report::{CureReport, HeadroomReport, SurvivalReport};
+use warden_diagnose::report::{CureReport, SurvivalReport};
 use warden_diagnose::{
     DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, LegProgress, RequestRecording,
 };
@@ -122,8 +120,8 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     // Box the large future: it contains whole experiments.
     let found = Box::pin(run.follow_up(&outcome, &mut signals)).await;
     drop(sockets);
-    let FollowUpResults { cure, survival, headroom, failure } = found;
-    let mut report = DiagnoseReport { cure, survival, headroom, ..DiagnoseReport::new(about, &outcome) };
+    let FollowUpResults { cure, survival, failure } = found;
+    let mut report = DiagnoseReport { cure, survival, ..DiagnoseReport::new(about, &outcome) };
     report.about.system = outputs::describe_system(&run.target, &outcome).await;
     report.budgets = outputs::model_budgets(&run.target, &run.machine, &report);
     if let Some(tracing) = &tracing {
@@ -177,7 +175,7 @@ impl DiagnosisRun<'_> {
         signals: &mut SignalHandlers,
         all: &mut FollowUpResults,
     ) -> Result<(), CommandError> {
-        let Self { args, target, lab, stop, .. } = self;
+        let Self { args, stop, .. } = self;
         if args.bisect && !outcome.interrupted {
             let leaks = outcome.legs.iter().any(|leg| leg.finding.crash.is_none() && leg.finding.leaks());
             if leaks || !outcome.crashed() {
@@ -186,15 +184,6 @@ impl DiagnosisRun<'_> {
             }
             let running = Box::pin(bisect::stop_crashes(self, outcome));
             all.survival = wait_or_interrupt(signals, stop, running).await??;
-        }
-        if args.headroom && !stop.is_cancelled() {
-            let found =
-                Box::pin(wait_or_interrupt(signals, stop, headroom::run(target, lab, stop))).await??;
-            let found = all.headroom.insert(found);
-            // Do not store an interrupted measurement: `serve` would trust a curve of small prompts alone.
-            if !found.touched.interrupted {
-                headroom::store_measurements(target, found)?;
-            }
         }
         Ok(())
     }
@@ -246,7 +235,6 @@ impl DiagnosisRun<'_> {
 struct FollowUpResults {
     cure: Option<CureReport>,
     survival: Vec<SurvivalReport>,
-    headroom: Option<HeadroomReport>,
     failure: Option<CommandError>,
 }
 
@@ -264,7 +252,6 @@ fn findings_text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &Diag
     let name = args.flags.is_empty().then_some(report.about.model.as_str());
     text.extend(report.cure.iter().map(|cure| bisect::cure_text(cure, name)));
     text.extend(report.survival.iter().map(|one| bisect::survival_text(one, name)));
-    text.extend(report.headroom.iter().map(headroom::headroom_text));
     text.extend(report.attribution.iter().map(|line| format!("{line}\n")));
     text
 }
@@ -286,16 +273,15 @@ fn exit_for_findings(
     report: &DiagnoseReport,
     stopped: bool,
 ) -> Result<(), CommandError> {
-    let short = report.headroom.as_ref().is_some_and(HeadroomReport::can_run_out);
     let code = if outcome.interrupted || stopped {
         crate::exit::INTERRUPTED_CODE
     } else if outcome.crashed() {
         crate::exit::CRASHES_CODE
-    } else if outcome.leaks() || short {
+    } else if outcome.leaks() {
         crate::exit::LEAKS_CODE
     } else if outcome.server_failed() || outcome.failed {
         crate::exit::FAILURE_CODE
-    } else if outcome.legs.is_empty() && report.headroom.is_none() {
+    } else if outcome.legs.is_empty() {
         return Err(CommandError::hinted(
             "nothing was run: the server can do none of these workloads",
             "the table says why",
