@@ -11,8 +11,8 @@ use warden_rig::home::Ran;
 use warden_rig::process::Kid;
 use warden_rig::real::{REPRODUCIBLE, llama_server, sample_model};
 use warden_rig::real_weights;
-use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
+use warden_rig::warden::{SOON, Setup};
+use warden_rig::{Context as _, Home, Outcome, Trouble, binaries};
 
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -238,32 +238,6 @@ async fn a_server_that_does_not_start_says_why() -> Outcome {
 }
 
 #[tokio::test]
-async fn recorded_requests_are_sent_again_in_their_order() -> Outcome {
-    let home = Home::with_fake(&json!({}))?;
-    let line = |text: &str| {
-        let messages = json!([{ "role": "user", "content": text }]);
-        json!({ "path": "/v1/chat/completions", "body": { "messages": messages, "max_tokens": 2 } })
-            .to_string()
-    };
-    home.file("good.jsonl", format!("{}\n{}\n", line("one two three"), line("one")))?;
-    let args = ["--replay", "good.jsonl", "--requests", "10", "--json"];
-    let ran = diagnose(&home, &args, &[]).await?;
-    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
-    let work = &report["legs"][0]["work"];
-    assert_eq!(
-        (&report["legs"][0]["workload"], &work["requests"]),
-        (&json!("replay"), &json!(10)),
-        "{report}"
-    );
-    assert_eq!((&work["prompt_tokens"], &work["output_tokens"]), (&json!(5 * 6), &json!(10 * 2)), "{work}");
-    home.file("bad.jsonl", format!("{}\nnothing\n", line("one")))?;
-    let ran = diagnose(&home, &["--replay", "bad.jsonl"], &[]).await?;
-    assert_eq!(ran.code, 2, "{ran:?}");
-    assert!(ran.stderr.contains("bad.jsonl: line 2: not a JSON object"), "{ran:?}");
-    Ok(())
-}
-
-#[tokio::test]
 async fn a_model_of_the_configuration_is_run_as_it_is_configured() -> Outcome {
     let lines = "mitigations = [\"malloc-arenas=2\"]\nargs = [\"-np\", \"1\", \"--cache-ram\", \"0\"]\n";
     let setup = Setup::new()?.fake("m", &json!({ "leak_kib_per_request": 4000 }), lines)?;
@@ -328,38 +302,5 @@ async fn a_model_with_trained_weights_is_steady() -> Outcome {
         work["output_tokens"].as_u64() > work["requests"].as_u64().map(|requests| 2 * requests),
         "{work}"
     );
-    Ok(())
-}
-
-#[tokio::test]
-async fn what_a_model_is_asked_is_recorded_without_what_was_said_and_can_be_replayed() -> Outcome {
-    let lines = "record_requests = \"asked.jsonl\"\n";
-    let setup = Setup::new()?.fake("m", &json!({}), lines)?.fake("quiet", &json!({}), "")?;
-    let file = setup.home.path().join("asked.jsonl");
-    let mut warden = setup.start().await?;
-    warden.until_ready(2).await?;
-    for model in ["m", "quiet"] {
-        for n in 0..3 {
-            let body = chat(&format!("{model}-{n}"), model, "a secret of mine", 3, n == 0);
-            assert!(warden.http.post(CHAT, &body).await?.status.is_success());
-        }
-    }
-    let recorded = || std::fs::read_to_string(&file).unwrap_or_default();
-    wait_until("three requests are recorded", SOON, async || recorded().lines().count() >= 3).await?;
-    assert_eq!(warden.terminate(SOON).await?, 0);
-    let text = recorded();
-    assert_eq!(text.lines().count(), 3, "those of the other model are not");
-    assert!(!text.contains("secret") && !text.contains("m-0"), "{text}");
-    let first: Value = serde_json::from_str(text.lines().next().context("a line")?)?;
-    assert_eq!((&first["path"], &first["body"]["max_tokens"]), (&json!(CHAT), &json!(3)), "{first}");
-    let said = first["body"]["messages"].to_string();
-    assert!(said.contains("\"role\":\"user\""), "{said}");
-
-    let home = Home::with_fake(&json!({}))?;
-    home.file("asked.jsonl", text)?;
-    let ran = diagnose(&home, &["--replay", "asked.jsonl", "--requests", "6", "--json"], &[]).await?;
-    let report: Value = serde_json::from_str(&ran.stdout).context(ran.all())?;
-    let work = &report["legs"][0]["work"];
-    assert_eq!((&work["requests"], &work["output_tokens"]), (&json!(6), &json!(18)), "{work}");
     Ok(())
 }

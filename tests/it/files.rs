@@ -163,7 +163,7 @@ fn fate(key: &str) -> Result<Fate, Trouble> {
         | "models.*.directory" | "defaults.directory" => Fate::Serves,
         "server.tls_cert" | "server.tls_key" | "server.keys" | "models.*.model" | "models.*.binary"
         | "defaults.binary" | "remotes.*.key_file" | "telemetry.headers" => Fate::Refused,
-        "admin.socket" | "log.access" | "models.*.record_requests" => Fate::Written,
+        "admin.socket" | "log.access" => Fate::Written,
         other => return Err(Trouble::new(format!("what becomes of `{other}` when it names a directory?"))),
     })
 }

@@ -187,7 +187,6 @@ const ROOMS: [(&str, &[&str]); 4] = [
             "status",
             "upgrade_order",
             "leaving",
-            "captures",
             "series",
             "growth_text",
             "query",

@@ -59,7 +59,6 @@ mod queue;
 mod real;
 mod real_weights;
 mod reclaim;
-mod recordings;
 mod reload;
 mod remotes;
 mod report;

@@ -1,6 +1,4 @@
-//! Errors of legs and of recordings.
-
-use std::path::PathBuf;
+//! Errors of legs.
 
 use warden_experiment::Workload;
 use warden_supervisor::BackendFailure;
@@ -26,9 +24,6 @@ pub enum DiagnoseError {
     /// A failure of ours: no client could be created, or no picture encoded.
     #[error("{what}: {why}")]
     Own { what: &'static str, why: String },
-    /// A file of recorded requests cannot be used.
-    #[error("{}: {what}", .path.display())]
-    Recording { path: PathBuf, what: String },
 }
 
 /// A capability of a server that a workload needs.
@@ -42,8 +37,6 @@ pub enum RequiredCapability {
     Audio,
     /// Embeddings.
     Embeddings,
-    /// Any capability, because the requests were recorded.
-    Any,
 }
 
 impl RequiredCapability {
@@ -59,7 +52,6 @@ impl RequiredCapability {
             Workload::SameImage | Workload::ImageSizes => Self::Vision,
             Workload::Audio => Self::Audio,
             Workload::Embeddings => Self::Embeddings,
-            Workload::Replay => Self::Any,
         }
     }
 
@@ -70,7 +62,6 @@ impl RequiredCapability {
             Self::Audio => "the server takes no audio: it has no projector for it (--mmproj)",
             Self::Text => "the server does not chat",
             Self::Embeddings => "the server makes no embeddings (--embeddings)",
-            Self::Any => "the server refuses it",
         }
     }
 }
@@ -82,11 +73,6 @@ impl DiagnoseError {
             Self::Start(failure) if !failure.lines.is_empty() => {
                 Some(format!("its last lines:\n{}", failure.lines.join("\n")))
             }
-            Self::Recording { .. } => Some(
-                "one JSON object a line: {\"method\": \"POST\", \"path\": \"/v1/chat/completions\", \
-                 \"body\": {…}}"
-                    .to_owned(),
-            ),
             Self::Start(_) | Self::CannotDo { .. } | Self::Interrupted | Self::Own { .. } => None,
         }
     }

@@ -1,6 +1,5 @@
 //! Runs legs one after the other with one command line, and combines their findings.
 
-use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 use warden_experiment::crash::{self, CrashRecurrence, WorkloadCrash};
@@ -12,7 +11,6 @@ use warden_supervisor::SoloSpec;
 use crate::error::{DiagnoseError, RequiredCapability};
 use crate::lab::Lab;
 use crate::leg::{LegProgress, LegResult, LegSpec, run_leg};
-use crate::replay::RequestRecording;
 
 /// Server and workloads of an experiment.
 #[derive(Clone, Debug)]
@@ -25,8 +23,6 @@ pub struct Experiment {
     pub steps: u64,
     /// True to end a leg once more readings would not change its result.
     pub early: bool,
-    /// Requests for [`Workload::Replay`].
-    pub replay: Option<Arc<RequestRecording>>,
 }
 
 /// Result of an experiment.
@@ -80,7 +76,7 @@ impl ExperimentOutcome {
 
 impl Experiment {
     pub(crate) fn leg(&self, spec: SoloSpec, workload: Workload, early: bool) -> LegSpec {
-        LegSpec { spec, workload, steps: self.steps, early, replay: self.replay.clone() }
+        LegSpec { spec, workload, steps: self.steps, early }
     }
 
     /// Runs the legs. Cancelling `stop` ends them early, with the results so far.

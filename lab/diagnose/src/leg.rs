@@ -9,11 +9,9 @@
 //! However a leg ends, its readings are judged and its process is stopped. Every wait has a deadline and ends
 //! at an interrupt, so that a hanging server delays nothing.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use reqwest::Method;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -29,7 +27,6 @@ use warden_supervisor::{
 use crate::client::{LabAnswer, LabClient, LabRequest, LabRequestError};
 use crate::error::{DiagnoseError, RequiredCapability};
 use crate::lab::Lab;
-use crate::replay::RequestRecording;
 use crate::workload::{SAMPLE_WORDS, ServerLimits, TextGenerator, WorkloadScript};
 
 /// A leg to run.
@@ -44,8 +41,6 @@ pub struct LegSpec {
     /// True to end once more readings would not change the result, and to take some readings more than
     /// `steps` while a leak is only suspected.
     pub early: bool,
-    /// Requests for [`Workload::Replay`].
-    pub replay: Option<Arc<RequestRecording>>,
 }
 
 /// Result of a leg.
@@ -230,17 +225,9 @@ impl LegRun<'_> {
             facts = server_facts(solo, &client, self.lab.numbers.question_limit) => facts,
         };
         self.tokens_per_word = facts.tokens_per_word;
-        let recording = self.leg.replay.clone();
-        let mut script = WorkloadScript::new(workload, &self.lab.numbers, facts, recording)?;
+        let mut script = WorkloadScript::new(workload, &self.lab.numbers, facts)?;
         let mut refused = 0;
-        // Send each recorded request at least once, because refused requests of one kind may follow each
-        // other.
-        let mut patience = self.lab.numbers.failures;
-        if workload == Workload::Replay
-            && let Some(recording) = &self.leg.replay
-        {
-            patience = patience.max(u32::try_from(recording.len()).unwrap_or(u32::MAX));
-        }
+        let patience = self.lab.numbers.failures;
         while self.reading_count() < self.max_readings() {
             let sent = tokio::select! {
                 biased;
@@ -249,12 +236,8 @@ impl LegRun<'_> {
             };
             match sent {
                 Ok(StepOutcome::Answered) => refused = 0,
-                // The first request shows if the server can do this work at all. Recorded requests are of
-                // many kinds, so their first one does not show that.
-                Ok(StepOutcome::Refused(why))
-                    if self.work.requests == 0
-                        && (workload != Workload::Replay || refused + 1 >= patience) =>
-                {
+                // The first request shows if the server can do this work at all.
+                Ok(StepOutcome::Refused(why)) if self.work.requests == 0 => {
                     return Err(DiagnoseError::CannotDo {
                         workload,
                         why,
@@ -329,7 +312,7 @@ impl LegRun<'_> {
 
     fn count_request(&mut self, ask: &LabRequest, answer: &LabAnswer) {
         self.work += WorkDone {
-            requests: u64::from(ask.method == Method::POST),
+            requests: 1,
             prompt_tokens: answer.prompt_tokens,
             output_tokens: answer.output_tokens,
             images: ask.images,

@@ -20,8 +20,6 @@
 //! | [`between`] | experiments over a line of revisions, to find the one that introduced a symptom |
 //! | [`proof`] | tests if one build may replace another |
 //! | `workload` | content of requests: texts, pictures, sounds, conversations |
-//! | [`replay`] | recorded requests |
-//! | [`redact`] | requests without their texts, for recordings |
 //! | `client` | one request and its answer |
 //! | [`report`] | reports of an experiment: JSON, and a page with plots |
 //! | [`shell`] | words of a command line |
@@ -34,8 +32,6 @@ pub mod experiment;
 pub mod lab;
 pub mod leg;
 pub mod proof;
-pub mod redact;
-pub mod replay;
 pub mod report;
 pub mod shell;
 
@@ -46,6 +42,4 @@ pub use error::DiagnoseError;
 pub use experiment::{Experiment, ExperimentOutcome, SkippedWorkload, without_prompt_cache};
 pub use lab::Lab;
 pub use leg::{LegProgress, LegResult, LegSpec};
-pub use redact::Redactor;
-pub use replay::RequestRecording;
 pub use report::{DiagnoseReport, ExperimentSetup};

@@ -26,13 +26,11 @@ pub enum Workload {
     PrefillSweep,
     /// Embeddings of texts.
     Embeddings,
-    /// Recorded requests in their recorded order.
-    Replay,
 }
 
 impl Workload {
     /// All workloads, in running order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 10] = [
         Self::ShortText,
         Self::LongText,
         Self::OutputLengths,
@@ -43,7 +41,6 @@ impl Workload {
         Self::ImageSizes,
         Self::Audio,
         Self::Embeddings,
-        Self::Replay,
     ];
 
     /// Returns the name used on the command line, in tables and in JSON.
@@ -59,7 +56,6 @@ impl Workload {
             Self::DistinctPrompts => "distinct-prompts",
             Self::PrefillSweep => "prefill-sweep",
             Self::Embeddings => "embeddings",
-            Self::Replay => "replay",
         }
     }
 
@@ -76,7 +72,6 @@ impl Workload {
             Self::DistinctPrompts => "prompts that were never sent before",
             Self::PrefillSweep => "prompts of many lengths, up to the context",
             Self::Embeddings => "embeddings of texts",
-            Self::Replay => "recorded requests",
         }
     }
 }

@@ -42,10 +42,6 @@ section!(
         pub request_limit: Duration = "duration" where AcceptedValues::Within("1s", "365d"),
         /// Time limit of a query that is not work, such as the number of tokens of a text.
         question_limit: Duration = "duration",
-        /// Largest request that is recorded (`record_requests`).
-        recording_body: ByteSize,
-        /// Size of a file of recorded requests.
-        recording_bytes: ByteSize,
         /// Consecutive failed requests after which a leg is abandoned.
         failures: u32,
         /// Time after a broken connection within which the end of a process is known.

@@ -82,7 +82,6 @@ impl AdminState {
             }
             AdminRoute::Canary(model, order) => self.canary(&model, order).await,
             AdminRoute::Requests(filter) => self.requests_answer(filter),
-            AdminRoute::Request(id) => self.request_answer(&id),
             AdminRoute::CancelRequest { id, number } => self.cancel_answer(&id, number),
             AdminRoute::Upgrade(Err(problem)) => error_response(StatusCode::BAD_REQUEST, &problem),
             AdminRoute::Upgrade(Ok((to, wait))) => self.upgrade_answer(to, wait).await,

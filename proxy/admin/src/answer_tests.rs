@@ -12,7 +12,6 @@ use warden_supervisor::{Fleet, FleetConfig, SharedBudgets, WatchConfig, nursery}
 
 use super::*;
 use crate::access_log::AccessLog;
-use crate::captures::CaptureStore;
 use crate::leaving::LeaveControl;
 use crate::metrics::MetricsRegistry;
 use crate::series::SeriesStore;
@@ -53,7 +52,6 @@ pub(crate) async fn admin() -> (AdminState, tempfile::TempDir) {
         records: InstanceRecords {
             access: AccessLog::none(),
             lost_log_lines: || 0,
-            captures: CaptureStore::default(),
             series: SeriesStore::new(&warden_policies::defaults().series, &dir.path().join("state")),
         },
         upgrades: UpgradeOrders::default(),

@@ -19,7 +19,6 @@
 //! | `client` | the command line's client |
 //! | `query` | queries and forms; pure |
 //! | `requests` | requests in flight and ended, and their cancellation |
-//! | `captures` | the latest recorded requests |
 //! | `canary` | starts, shows and ends a canary: another build that is tried with a model |
 //! | `leaving`, `upgrade_order` | leaving a group of instances, orders to upgrade |
 //! | `instance` | directories of one instance, and the command line's search for it |
@@ -39,7 +38,6 @@ mod access_line;
 pub mod access_log;
 pub mod answer;
 mod canary;
-pub mod captures;
 pub mod client;
 pub mod clock;
 pub mod error;

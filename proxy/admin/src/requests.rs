@@ -1,6 +1,5 @@
-//! The routes `GET /requests`, `GET /requests/{id}` and `POST /requests/{id}/cancel`: lists requests in
-//! flight and ended, and cancels a request. Shows the content of a request only if requests of its model
-//! are recorded.
+//! The routes `GET /requests` and `POST /requests/{id}/cancel`: lists requests in flight and ended, and
+//! cancels a request. Never shows the content of a request.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +10,6 @@ use warden_gateway::{CancelError, CancelledRequest, RequestState, RequestView};
 use warden_policies::{ModelName, defaults, units};
 use warden_supervisor::{EventKind, FleetView, ModelState, ModelView};
 
-use crate::captures::CapturedRequest;
 use crate::query::QueryPairs;
 use crate::response::{AdminBody, error_response, json_response};
 use crate::state::AdminState;
@@ -45,16 +43,6 @@ pub struct RequestList {
     pub requests: Vec<RequestView>,
     /// Number of matching requests beyond the limit.
     pub left_out: usize,
-}
-
-/// The answer to `GET /requests/{id}`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RequestDetail {
-    /// Requests with this id; there may be several, because clients choose the ids.
-    pub requests: Vec<RequestView>,
-    /// Recording of the latest of these requests, if requests of its model are recorded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recorded: Option<CapturedRequest>,
 }
 
 /// The answer to `POST /requests/{id}/cancel`.
@@ -175,23 +163,6 @@ impl AdminState {
         let model = resolved.map_err(|unknown| unknown.to_string())?;
         let all = with_fleet_state(self.gateway.requests.list(), &self.fleet.view());
         Ok(filter_requests(all, filter, model.as_ref().map(ModelName::as_str)))
-    }
-
-    /// Returns the requests with this id, and the recording of the latest; `None` if none is listed.
-    pub fn find_request(&self, id: &str) -> Option<RequestDetail> {
-        let mut requests = with_fleet_state(self.gateway.requests.list(), &self.fleet.view());
-        requests.retain(|one| one.id == id);
-        let recorded = self.records.captures.find(id);
-        (!requests.is_empty() || recorded.is_some()).then_some(RequestDetail { requests, recorded })
-    }
-
-    pub(crate) fn request_answer(&self, id: &str) -> Response<AdminBody> {
-        match self.find_request(id) {
-            Some(one) => json_response(StatusCode::OK, &one),
-            None => {
-                error_response(StatusCode::NOT_FOUND, &CancelError::Unknown { id: id.to_owned() }.to_string())
-            }
-        }
     }
 
     /// Cancels a request. `number`: selects one of several requests with this id.

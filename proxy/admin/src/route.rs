@@ -39,7 +39,6 @@ pub(crate) enum AdminRoute {
     /// `GET`, `POST` or `DELETE /models/{name}/canary`
     Canary(String, CanaryOrder),
     Requests(Result<RequestFilter, String>),
-    Request(String),
     CancelRequest {
         id: String,
         /// Number that selects one of several requests with this id.
@@ -72,7 +71,7 @@ pub(crate) const ROUTE_LIST: &str = "\
     GET /models/NAME/logs[?follow=1&reveal=1], POST /drain[?undo=1], POST /models/NAME/restart, \
     POST /models/NAME/drain, POST /models/NAME/reclaim, POST /models/NAME/pin, POST /models/NAME/unpin, \
     GET, POST or DELETE /models/NAME/canary[?build=ID or binary=PATH&share=0.1], \
-    GET /requests[?model=NAME&state=STATE&limit=COUNT], GET /requests/ID, \
+    GET /requests[?model=NAME&state=STATE&limit=COUNT], \
     POST /requests/ID/cancel[?number=NUMBER], POST /quarantine/release[/MODEL or /FINGERPRINT], \
     POST /upgrade[?to=PROGRAM&wait=60s], and for browsers GET /page/";
 
@@ -96,14 +95,9 @@ pub(crate) fn parse_route(
         "/drain" => (AdminRoute::DrainInstance { undo: asks("undo") }, "POST"),
         "/requests" => (AdminRoute::Requests(RequestFilter::from_query(query)), "GET"),
         _ if path.starts_with(REQUEST_PREFIX) => {
-            let rest = &path[REQUEST_PREFIX.len()..];
-            let (id, cancels) = rest.strip_suffix("/cancel").map_or((rest, false), |id| (id, true));
+            let id = path[REQUEST_PREFIX.len()..].strip_suffix("/cancel").ok_or(RouteError::NotFound)?;
             let id = percent_decoded(id).filter(|id| !id.is_empty()).ok_or(RouteError::NotFound)?;
-            if cancels {
-                (AdminRoute::CancelRequest { id, number: requests::number_from_query(query) }, "POST")
-            } else {
-                (AdminRoute::Request(id), "GET")
-            }
+            (AdminRoute::CancelRequest { id, number: requests::number_from_query(query) }, "POST")
         }
         _ if path.starts_with(RELEASE_PREFIX) => {
             let which = percent_decoded(&path[RELEASE_PREFIX.len()..]).ok_or(RouteError::NotFound)?;
@@ -203,7 +197,6 @@ mod tests {
         let cancel = parse_route(&Method::POST, "/requests/a%2Fb/c/cancel", Some("number=5"));
         assert_eq!(cancel, Ok(AdminRoute::CancelRequest { id: "a/b/c".into(), number: Ok(Some(5)) }));
         assert_eq!(get("/requests/a/cancel"), Err(RouteError::Method("POST")));
-        assert_eq!(get("/requests/a%2Fb"), Ok(AdminRoute::Request("a/b".into())));
         assert_eq!(
             parse_route(&Method::POST, "/models/restart/restart", None),
             Ok(AdminRoute::Restart("restart".into()))
@@ -223,6 +216,7 @@ mod tests {
             "/models/%/logs",
             "/v1/models",
             "/requests//cancel",
+            "/requests/a",
         ] {
             assert_eq!(get(path), Err(RouteError::NotFound), "{path}");
         }

@@ -16,7 +16,6 @@ use warden_policies::{canary, defaults};
 use warden_supervisor::{Fleet, FleetView};
 
 use crate::access_log::AccessLog;
-use crate::captures::CaptureStore;
 use crate::leaving::LeaveControl;
 use crate::memory_use::{BudgetsByModel, PlannedModels};
 use crate::metrics::MetricsRegistry;
@@ -91,15 +90,13 @@ impl GatewayAccess {
     }
 }
 
-/// Records of an instance: its access log, requests and memory.
+/// Records of an instance: its access log and memory.
 #[derive(Clone)]
 pub struct InstanceRecords {
     /// The access log.
     pub access: AccessLog,
     /// Counts the lines that are missing in llama-warden's own log.
     pub lost_log_lines: fn() -> u64,
-    /// Latest recorded requests.
-    pub captures: CaptureStore,
     /// Recorded memory.
     pub series: SeriesStore,
 }

@@ -21,7 +21,6 @@ mod replay;
 #[cfg(test)]
 #[path = "../../admin/tests/fixtures/request_fixture.rs"]
 mod request_fixture;
-mod request_recorder;
 mod serve;
 
 /// Replaces the C library's allocator, which keeps freed memory in pieces too small to give back to the

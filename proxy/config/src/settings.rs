@@ -187,12 +187,6 @@ pub struct ModelConfig {
     #[serde(flatten)]
     #[schemars(with = "SectionSchema<defaults::Model>")]
     pub run: defaults::Model,
-    /// File to record requests in, one JSON object per line, for `llama-warden diagnose --replay FILE`.
-    /// Relative to the configuration file. Texts are replaced by others of the same length, images by
-    /// others of the same size, names by other names; data not known to be harmless is dropped. A reload
-    /// applies a changed path at once. Default: none. Requests are your clients' data.
-    #[schemars(schema_with = "schema::path")]
-    pub record_requests: Option<PathBuf>,
     /// Maximum number of concurrent requests per process. Default: its number of slots.
     #[schemars(range(min = 1))]
     pub max_in_flight: Option<u32>,

@@ -69,7 +69,6 @@ pub mod fuzzing;
 pub use access::cors::CorsConfig;
 pub use access::keys::{ApiKeys, KeyCounts, KeyHash, KeySpec};
 pub use body::budget::max_client_bytes;
-pub use body::request_copy::BodyRecorder;
 pub use client::error::GatewayError;
 pub use client::tls_files::{CertificateInfo, TlsError, TlsState};
 pub use config::{GatewayConfig, TlsFiles};

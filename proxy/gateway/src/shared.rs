@@ -10,7 +10,7 @@ use warden_policies::{HostNames, ModelName, QuickMap};
 
 use crate::access::{ApiKeys, CorsConfig, KeyCounts, KeyHash};
 use crate::backend::UpstreamContext;
-use crate::body::{BodyBudget, BodyRecorder, FingerprintKey};
+use crate::body::{BodyBudget, FingerprintKey};
 use crate::config::GatewayConfig;
 use crate::observe::{GatewayGauges, GatewayObserver};
 use crate::page::OperatorPage;
@@ -59,8 +59,6 @@ pub struct LiveConfig {
     pub cors: CorsConfig,
     /// Host names under which the gateway is reachable.
     pub names: HostNames,
-    /// Recorders by model; requests of other models are not recorded.
-    pub recorders: QuickMap<ModelName, Arc<dyn BodyRecorder>>,
 }
 
 impl Default for LiveConfig {
@@ -71,7 +69,6 @@ impl Default for LiveConfig {
             keys: None,
             cors: CorsConfig::default(),
             names: HostNames::Any,
-            recorders: QuickMap::default(),
         }
     }
 }

@@ -3,11 +3,8 @@
 
 use maud::{Markup, html};
 use warden_admin::clock;
-use warden_admin::query::address_with_query;
-use warden_admin::requests::{RequestDetail, RequestList, milliseconds_text, timing_text};
+use warden_admin::requests::{RequestList, milliseconds_text, timing_text};
 use warden_gateway::RequestView;
-
-use crate::part::page_link;
 
 const COLUMNS: [(&str, &str); 10] = [
     ("Request", ""),
@@ -22,27 +19,21 @@ const COLUMNS: [(&str, &str); 10] = [
     ("Process", "Generation and replica; how many it took"),
 ];
 
-/// `token`: the form token of a viewer who may cancel; `recorded`: ids of recorded requests.
-pub(crate) fn requests_view(list: &RequestList, token: Option<&str>, recorded: &[String]) -> Markup {
+/// `token`: the form token of a viewer who may cancel.
+pub(crate) fn requests_view(list: &RequestList, token: Option<&str>) -> Markup {
     let (now, ended): (Vec<_>, Vec<_>) = list.requests.iter().partition(|one| one.is_in_flight());
     let in_flight = format!("In flight: {}", list.in_flight);
     html! {
         h1 { "Requests" }
-        (request_section(&in_flight, &now, "No request is in flight.", token, recorded))
-        (request_section("Ended last", &ended, "None has ended yet.", None, recorded))
+        (request_section(&in_flight, &now, "No request is in flight.", token))
+        (request_section("Ended last", &ended, "None has ended yet.", None))
         @if list.left_out > 0 {
             p { (list.left_out) " more are not shown." }
         }
     }
 }
 
-fn request_section(
-    caption: &str,
-    rows: &[&RequestView],
-    none: &str,
-    token: Option<&str>,
-    recorded: &[String],
-) -> Markup {
+fn request_section(caption: &str, rows: &[&RequestView], none: &str, token: Option<&str>) -> Markup {
     html! {
         section {
             h2 { (caption) }
@@ -63,7 +54,7 @@ fn request_section(
                         }
                         tbody {
                             @for one in rows {
-                                (request_row(one, token, recorded.contains(&one.id)))
+                                (request_row(one, token))
                             }
                         }
                     }
@@ -73,64 +64,12 @@ fn request_section(
     }
 }
 
-pub(crate) fn recorded_request(id: &str, found: Option<&RequestDetail>) -> Markup {
-    html! {
-        h1 { "Request " code { (id) } }
-        @if let Some(found) = found {
-            @let all = found.requests.iter().collect::<Vec<_>>();
-            (request_section("Details", &all, "It is not among those that ended last.", None, &[]))
-            (recording_section(found))
-            p { (page_link("/page/requests", "All requests")) }
-        } @else {
-            p { "It is not in flight, nor among those that ended last." }
-        }
-    }
-}
-
-fn recording_section(found: &RequestDetail) -> Markup {
-    html! {
-        section {
-            h2 { "As it was recorded" }
-            @if let Some(recorded) = &found.recorded {
-                p {
-                    "Without its content: texts are replaced by others of the same length, names by others, "
-                    "pictures by ours (" code { "record_requests" } ")."
-                }
-                @if recorded.bytes > recorded.line.len() {
-                    p { "Only the beginning of " (recorded.bytes) " bytes is kept." }
-                }
-                pre class="log" tabindex="0" role="region" aria-label="The request as it was recorded" {
-                    (pretty_json(&recorded.line))
-                }
-            } @else {
-                p {
-                    "It was not recorded: the requests of a model are where it has "
-                    code { "record_requests" } ", the last ones can be looked at here."
-                }
-            }
-        }
-    }
-}
-
-/// Formats a line of JSON for people. A line that was cut is no JSON, and is returned as it is.
-fn pretty_json(line: &str) -> String {
-    serde_json::from_str::<serde_json::Value>(line)
-        .and_then(|value| serde_json::to_string_pretty(&value))
-        .unwrap_or_else(|_| line.to_owned())
-}
-
-fn request_row(one: &RequestView, token: Option<&str>, recorded: bool) -> Markup {
+fn request_row(one: &RequestView, token: Option<&str>) -> Markup {
     let began = clock::unix_ms_text(one.began_unix_ms);
     let class = if one.cancelled { "cancelled" } else { one.state.as_str() };
     html! {
         tr id={ "q-" (one.number) } class={ "request " (class) } {
-            th scope="row" {
-                @if recorded {
-                    a href=(address_with_query("/page/requests", &[("id", &one.id)])) { code { (one.id) } }
-                } @else {
-                    code { (one.id) }
-                }
-            }
+            th scope="row" { code { (one.id) } }
             td { (one.model.as_ref().map_or("-", |model| model.as_str())) }
             td {
                 span class="state" { (one.outcome.as_deref().unwrap_or(one.state.as_str())) }
@@ -180,7 +119,6 @@ fn process_text(one: &RequestView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use warden_admin::captures::CapturedRequest;
     use warden_gateway::RequestState;
     use warden_policies::ModelName;
 
@@ -212,26 +150,17 @@ mod tests {
 
     #[test]
     fn requests_are_two_tables_with_a_form_for_each_that_can_be_cancelled() {
-        insta::assert_snapshot!(requests_view(&list(), TOKEN, &[]).into_string().replace("><", ">\n<"));
+        insta::assert_snapshot!(requests_view(&list(), TOKEN).into_string().replace("><", ">\n<"));
     }
 
     #[test]
     fn what_strangers_sent_is_text_and_who_may_not_cancel_has_no_form() {
         for token in [TOKEN, None] {
-            let html = requests_view(&list(), token, &[list().requests[0].id.clone()]).into_string();
+            let html = requests_view(&list(), token).into_string();
             assert!(!html.contains("<script") && !html.contains("='") && !html.contains("\"&\""), "{html}");
             assert_eq!(html.matches("<form").count(), usize::from(token.is_some()), "one can be cancelled");
         }
-        let hostile = list().requests.remove(0);
-        let recorded =
-            |line: &str| CapturedRequest { id: hostile.id.clone(), line: line.to_owned(), bytes: 99 };
-        for line in ["{\"a\": \"<script>\"}", "<script"] {
-            let found = RequestDetail { requests: vec![hostile.clone()], recorded: Some(recorded(line)) };
-            let html = recorded_request(&hostile.id, Some(&found)).into_string();
-            assert!(!html.contains("<script") && html.contains("Only the beginning of 99"), "{html}");
-        }
-        assert!(recorded_request("<script>", None).into_string().contains("&lt;script&gt;"));
-        let empty = requests_view(&RequestList::default(), TOKEN, &[]).into_string();
+        let empty = requests_view(&RequestList::default(), TOKEN).into_string();
         assert!(empty.contains("No request is in flight."));
     }
 }

@@ -262,14 +262,9 @@ fn own_models(picture: &PageSnapshot) -> impl Iterator<Item = &ModelName> {
 
 fn requests_view(page: &PageState, asked: &QueryPairs) -> Markup {
     let admin = &page.admin;
-    if let Some(id) = asked.get("id") {
-        return requests::recorded_request(id, admin.find_request(id).as_ref());
-    }
     let filter = RequestFilter { model: asked.get("model").map(str::to_owned), ..RequestFilter::default() };
     match admin.list_requests(&filter) {
-        Ok(list) => {
-            requests::requests_view(&list, Some(&page.hub.shown_token), &admin.records.captures.ids())
-        }
+        Ok(list) => requests::requests_view(&list, Some(&page.hub.shown_token)),
         Err(unknown) => unavailable_view(PageView::Requests, &unknown),
     }
 }

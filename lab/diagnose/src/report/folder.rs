@@ -20,7 +20,6 @@ use warden_policies::secrets;
 use super::reproduce::{ScriptEnvironment, ScriptRequests, growth_script, request_script, workload_requests};
 use super::{DiagnoseReport, LegReport};
 use crate::proof::PublishedRequest;
-use crate::replay::RequestRecording;
 
 const REPORT_FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
 const SCRIPT_FILE: &str = "reproduce.sh";
@@ -41,8 +40,6 @@ pub struct ReportFolder<'a> {
     pub n_ctx: Option<u64>,
     /// Tokens per word of generated texts; 0 if unknown.
     pub tokens_per_word: f64,
-    /// Replayed requests, redacted before they are written.
-    pub replay: Option<&'a RequestRecording>,
     /// Requests that reproduce the finding, if no workload does.
     pub visit: &'a [PublishedRequest],
 }
@@ -79,7 +76,7 @@ impl DiagnoseReport {
     pub fn write_folder(&self, path: &Path, folder: &ReportFolder<'_>) -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         remove_script(path)?;
-        let told = self.without_quotations();
+        let told = self.without_secrets();
         let leg = self.worst();
         let all = match leg {
             Some(leg) => workload_requests(leg.finding.workload, folder, leg.finding.crash.as_ref()),

@@ -148,7 +148,7 @@ impl DiagnoseReport {
 
     /// Returns a page without scripts, external fonts or network requests.
     pub fn html(&self) -> String {
-        html::report_page(&self.without_quotations())
+        html::report_page(&self.without_secrets())
     }
 }
 

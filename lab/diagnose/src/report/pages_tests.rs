@@ -229,18 +229,16 @@ fn what_keeps_an_experiment_from_being_run_is_told() {
         RequiredCapability::Vision,
         RequiredCapability::Audio,
         RequiredCapability::Embeddings,
-        RequiredCapability::Any,
     ]
     .map(|kind| {
         let why = kind.missing_text().to_owned();
-        DiagnoseError::CannotDo { workload: Workload::Replay, why, kind }
+        DiagnoseError::CannotDo { workload: Workload::ShortText, why, kind }
     });
     let errors = [
         DiagnoseError::Start(Box::new(failure(&[]))),
         DiagnoseError::Start(Box::new(failure(&["error: failed to open"]))),
         DiagnoseError::Interrupted,
         DiagnoseError::Own { what: "cannot make a picture", why: "odd".to_owned() },
-        DiagnoseError::Recording { path: "requests.jsonl".into(), what: "line 3 is no JSON".to_owned() },
     ];
     let told = errors.iter().chain(&cannot).map(|error| {
         let hint = error.hint().map(|hint| format!("\n    hint: {hint}"));

@@ -13,17 +13,14 @@ use super::setup::{ExperimentSetup, arguments, export_lines, file_variables, is_
 use super::table::leg_name;
 use crate::client::LabAnswer;
 use crate::proof::PublishedRequest;
-use crate::redact::Redactor;
-use crate::replay::RequestRecording;
 use crate::shell::quote_word;
 use crate::workload::{ServerLimits, TextGenerator, WorkloadScript};
 
 const MAX_STEPS: usize = 16;
 /// Most steps that lead to a crash; after them the script starts over.
 const MAX_CRASH_STEPS: usize = 128;
-/// Most requests and bytes from a recording, because the folder is to be sent.
-const MAX_REPLAYED: usize = 256;
-const MAX_REPLAYED_BYTES: usize = 16 << 20;
+/// Most bytes of the requests, because the folder is to be sent.
+const MAX_REQUEST_BYTES: usize = 16 << 20;
 /// Placeholder for the request's number, which makes each text unique.
 const NUMBER_MARK: &str = "@N@";
 /// Placeholder for the number of the round; requests of a conversation share their beginning within a round.
@@ -39,7 +36,6 @@ pub(crate) struct ScriptRequest {
 pub(crate) struct ScriptRequests {
     pub(crate) bodies: Vec<ScriptRequest>,
     concurrent: usize,
-    note: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,18 +52,15 @@ pub(crate) fn workload_requests(
     folder: &ReportFolder<'_>,
     crash: Option<&WorkloadCrash>,
 ) -> ScriptRequests {
-    if workload == Workload::Replay {
-        return folder.replay.map(recorded_requests).unwrap_or_default();
-    }
     let ReportFolder { numbers, slots, n_ctx, tokens_per_word, .. } = *folder;
     let Ok(mut script) =
-        WorkloadScript::new(workload, numbers, ServerLimits { slots, n_ctx, tokens_per_word }, None)
+        WorkloadScript::new(workload, numbers, ServerLimits { slots, n_ctx, tokens_per_word })
     else {
         return ScriptRequests::default();
     };
     let mut all = ScriptRequests::default();
     let led = crash.map(|crash| usize::try_from(crash.at_request).unwrap_or(usize::MAX).min(MAX_CRASH_STEPS));
-    let mut left = MAX_REPLAYED_BYTES;
+    let mut left = MAX_REQUEST_BYTES;
     for step in 0..=led.unwrap_or(MAX_STEPS) {
         let asks = script.next();
         // A conversation includes earlier answers; use generated ones of the same length.
@@ -98,31 +91,11 @@ pub(crate) fn workload_requests(
     all
 }
 
-/// Returns the beginning of a recording, redacted in any case.
-fn recorded_requests(recording: &RequestRecording) -> ScriptRequests {
-    let redactor = Redactor::new();
-    let mut left = MAX_REPLAYED_BYTES;
-    let mut all = ScriptRequests { concurrent: 1, ..ScriptRequests::default() };
-    for ask in recording.asks().iter().take(MAX_REPLAYED) {
-        let body = ask.body.as_ref().and_then(|body| redactor.redact_body(body)).map(|body| body.to_string());
-        let Some(body) = body else { continue };
-        let Some(rest) = left.checked_sub(body.len()) else { break };
-        left = rest;
-        // A query may name persons.
-        let path = ask.path.split('?').next().unwrap_or_default().to_owned();
-        all.bodies.push(ScriptRequest { path, body });
-    }
-    if all.bodies.len() < recording.len() {
-        all.note = Some(format!("{} of {} requests of a recording.", all.bodies.len(), recording.len()));
-    }
-    all
-}
-
 impl From<&[PublishedRequest]> for ScriptRequests {
     fn from(all: &[PublishedRequest]) -> Self {
         let body =
             |one: &PublishedRequest| ScriptRequest { path: one.path.clone(), body: one.body.to_string() };
-        Self { bodies: all.iter().map(body).collect(), concurrent: 1, note: None }
+        Self { bodies: all.iter().map(body).collect(), concurrent: 1 }
     }
 }
 
@@ -173,7 +146,6 @@ pub(crate) fn growth_script(
         format!("#   it ended by itself at request {}: {why}\n", crash.at_request)
     });
     let most = finding.crash.as_ref().map_or(finding.requests, |crash| crash.at_request.saturating_mul(2));
-    let note = requests.note.iter().map(|note| format!("# It sends {note}\n"));
     let under = about.under.iter().map(|tool| {
         format!("# The server ran under `{}`, which this script leaves out.\n", tool.replace('\n', " "))
     });
@@ -183,7 +155,7 @@ pub(crate) fn growth_script(
         .replace("@WHAT@", what)
         .replace("@WORKLOAD@", &leg_name(finding))
         .replace("@REQUESTS@", &most.max(1).to_string());
-    let shown: String = shown.chain(died).chain(note).chain(under).collect();
+    let shown: String = shown.chain(died).chain(under).collect();
     fill_template(&text, about, more, requests, setting).replacen(RESULT_MARK, &shown, 1)
 }
 
@@ -270,7 +242,6 @@ mod tests {
             slots: 3,
             n_ctx: None,
             tokens_per_word: 0.0,
-            replay: None,
             visit: &[],
         };
         let all = workload_requests(Workload::Conversation, &folder, None);
@@ -321,14 +292,5 @@ mod tests {
         );
         assert!(text.contains(&format!("{subject}\n")), "{text}");
         assert_eq!(text.matches("0) path=").count(), 1, "{text}");
-    }
-
-    #[test]
-    fn a_recording_is_sent_on_without_what_it_says() {
-        let line = r#"{"path": "/completion?key=1", "body": {"prompt": "a secret", "n_predict": 2}}"#;
-        let lines = format!("{line}\n{{\"method\": \"GET\", \"path\": \"/props\"}}\n");
-        let all = recorded_requests(&RequestRecording::parse(&lines).unwrap());
-        assert!(!all.bodies[0].body.contains("secret") && all.bodies[0].path == "/completion", "{all:?}");
-        assert_eq!(all.note.as_deref(), Some("1 of 2 requests of a recording."));
     }
 }

@@ -330,7 +330,6 @@ pub(super) fn plain() -> ReportFolder<'static> {
         slots: 1,
         n_ctx: None,
         tokens_per_word: 0.0,
-        replay: None,
         visit: &[],
     }
 }
@@ -349,34 +348,6 @@ fn a_leg_without_the_cache_says_so_everywhere_and_so_does_the_script() {
         script.contains("workload same-image (no cache)") && script.contains(" --cache-ram 0 --host"),
         "{script}"
     );
-}
-
-#[test]
-fn what_a_server_quotes_of_somebodys_requests_is_in_no_file() {
-    let mut report = report();
-    let why = "Missing 'role' in message: {\"content\":\"a hush\"} (status 400)";
-    let finding = &mut report.legs[1].finding;
-    (finding.workload, finding.ended) =
-        (Workload::Replay, LegEnd::Failed { why: format!("5 requests in a row failed: {why}") });
-    report.legs[1].refused = Some(RefusedRequests { requests: 5, why: why.to_owned() });
-    report.legs[0].refused = Some(RefusedRequests { requests: 1, why: "of ours: no images".to_owned() });
-    report.skipped = vec![SkippedWorkload { workload: Workload::Replay, why: why.to_owned() }];
-    assert_eq!(
-        report.notes().concat().matches("hush").count(),
-        2,
-        "who runs it sees it: {:?}",
-        report.notes()
-    );
-    let folder = tempfile::tempdir().unwrap();
-    report.write_folder(folder.path(), &plain()).unwrap();
-    for name in ["report.md", "report.html", "findings.json"] {
-        let text = std::fs::read_to_string(folder.path().join(name)).unwrap();
-        assert!(!text.contains("hush\\\"}") && !text.contains("a hush"), "{name}: {text}");
-        assert!(
-            text.contains(" in message (status 400)") && text.contains("of ours: no images"),
-            "{name}: {text}"
-        );
-    }
 }
 
 #[test]

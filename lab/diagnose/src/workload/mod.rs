@@ -6,8 +6,6 @@
 pub(crate) mod media;
 mod text;
 
-use std::sync::Arc;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -18,7 +16,6 @@ use warden_policies::world::SplitMix;
 pub(crate) use self::text::{SAMPLE_WORDS, TextGenerator};
 use crate::client::{LabAnswer, LabRequest};
 use crate::error::DiagnoseError;
-use crate::replay::RequestRecording;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerLimits {
@@ -46,7 +43,6 @@ pub(crate) struct WorkloadScript {
     conversations: Vec<GrowingConversation>,
     pictures: Vec<String>,
     clip: Option<String>,
-    recording: Option<Arc<RequestRecording>>,
 }
 
 /// Tokens that a chat template adds to a prompt, estimated generously.
@@ -57,7 +53,6 @@ impl WorkloadScript {
         workload: Workload,
         numbers: &Diagnose,
         facts: ServerLimits,
-        recording: Option<Arc<RequestRecording>>,
     ) -> Result<Self, DiagnoseError> {
         let sizes: &[(u32, u32)] = match workload {
             Workload::SameImage => std::slice::from_ref(&numbers.image),
@@ -84,7 +79,6 @@ impl WorkloadScript {
             pictures: pictures.collect::<Result<_, DiagnoseError>>()?,
             clip: (workload == Workload::Audio)
                 .then(|| STANDARD.encode(media::make_wav(numbers.audio_seconds))),
-            recording,
             numbers: numbers.clone(),
         })
     }
@@ -122,13 +116,6 @@ impl WorkloadScript {
                 LabRequest::post("/v1/embeddings", json!({ "input": input }))
             }
             Workload::Conversation => return self.conversation_requests(),
-            Workload::Replay => {
-                return self
-                    .recording
-                    .iter()
-                    .filter_map(|recording| recording.request_at(step).cloned())
-                    .collect();
-            }
         };
         vec![one]
     }

@@ -5,7 +5,7 @@ use super::*;
 const FACTS: ServerLimits = ServerLimits { slots: 2, n_ctx: Some(4096), tokens_per_word: 1.0 };
 
 fn script(workload: Workload, facts: ServerLimits) -> WorkloadScript {
-    WorkloadScript::new(workload, &warden_policies::defaults().diagnose, facts, None).unwrap()
+    WorkloadScript::new(workload, &warden_policies::defaults().diagnose, facts).unwrap()
 }
 
 fn text(ask: &LabRequest) -> String {

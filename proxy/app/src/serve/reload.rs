@@ -7,9 +7,7 @@ use warden_config::resolve::ResolvedConfig;
 use warden_config::resolve::dirs::WardenDirs;
 use warden_gateway::{ApiKeys, CorsConfig, LiveConfig};
 
-use crate::request_recorder::RecorderSet;
-
-pub(crate) fn gateway_config(resolved: &ResolvedConfig, recorders: &RecorderSet) -> LiveConfig {
+pub(crate) fn gateway_config(resolved: &ResolvedConfig) -> LiveConfig {
     // Leave out models without rules: every request searches this list, so it should be short.
     let models = resolved.fleet.models.iter().zip(&resolved.models);
     let ruled = models.filter(|(_, model)| !model.rules.is_empty());
@@ -23,14 +21,12 @@ pub(crate) fn gateway_config(resolved: &ResolvedConfig, recorders: &RecorderSet)
         max_age: server.cors_max_age,
         with_keys: resolved.gateway.keys.is_some(),
     };
-    let recorders = recorders.by_model(resolved);
     LiveConfig {
         models,
         keys: resolved.gateway.keys.clone().map(ApiKeys::new),
         cors,
         by_name: resolved.gateway.by_name.clone(),
         names: resolved.gateway.names.clone(),
-        recorders,
     }
 }
 

@@ -28,7 +28,6 @@ use super::upgrade::new::ReceivedHandover;
 use crate::events_file::EventsFile;
 use crate::exit::CommandError;
 use crate::logging;
-use crate::request_recorder::RecorderSet;
 
 mod opening;
 mod succession;
@@ -65,7 +64,7 @@ pub(crate) struct RunningInstance {
     fleet: Fleet,
     gateway: RunningGateway,
     admin: AdminHandle,
-    records: RequestRecords,
+    access: AccessLog,
     tasks: InstanceTasks,
     claim: InstanceDirs,
     sockets: HandoverSockets,
@@ -125,11 +124,6 @@ impl RunningGateway {
 struct AdminHandle {
     config: watch::Sender<AdminConfig>,
     pulse: PulseSender,
-}
-
-struct RequestRecords {
-    access: AccessLog,
-    recorders: RecorderSet,
 }
 
 struct InstanceTasks {
@@ -217,9 +211,9 @@ impl RunningInstance {
         inheritance: Option<ReceivedHandover>,
     ) -> Result<Self, CommandError> {
         let opened = OpenedInstance::open(&resolved, given, inheritance).await?;
-        let OpenedInstance { mut claim, records, gateway, listeners, probe, sockets, take_over } = opened;
+        let OpenedInstance { mut claim, access, gateway, listeners, probe, sockets, take_over } = opened;
         let running = RunningGateway::new(&gateway);
-        running.control.update(gateway_config(&resolved, &records.recorders));
+        running.control.update(gateway_config(&resolved));
         let addresses = opening::bound_addresses(&gateway, &listeners, &probe);
         let unmeasured = measure::MeasureJob::new(&resolved, nursery.clone());
         let TakeOver { begun, leaves, will } = take_over;
@@ -253,9 +247,8 @@ impl RunningInstance {
             config: shown_config,
             gateway: running.access(&gateway, resolved.settings.server.connections),
             records: InstanceRecords {
-                access: records.access.clone(),
+                access: access.clone(),
                 lost_log_lines: logging::lost_lines,
-                captures: records.recorders.captures(),
                 series,
             },
             caller: "llama-warden".into(),
@@ -276,7 +269,7 @@ impl RunningInstance {
             fleet,
             gateway: running,
             admin: handle,
-            records,
+            access,
             tasks,
             claim,
             sockets,
@@ -315,7 +308,7 @@ impl RunningInstance {
         tracer: Option<RequestTracer>,
     ) {
         let running = &self.gateway;
-        let access = self.records.access.clone();
+        let access = self.access.clone();
         let observer = RequestObserver { metrics, access, fleet: self.fleet.clone(), tracer };
         let serving = gateway.serve(self.fleet.clone(), Arc::new(observer), running.ends.clone());
         if let Some(tls) = running.tls.clone() {
@@ -404,7 +397,7 @@ impl RunningInstance {
     /// Reopens the access log on its own thread, because a disk may hang. The file may have been renamed.
     pub(crate) fn reopen_logs(&self) -> oneshot::Receiver<()> {
         let (done, opened) = oneshot::channel();
-        let access = self.records.access.clone();
+        let access = self.access.clone();
         let reopen = move || {
             access.reopen();
             // The receiver may have gone.
@@ -422,8 +415,6 @@ impl RunningInstance {
         new: ResolvedConfig,
         machine: &HostMachine,
     ) -> Result<(), CommandError> {
-        // Open recorders first, because this may fail; then nothing of the new configuration is applied.
-        self.records.recorders.open_while_serving(&new).await?;
         let kept_back = needs_restart(&self.resolved, &new);
         for section in &kept_back {
             tracing::warn!(
@@ -452,7 +443,7 @@ impl RunningInstance {
             tasks.tracker.spawn(job.run(self.fleet.clone(), tasks.stop.clone()));
         }
         self.admin.config.send_replace(admin_config(&new, machine, kept_back));
-        self.gateway.control.update(gateway_config(&new, &self.records.recorders));
+        self.gateway.control.update(gateway_config(&new));
         if let Some(tls) = self.gateway.tls.clone() {
             tasks.tracker.spawn(async move { certificate::reload_certificate(&tls).await });
         }
@@ -491,7 +482,7 @@ impl RunningInstance {
         let ended = tokio::time::timeout(self.resolved.settings.upstream.connect_timeout, all);
         let _ = tokio::join!(ended, tasks.exporting.end());
         tasks.books.finish().await;
-        self.records.access.flush();
+        self.access.flush();
         self.claim.remove().await;
     }
 

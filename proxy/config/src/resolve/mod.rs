@@ -122,7 +122,6 @@ impl ConfigResolver<'_> {
                 mitigations,
                 build: None,
                 flags: None,
-                record_requests: model.record_requests.as_ref().map(|path| self.absolute(path)),
                 cancel: model.run.cancel,
             };
             (SharedSpec::new(spec, ServerFacts::default()), resolved)

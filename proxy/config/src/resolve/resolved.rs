@@ -93,8 +93,6 @@ pub struct ResolvedModel {
     pub build: Option<BuildFacts>,
     /// Flags that the llama-server lists; [`super::binary`] fills them in.
     pub flags: Option<Arc<FlagList>>,
-    /// File for recorded requests.
-    pub record_requests: Option<PathBuf>,
     /// Way of stopping work for disconnected clients.
     pub cancel: CancelMode,
 }

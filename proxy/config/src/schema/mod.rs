@@ -136,8 +136,7 @@ impl<T: JsonSchema> JsonSchema for NamedTable<T> {
 }
 
 /// Keys that can be set only for a single model, not for all models.
-pub const SINGLE_MODEL_KEYS: [&str; 6] =
-    ["model", "aliases", "listing", "record_requests", "upstream_model", "with"];
+pub const SINGLE_MODEL_KEYS: [&str; 5] = ["model", "aliases", "listing", "upstream_model", "with"];
 
 /// Schema of the settings for all models: the settings of a model without [`SINGLE_MODEL_KEYS`].
 pub struct AllModels<T>(std::marker::PhantomData<T>);

@@ -75,14 +75,6 @@ impl RequestBody {
         body
     }
 
-    fn end_copy(&mut self) {
-        if let BodySource::Live(live) = &mut self.from
-            && let Some(copy) = live.intake.copy.take()
-        {
-            copy.end();
-        }
-    }
-
     fn ended(&self) -> bool {
         match &self.from {
             BodySource::Nothing => true,
@@ -118,7 +110,6 @@ impl Body for RequestBody {
             Some(Ok(piece)) => {
                 if this.ended() {
                     this.sent.note_end(true);
-                    this.end_copy();
                 }
                 Poll::Ready(Some(Ok(Frame::data(piece))))
             }
@@ -129,7 +120,6 @@ impl Body for RequestBody {
             }
             None => {
                 this.sent.note_end(this.sent.fault().is_none());
-                this.end_copy();
                 Poll::Ready(None)
             }
         }
@@ -203,7 +193,6 @@ impl LiveBody {
                 return Poll::Ready(Some(Err(BodyError::TwoModels)));
             }
             intake.count_media();
-            intake.copy = intake.copy.take().and_then(|mut copy| copy.add(&piece).then_some(copy));
             if intake.rest.as_ref().is_none_or(is_body_done) {
                 self.last = Some(piece);
                 return self.poll_last(context);

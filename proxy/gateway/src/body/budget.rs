@@ -16,7 +16,7 @@ use crate::observe::GatewayGauges;
 
 /// Bytes that a held piece needs apart from its content: its handle, and a share of its buffer. Without them,
 /// a body in pieces of one byte would take many times its budget.
-pub(super) const PIECE_OVERHEAD: usize = 64;
+const PIECE_OVERHEAD: usize = 64;
 
 /// Maximum ratio between the bytes that one client holds and the bytes left.
 const MAX_SHARE_RATIO: usize = 2;

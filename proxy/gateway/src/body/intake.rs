@@ -29,7 +29,7 @@ use warden_policies::quarantine::RequestFingerprint;
 
 use crate::body::{
     BodyBudget, BodyLimits, BodyScanner, ByteEdit, FingerprintHasher, HeldPieces, MultipartScanner,
-    PromptTexts, RequestCopy, RequestStream, ScannedModel, SentBody, cache_sized_parts,
+    PromptTexts, RequestStream, ScannedModel, SentBody, cache_sized_parts,
 };
 use crate::config::GatewayConfig;
 use crate::refusal::{BodyError, RequestRefusal};
@@ -42,7 +42,6 @@ pub(crate) struct BodyIntake {
     /// The model name was replaced. The backend would use a second name, which fails the request.
     one_model: bool,
     pub(crate) sent: Arc<SentBody>,
-    pub(crate) copy: Option<RequestCopy>,
     pub(crate) printer: FingerprintHasher,
 }
 
@@ -87,7 +86,6 @@ impl BodyIntake {
             limits,
             one_model: false,
             sent: Arc::default(),
-            copy: None,
             printer,
         };
         if intake.rest.is_none() {
@@ -338,18 +336,6 @@ impl BodyIntake {
     pub(crate) fn json(&self) -> Option<Bytes> {
         let whole = self.is_whole() && matches!(self.finder, ModelFinder::Json(_));
         whole.then(|| self.held.joined())
-    }
-
-    /// Copies to the recorder everything that the backend gets.
-    pub(crate) fn record(&mut self, mut copy: RequestCopy) {
-        if !self.held.shared_pieces().iter().all(|piece| copy.add(piece)) {
-            return;
-        }
-        if self.rest.is_none() {
-            copy.end();
-        } else {
-            self.copy = Some(copy);
-        }
     }
 
     pub(crate) fn len(&self) -> u64 {

@@ -24,7 +24,7 @@ use crate::backend::{
     BackendAttempts, BackendSearch, BoxFuture, RelayedAnswer, RepeatPolicy, RepeatableRequest, SharedLease,
     UpstreamRequest, check_lines, is_sent_without_body,
 };
-use crate::body::{BodyIntake, BodyLimits, BodyModel, ClientShare, RequestCopy};
+use crate::body::{BodyIntake, BodyLimits, BodyModel, ClientShare};
 use crate::protocol::{headers, query, wire};
 use crate::refusal::RequestRefusal;
 use crate::route::target::ModelPath;
@@ -189,10 +189,6 @@ async fn send_request(
         // From here on, a slot waits for any part of the body that did not fit into the budget.
         intake.tighten_limits(&config.server);
         search.limits = intake.limits;
-        if let Some(recorder) = exchange.live.recorders.get(&search.model) {
-            let id = &exchange.flight.record.request_id;
-            intake.record(RequestCopy::new(recorder.clone(), id, &parts.method, parts.uri.path()));
-        }
     }
     if route.effect == RouteEffect::Pauses {
         if lease.saves_for_us() {

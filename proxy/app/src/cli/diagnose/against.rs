@@ -96,14 +96,14 @@ async fn prove(
     let names = |list: &FlagList| list.names().map(str::to_owned).collect();
     let numbers = new.resolved.settings.diagnose.clone();
     let steps = args.requests.unwrap_or(numbers.requests);
-    let workloads = if args.against.no_growth { Vec::new() } else { args.workloads()? };
+    let workloads = if args.against.no_growth { Vec::new() } else { args.workloads() };
     let pair = ComparedBuilds {
         old: old.spec.clone(),
         new: new.spec.clone(),
         flags: flags.map(|(old, new)| (names(&old), names(&new))),
         used: new.spec.command.args.iter().map(|word| arguments::normal_flag(word)).collect(),
         paths: warden_gateway::paths().map(str::to_owned).collect(),
-        work: Experiment { spec: new.spec.clone(), workloads, steps, early: true, replay: None },
+        work: Experiment { spec: new.spec.clone(), workloads, steps, early: true },
     };
     let (lab, sockets) = open_lab(nursery, &new.resolved, &new.model().lifecycle, numbers)?;
     let stop = CancellationToken::new();

@@ -40,9 +40,6 @@ pub(crate) struct DiagnoseArgs {
     /// Maximum number of readings of each workload. More readings find slower leaks.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(super) requests: Option<u64>,
-    /// Send the recorded requests of a file (JSON lines with `path` and `body`), in their order.
-    #[arg(long, value_name = "FILE")]
-    pub(super) replay: Option<PathBuf>,
     /// Then search for mitigations that stop the leaks or crashes: each alone, all together, and the
     /// smallest set, with its cost.
     #[arg(long)]
@@ -96,26 +93,17 @@ impl DiagnoseArgs {
         self.config.config = None;
     }
 
-    pub(super) fn workloads(&self) -> Result<Vec<Workload>, CommandError> {
-        let mut wanted = self.workload.clone();
-        if self.replay.is_some() && !wanted.contains(&Workload::Replay) {
-            wanted.push(Workload::Replay);
-        } else if self.replay.is_none() && wanted.contains(&Workload::Replay) {
-            return Err(CommandError::usage(
-                "--workload replay: no recording is given",
-                "name it with `--replay FILE`",
-            ));
-        }
-        if wanted.is_empty() {
-            wanted.extend(Workload::ALL.into_iter().filter(|workload| *workload != Workload::Replay));
+    pub(super) fn workloads(&self) -> Vec<Workload> {
+        if self.workload.is_empty() {
+            return Workload::ALL.to_vec();
         }
         let mut workloads = Vec::new();
-        for workload in wanted {
-            if !workloads.contains(&workload) {
-                workloads.push(workload);
+        for workload in &self.workload {
+            if !workloads.contains(workload) {
+                workloads.push(*workload);
             }
         }
-        Ok(workloads)
+        workloads
     }
 }
 
@@ -126,7 +114,7 @@ pub(crate) struct AgainstArgs {
     #[arg(
         long,
         value_name = "OLD",
-        conflicts_with_all = ["between", "bisect", "trace", "wrap", "html", "report", "replay"]
+        conflicts_with_all = ["between", "bisect", "trace", "wrap", "html", "report"]
     )]
     pub(super) against: Option<String>,
     /// Skips the search for growth and crashes, which takes the longest.
@@ -214,13 +202,9 @@ impl DiagnoseArgs {
 
     pub(super) fn search_workloads(&self) -> Result<Vec<Workload>, CommandError> {
         if self.aim().is_growth() {
-            return self.workloads();
+            return Ok(self.workloads());
         }
-        let given = [
-            ("--workload", !self.workload.is_empty()),
-            ("--requests", self.requests.is_some()),
-            ("--replay", self.replay.is_some()),
-        ];
+        let given = [("--workload", !self.workload.is_empty()), ("--requests", self.requests.is_some())];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => Err(CommandError::usage(
                 format!("{flag} says nothing of a slowdown or of answers: a proof has its own requests"),

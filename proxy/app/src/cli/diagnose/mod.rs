@@ -25,14 +25,10 @@ mod trace;
 mod wrap;
 mod write;
 
-use std::sync::Arc;
-
 use tokio_util::sync::CancellationToken;
 use warden_config::machine::HostMachine;
 use warden_diagnose::report::{CureReport, SurvivalReport};
-use warden_diagnose::{
-    DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, LegProgress, RequestRecording,
-};
+use warden_diagnose::{DiagnoseError, DiagnoseReport, Experiment, ExperimentOutcome, LegProgress};
 use warden_experiment::{LegFinding, fewest_readings};
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::start_search::may_be_load_death;
@@ -65,8 +61,7 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
 }
 
 async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
-    let workloads = args.workloads()?;
-    let replay = read_replay(args)?;
+    let workloads = args.workloads();
     outputs::check_outputs(args)?;
     // Install the handlers before any process starts: a signal must not end the program and leave servers
     // running.
@@ -104,7 +99,7 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
             "warning: {steps} requests are too few for a verdict: it takes `--requests {fewest}` or more"
         ));
     }
-    let experiment = Experiment { spec, workloads, steps, early: true, replay };
+    let experiment = Experiment { spec, workloads, steps, early: true };
     let run = DiagnosisRun { args, machine, target, experiment, lab, stop: CancellationToken::new() };
     let mut outcome = match run.run_legs(tracing.as_mut(), &mut signals).await? {
         Err(DiagnoseError::Start(failure)) if may_be_load_death(&failure) => {
@@ -130,17 +125,6 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     run.print_report(wrap.as_ref(), &outcome, &report)?;
     run.write_outputs(&outcome, &report, failure)?;
     exit_for_findings(&outcome, &report, run.stop.is_cancelled())
-}
-
-fn read_replay(args: &DiagnoseArgs) -> Result<Option<Arc<RequestRecording>>, CommandError> {
-    let Some(path) = &args.replay else { return Ok(None) };
-    let recording = RequestRecording::read(path)?;
-    let torn = recording.torn_lines();
-    if torn > 0 {
-        let lines = if torn == 1 { "one line is" } else { "some lines are" };
-        out::error_line(&format!("warning: the recording was cut short: {lines} passed over ({torn})"));
-    }
-    Ok(Some(Arc::new(recording)))
 }
 
 impl DiagnosisRun<'_> {
@@ -215,15 +199,14 @@ impl DiagnosisRun<'_> {
         report: &DiagnoseReport,
         failure: Option<CommandError>,
     ) -> Result<(), CommandError> {
-        let Self { args, machine, target, experiment, .. } = self;
+        let Self { args, machine, target, .. } = self;
         let all = [
             args.write.then(|| {
                 bisect::write_to_config(&collect_cures(report), target.name(), &args.config, machine)
             }),
             args.html.as_ref().map(|path| outputs::write_page(path, &report.html())),
             args.report.as_ref().map(|path| {
-                let replay = experiment.replay.as_deref();
-                outputs::write_report_folder(path, report, outcome, target, &machine.cwd, replay, &[])
+                outputs::write_report_folder(path, report, outcome, target, &machine.cwd, &[])
             }),
             failure.map(Err),
         ];
@@ -299,7 +282,6 @@ impl From<DiagnoseError> for CommandError {
         let message = error.to_string();
         let hint = error.hint();
         match error {
-            DiagnoseError::Recording { .. } => Self::usage(message, hint.unwrap_or_default()),
             DiagnoseError::Interrupted => Self::INTERRUPTED,
             DiagnoseError::Start(_) | DiagnoseError::CannotDo { .. } | DiagnoseError::Own { .. } => {
                 Self::Failed { message, hint }
@@ -334,19 +316,15 @@ mod tests {
     }
 
     #[test]
-    fn without_a_choice_all_workloads_are_run_but_a_replay() {
-        let all = parse(&["--", "-m", "a"]).workloads().unwrap();
-        assert_eq!(all.len(), Workload::ALL.len() - 1);
-        assert!(!all.contains(&Workload::Replay));
+    fn without_a_choice_all_workloads_are_run() {
+        assert_eq!(parse(&["--", "-m", "a"]).workloads(), Workload::ALL);
     }
 
     #[test]
-    fn a_choice_keeps_its_order_and_a_recording_is_a_workload_of_its_own() {
+    fn a_choice_keeps_its_order_and_each_workload_is_run_once() {
         let args =
             parse(&["--workload", "same-image,short-text", "--workload", "same-image", "--", "-m", "a"]);
-        assert_eq!(args.workloads().unwrap(), [Workload::SameImage, Workload::ShortText]);
-        assert_eq!(parse(&["--replay", "f", "--", "-m", "a"]).workloads().unwrap(), [Workload::Replay]);
-        assert_eq!(parse(&["--workload", "replay"]).workloads().unwrap_err().code(), 2);
+        assert_eq!(args.workloads(), [Workload::SameImage, Workload::ShortText]);
     }
 
     /// A leg in which each request adds these bytes of host memory.

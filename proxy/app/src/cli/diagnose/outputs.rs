@@ -9,7 +9,7 @@ use std::process::Stdio;
 use warden_config::machine::HostMachine;
 use warden_diagnose::proof::PublishedRequest;
 use warden_diagnose::report::{ReportFolder, SeriesBudget};
-use warden_diagnose::{DiagnoseReport, ExperimentOutcome, RequestRecording};
+use warden_diagnose::{DiagnoseReport, ExperimentOutcome};
 use warden_experiment::SeriesFinding;
 use warden_policies::MemoryKind;
 use warden_policies::growth::SeriesGrowth;
@@ -82,7 +82,6 @@ pub(super) fn write_report_folder(
     outcome: &ExperimentOutcome,
     target: &DiagnoseTarget,
     here: &Path,
-    replay: Option<&RequestRecording>,
     visit: &[PublishedRequest],
 ) -> Result<(), CommandError> {
     let command = &target.spec.command;
@@ -94,7 +93,6 @@ pub(super) fn write_report_folder(
         slots: props.slots.unwrap_or(1),
         n_ctx: props.n_ctx,
         tokens_per_word: outcome.legs.first().map_or(0.0, |leg| leg.tokens_per_word),
-        replay,
         visit,
     };
     report.write_folder(path, &folder).map_err(|error| {

@@ -27,7 +27,7 @@ const UNSUPPORTED_KEYS: [(&str, &str); 13] = [
     ),
     ("store", "`log.access` writes a line for each request, and `llama-warden history` has the rest"),
     ("metricsMaxInMemory", "metrics are counters, which take no memory for each request"),
-    ("captureBuffer", "`record_requests` of a model keeps requests, with their texts replaced"),
+    ("captureBuffer", "requests are listed on the page and by `llama-warden requests`, never their texts"),
     ("performance", "`sensors.interval` says how often memory is read"),
     ("ui", "the page for operators shows requests, and whose they are (docs/page.md)"),
     ("logTimeFormat", "lines of the log have the time as RFC 3339"),

@@ -12,16 +12,15 @@ use warden_gateway::{BoundGateway, Gateway, GatewayConfig};
 use warden_supervisor::FleetWill;
 
 use super::succession::HandoverSockets;
-use super::{InstanceAddresses, RequestRecords};
+use super::InstanceAddresses;
 use crate::exit::CommandError;
-use crate::request_recorder::RecorderSet;
 use crate::serve::manager::ActivatedSockets;
 use crate::serve::upgrade::new::{InheritedAdmin, InheritedSockets, ReceivedHandover};
 
 /// Everything that is opened before the fleet starts, so that a failure is cheap.
 pub(super) struct OpenedInstance {
     pub(super) claim: InstanceDirs,
-    pub(super) records: RequestRecords,
+    pub(super) access: AccessLog,
     pub(super) gateway: BoundGateway,
     pub(super) listeners: AdminListeners,
     pub(super) probe: ProbeListeners,
@@ -61,8 +60,6 @@ impl OpenedInstance {
             tracing::info!("serving on sockets that the service manager has opened");
         }
         let access = AccessLog::start(resolved.access_log.as_deref(), &resolved.settings.log)?;
-        let mut recorders = RecorderSet::default();
-        recorders.open(resolved)?;
         let mut config = GatewayConfig::new(&resolved.settings.server, &resolved.settings.upstream);
         if let Some(collector) = &resolved.collector {
             config = config.with_traces(collector.numbers.ratio);
@@ -83,7 +80,7 @@ impl OpenedInstance {
         let sockets = HandoverSockets::duplicate(&gateway, &listeners, &probe);
         Ok(Self {
             claim,
-            records: RequestRecords { access, recorders },
+            access,
             sockets: sockets.map_err(|error| socket_failure(&error))?,
             gateway,
             listeners,

@@ -165,7 +165,7 @@ impl RunningInstance {
         let fleet = tokio::time::timeout(limit, self.fleet.handover().disband());
         let _ = tokio::join!(tasks, fleet, self.tasks.exporting.end());
         self.tasks.books.finish().await;
-        self.records.access.flush();
+        self.access.flush();
         self.claim.remove().await;
     }
 }

@@ -174,14 +174,12 @@ pub(super) fn pins_above_max_loaded(whole: &ConfigSummary<'_>) -> Vec<RuleFindin
     vec![RuleFinding::new(&["loading", "max_loaded"], message, "raise it, or pin fewer models").fatal()]
 }
 
-/// Finds log files that are also used as a model, a key file or another log.
+/// Finds an access log that is also used as a model or a key file.
 pub(super) fn files_with_two_uses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding> {
     let settings = whole.settings;
     let access = Path::new(&settings.log.access);
-    let mut written = vec![(vec!["log", "access"], access)];
-    for one in &whole.models {
-        let path = one.model.record_requests.as_deref().unwrap_or_else(|| Path::new(""));
-        written.push((vec!["models", one.name, "record_requests"], path));
+    if access.as_os_str().is_empty() {
+        return Vec::new();
     }
     let mut others = vec![
         ("server.tls_cert".to_owned(), Path::new(&settings.server.tls_cert)),
@@ -194,18 +192,9 @@ pub(super) fn files_with_two_uses(whole: &ConfigSummary<'_>) -> Vec<RuleFinding>
         let named = |(key, path): (_, Option<_>)| Some((format!("models.{}.{key}", one.name), path?));
         others.extend(files.into_iter().filter_map(named));
     }
-    let mut found = Vec::new();
-    for (at, (keys, path)) in written.iter().enumerate().filter(|(_, (_, path))| !path.as_os_str().is_empty())
-    {
-        // Request recordings of several models may share a file, but not with the access log.
-        let log = (at > 0 && *path == access).then(|| "log.access".to_owned());
-        let other = others.iter().find(|(_, other)| other == path).map(|(name, _)| name.clone());
-        let Some(other) = other.or(log) else { continue };
-        let key = keys.join(".");
-        let message = format!("`{key}` is written to, and `{other}` is the same file, {}", path.display());
-        found.push(RuleFinding::new(keys, message, format!("name another file for `{key}`")).fatal());
-    }
-    found
+    let Some((other, path)) = others.iter().find(|(_, other)| *other == access) else { return Vec::new() };
+    let message = format!("`log.access` is written to, and `{other}` is the same file, {}", path.display());
+    vec![RuleFinding::new(&["log", "access"], message, "name another file for `log.access`").fatal()]
 }
 
 /// Finds defaults above their limit, which are reduced to it, and limits above the context, which have no

@@ -121,11 +121,7 @@ fn each_contradiction_is_told_with_its_place_its_numbers_and_a_cure() {
             format!("admin.address = \"127.0.0.1:8080\"\n{}", model("")),
             "w.toml:1",
         ),
-        (
-            format!("log.access = \"a.log\"\n{}", model("record_requests = \"a.log\"")),
-            "w.toml:5",
-        ),
-        (model("record_requests = \"m.gguf\""), "w.toml:4"),
+        (format!("log.access = \"m.gguf\"\n{}", model("")), "w.toml:1"),
         (
             model("request = { max_tokens = 100, default = { max_tokens = 500 } }"),
             "w.toml:4",

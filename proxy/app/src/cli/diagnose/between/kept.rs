@@ -109,7 +109,7 @@ impl CommitSearch<'_> {
         let command = &model.command;
         // Omit files named by variables, and the log: each server start writes to them, which would change
         // the name and so begin another search.
-        let named = input_file_words(&command.args).map(PathBuf::from).chain(self.args.replay.clone());
+        let named = input_file_words(&command.args).map(PathBuf::from);
         let facts = |path: PathBuf| {
             let facts = std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
             Some((path, facts.len(), facts.modified().ok()))

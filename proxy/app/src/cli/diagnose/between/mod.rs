@@ -8,7 +8,7 @@ mod servers;
 mod written;
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use tokio_util::sync::CancellationToken;
 use warden_builder::git::{CommitRequest, ObtainedCommit, RevisionInfo};
@@ -17,7 +17,7 @@ use warden_config::machine::HostMachine;
 use warden_config::resolve::ResolvedConfig;
 use warden_diagnose::between::{RevisionLine, SearchEvent, ServerFuture, resume_search};
 use warden_diagnose::report::{BetweenReport, RevisionLabel};
-use warden_diagnose::{Experiment, RequestRecording};
+use warden_diagnose::Experiment;
 use warden_experiment::Workload;
 use warden_experiment::between::{ProcessOrder, RevisionConclusion, RevisionOutcome as Ended};
 use warden_patches::{SelectedSets, SetCatalogue, SetSelection};
@@ -54,7 +54,6 @@ struct CommitSearch<'a> {
 pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let Some(range) = args.between.between.clone() else { return Ok(()) };
     let workloads = args.search_workloads()?;
-    let recording = args.replay.as_deref().map(RequestRecording::read).transpose()?.map(Arc::new);
     outputs::check_outputs(args)?;
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
@@ -99,7 +98,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         let file = config_file_text(args);
         let between =
             CommitSearch { args, machine, builder, plain, repository, shown, line, configured, index, file };
-        Box::pin(between.search(nursery, &mut signals, workloads, recording)).await
+        Box::pin(between.search(nursery, &mut signals, workloads)).await
     }))
     .await
 }
@@ -110,7 +109,6 @@ impl CommitSearch<'_> {
         nursery: NurseryHandle,
         signals: &mut SignalHandlers,
         workloads: Vec<Workload>,
-        replay: Option<Arc<RequestRecording>>,
     ) -> Result<(), CommandError> {
         let last = self.line.len() - 1;
         let count = out::count_noun(last, "commit");
@@ -140,7 +138,7 @@ impl CommitSearch<'_> {
         }
         // Keep builds that another search made. A continued search owns all builds in the store.
         let others = if used == 0 { self.builds() } else { Vec::new() };
-        let base = Experiment { spec: target::solo_spec(model), workloads, steps, early: true, replay };
+        let base = Experiment { spec: target::solo_spec(model), workloads, steps, early: true };
         let server = |revision: usize| -> ServerFuture<'_, CommandError> {
             Box::pin(async move { self.target(revision).await.map(|target| target.spec) })
         };

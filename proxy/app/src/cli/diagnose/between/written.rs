@@ -80,8 +80,7 @@ impl CommitSearch<'_> {
         let mut report =
             DiagnoseReport { between: Some(between.clone()), ..DiagnoseReport::new(about, &outcome) };
         report.about.system = outputs::describe_system(&target, &outcome).await;
-        let replay = asked.base.replay.as_deref();
-        outputs::write_report_folder(path, &report, &outcome, &target, &self.machine.cwd, replay, &sent)
+        outputs::write_report_folder(path, &report, &outcome, &target, &self.machine.cwd, &sent)
     }
 
     async fn symptom_requests(
