@@ -15,7 +15,7 @@ const [, , url, packages, executablePath, model] = process.argv;
 const { browser, watched, judged, seen: all } = await watch(url, packages, executablePath);
 const { complaints, elsewhere, dialogs } = all;
 
-const VIEWS = ["", "memory", `memory?model=${encodeURIComponent(model)}`, "requests", "events", "logs", "configuration", "builds", "diagnose", "help"];
+const VIEWS = ["", "memory", `memory?model=${encodeURIComponent(model)}`, "requests", "events", "logs", "configuration", "builds", "help"];
 
 const page = await watched({ viewport: { width: 1280, height: 900 } });
 const seen = {};

@@ -23,10 +23,10 @@ static PAGE_CSP: LazyLock<String> = LazyLock::new(|| {
          form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     )
 });
-/// Content security policy of a report: only its inline style. Another program may have changed the report
-/// file, so no script in it runs, and it is isolated from the page's origin.
-const REPORT_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors \
-                          'none'; base-uri 'none'";
+/// Content security policy of a self-contained file: only its inline style; it is isolated from the page's
+/// origin.
+const FILE_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; frame-ancestors 'none'; \
+                        base-uri 'none'";
 
 /// Header that separates the page from the window that opened it; a browser then starts another process.
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
@@ -37,7 +37,7 @@ const MIN_COMPRESSED_BYTES: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageContent {
     Page,
-    Report,
+    File,
     Json,
     Text,
     Stream,
@@ -46,7 +46,7 @@ pub(crate) enum PageContent {
 impl PageContent {
     const fn media_type(self) -> &'static str {
         match self {
-            Self::Page | Self::Report => "text/html; charset=utf-8",
+            Self::Page | Self::File => "text/html; charset=utf-8",
             Self::Json => "application/json",
             Self::Text => "text/plain; charset=utf-8",
             Self::Stream => "text/event-stream",
@@ -75,7 +75,7 @@ pub(crate) fn page_response(status: StatusCode, kind: PageContent, body: AdminBo
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind.media_type()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    set_security_headers(headers, if kind == PageContent::Report { REPORT_CSP } else { &PAGE_CSP });
+    set_security_headers(headers, if kind == PageContent::File { FILE_CSP } else { &PAGE_CSP });
     response
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn uncached_response(
 
 pub(crate) fn download_response(data: &MemoryData) -> Response<AdminBody> {
     let mut response =
-        uncached_response(StatusCode::OK, PageContent::Report, memory::memory_file(data).into(), None);
+        uncached_response(StatusCode::OK, PageContent::File, memory::memory_file(data).into(), None);
     let name = format!("attachment; filename=\"{}\"", memory::memory_file_name(data));
     if let Ok(name) = HeaderValue::try_from(name) {
         response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
@@ -209,7 +209,7 @@ mod tests {
                     .contains_key(OPENER_POLICY)
             };
             assert_eq!(has(PageContent::Page, Some(&asked)), leaves, "{site:?}");
-            assert!(has(PageContent::Page, None) && has(PageContent::Report, Some(&asked)), "{site:?}");
+            assert!(has(PageContent::Page, None) && has(PageContent::File, Some(&asked)), "{site:?}");
         }
     }
 

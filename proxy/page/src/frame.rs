@@ -75,7 +75,7 @@ pub(crate) fn page_document(frame: &PageFrame, part: &str) -> String {
             footer class="quiet" {
                 "Keys: "
                 kbd { "j" } " " kbd { "k" } " rows, " kbd { "/" } " filter, "
-                kbd { "1" } "–" kbd { "8" } " views, "
+                kbd { "1" } "–" kbd { "7" } " views, "
                 a href="/page/help" id="help-link" { "all keys and words" }
                 ". Times are in UTC where no script runs."
                 @if let Some(key) = frame.signed_in {
@@ -190,7 +190,7 @@ const KEYS: [(&str, &str); 6] = [
     ("Enter", "the memory of the model of this row"),
     ("Tab", "from button to button, as everywhere"),
     ("/", "the filter; Enter applies it, Escape leaves it"),
-    ("1 to 8", "the views, from left to right"),
+    ("1 to 7", "the views, from left to right"),
     ("?", "this list"),
 ];
 

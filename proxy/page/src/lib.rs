@@ -19,11 +19,10 @@
 //! | `pace` | rates of requests |
 //! | `frame` | frame around every view; pure |
 //! | `overview`, `memory`, `requests`, `events` | views; pure |
-//! | `configuration`, `builds`, `diagnose` | views; pure |
+//! | `configuration`, `builds` | views; pure |
 //! | `build_text` | builds in the words of a table; pure |
 //! | `drawn` | plot of one kind of recorded memory; pure |
 //! | `part` | parts shared by several views; pure |
-//! | `reports` | report files written by `diagnose` |
 //! | `act` | actions on models |
 //! | `live` | the event stream |
 //! | `files` | style and script, compiled in |
@@ -34,7 +33,6 @@ mod answer;
 pub mod build_text;
 mod builds;
 mod configuration;
-mod diagnose;
 mod door;
 mod drawn;
 mod events;
@@ -47,7 +45,6 @@ mod memory;
 mod overview;
 mod pace;
 mod part;
-mod reports;
 #[cfg(test)]
 #[path = "../../admin/tests/fixtures/request_fixture.rs"]
 mod request_fixture;

@@ -16,7 +16,6 @@ use warden_admin::series::answer::{MemoryData, list_series};
 use warden_admin::series::ask::SeriesQuery;
 use warden_admin::server::AdminPage;
 use warden_admin::state::AdminState;
-use warden_policies::ModelName;
 use warden_supervisor::{WorkKind, run_job};
 
 use crate::answer::{self, PageContent, part_response, refusal_response, uncached_response};
@@ -25,9 +24,7 @@ use crate::hub::{PageSnapshot, RenderedView};
 use crate::live::{self, AccessCheck};
 use crate::state::PageState;
 use crate::view::{PageRoute, PageView, parse_path};
-use crate::{
-    act, builds, configuration, diagnose, events, files, frame, memory, overview, reports, requests,
-};
+use crate::{act, builds, configuration, events, files, frame, memory, overview, requests};
 
 /// Size limit of a form in bytes: a form has one action, one name, one address.
 const MAX_FORM_BYTES: usize = 64 << 10;
@@ -113,7 +110,6 @@ pub(crate) async fn serve_allowed(
             Some(file) => answer::file_response(file, request.headers()),
             None => refusal_response(StatusCode::NOT_FOUND, &"there is no such file: load the page again"),
         },
-        PageRoute::Report(name) => report_response(&page.admin, name).await,
         PageRoute::Nothing => {
             refusal_response(StatusCode::NOT_FOUND, &"there is no such view: /page/ leads to all of them")
         }
@@ -184,7 +180,7 @@ fn view_controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> 
         PageView::Events => events::EventFilter::from_query(asked).form(view.path(), models(), true),
         PageView::Logs => log_filter(asked, picture).form(view.path(), models(), false),
         PageView::Configuration => configuration::search_form(asked.get("q").unwrap_or_default()),
-        PageView::Memory | PageView::Requests | PageView::Builds | PageView::Diagnose | PageView::Help => {
+        PageView::Memory | PageView::Requests | PageView::Builds | PageView::Help => {
             Markup::default()
         }
     }
@@ -241,23 +237,11 @@ async fn view_content(
             let view = move || builds::builds_view(&picture, &builds::StoredBuilds::read(&data), &data);
             blocking(WorkKind::StateFiles, view).await.unwrap_or_default()
         }
-        PageView::Diagnose => {
-            let folder = reports::report_folder(&picture.status.instance.ledger);
-            let place = folder.clone();
-            let all = blocking(WorkKind::StateFiles, move || reports::list_reports(&place))
-                .await
-                .unwrap_or_default();
-            diagnose::diagnose_view(&all, &folder, own_models(picture))
-        }
         PageView::Help => frame::help_view(),
         PageView::Requests => requests_view(page, asked),
         // This view was answered before, because it needs the unparsed query.
         PageView::Memory => Markup::default(),
     }
-}
-
-fn own_models(picture: &PageSnapshot) -> impl Iterator<Item = &ModelName> {
-    picture.status.fleet.models.iter().filter(|model| model.remote.is_none()).map(|model| &model.name)
 }
 
 fn requests_view(page: &PageState, asked: &QueryPairs) -> Markup {
@@ -296,20 +280,6 @@ async fn blocking<T: Send + 'static>(kind: WorkKind, work: impl FnOnce() -> T + 
         .await
         .inspect_err(|error| tracing::warn!(%error, "a part of the page is missing"))
         .ok()
-}
-
-async fn report_response(admin: &AdminState, name: &str) -> Response<AdminBody> {
-    let folder = reports::report_folder(&admin.instance.ledger);
-    let name = warden_gateway::percent_decoded(name);
-    let content =
-        blocking(WorkKind::StateFiles, move || reports::read_report(&folder, &name?)).await.flatten();
-    match content {
-        Some(content) => uncached_response(StatusCode::OK, PageContent::Report, content.into(), None),
-        None => refusal_response(
-            StatusCode::NOT_FOUND,
-            &"there is no such report, or it is too large to be shown",
-        ),
-    }
 }
 
 /// Fails with the answer to send if the form is too large or arrives too slowly.

@@ -9,12 +9,11 @@ pub(crate) enum PageView {
     Logs,
     Configuration,
     Builds,
-    Diagnose,
     Help,
 }
 
 impl PageView {
-    pub(crate) const LISTED: [Self; 8] = [
+    pub(crate) const LISTED: [Self; 7] = [
         Self::Overview,
         Self::Memory,
         Self::Requests,
@@ -22,7 +21,6 @@ impl PageView {
         Self::Logs,
         Self::Configuration,
         Self::Builds,
-        Self::Diagnose,
     ];
 
     pub(crate) const fn path(self) -> &'static str {
@@ -34,7 +32,6 @@ impl PageView {
             Self::Logs => "/page/logs",
             Self::Configuration => "/page/configuration",
             Self::Builds => "/page/builds",
-            Self::Diagnose => "/page/diagnose",
             Self::Help => "/page/help",
         }
     }
@@ -48,7 +45,6 @@ impl PageView {
             Self::Logs => "Logs",
             Self::Configuration => "Configuration",
             Self::Builds => "Builds",
-            Self::Diagnose => "Diagnose",
             Self::Help => "Keys and words",
         }
     }
@@ -68,14 +64,13 @@ pub(crate) enum PageRoute<'a> {
     Cancel,
     /// A compiled-in file.
     File(&'a str),
-    Report(&'a str),
     Nothing,
 }
 
 impl PageRoute<'_> {
     /// Returns whether the answer is a whole document, which any site may open in a tab.
     pub(crate) const fn is_document(self) -> bool {
-        matches!(self, Self::Root | Self::View(_) | Self::Report(_) | Self::Nothing)
+        matches!(self, Self::Root | Self::View(_) | Self::Nothing)
     }
 }
 
@@ -94,7 +89,6 @@ pub(crate) fn parse_path(path: &str) -> Option<PageRoute<'_>> {
         (None, "cancel") => PageRoute::Cancel,
         (None, rest) => match rest.split_once('/') {
             Some(("files", name)) => PageRoute::File(name),
-            Some(("reports", name)) => PageRoute::Report(name),
             _ => PageRoute::Nothing,
         },
     })
@@ -115,7 +109,6 @@ mod tests {
         }
         assert_eq!((parse_path("/"), parse_path("/page")), (Some(PageRoute::Root), Some(PageRoute::Root)));
         assert_eq!(parse_path("/page/files/a.css"), Some(PageRoute::File("a.css")));
-        assert_eq!(parse_path("/page/reports/x.html"), Some(PageRoute::Report("x.html")));
         assert_eq!(
             (parse_path("/page/live"), parse_path("/page/act")),
             (Some(PageRoute::Live), Some(PageRoute::Act))

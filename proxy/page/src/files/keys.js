@@ -29,7 +29,7 @@ addEventListener("keydown", (event) => {
     filter?.select();
     done = Boolean(filter);
   } else if (key === "?") document.getElementById("help-link")?.click();
-  else if (key >= "1" && key <= "8") document.querySelector(`nav a[data-key="${key}"]`)?.click();
+  else if (key >= "1" && key <= "7") document.querySelector(`nav a[data-key="${key}"]`)?.click();
   else done = false;
   if (done) event.preventDefault();
 });

@@ -10,7 +10,7 @@ document.querySelector("header").append(news);
 
 // Plots and long lists need not move each second; what has happened is shown at once.
 const soon = 250;
-const usual = { memory: 5000, logs: 1000, requests: 1000, configuration: 10000, builds: 10000, diagnose: 1000, help: 3600000 }[body.dataset.view] ?? soon;
+const usual = { memory: 5000, logs: 1000, requests: 1000, configuration: 10000, builds: 10000, help: 3600000 }[body.dataset.view] ?? soon;
 let least = usual;
 let last = "";
 
