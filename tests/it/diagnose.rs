@@ -123,7 +123,7 @@ async fn a_prompt_cache_that_fills_is_bounded_and_growth_of_the_start_is_steady(
 #[tokio::test]
 async fn what_a_server_cannot_do_is_listed_with_the_reason_and_the_table_is_for_people() -> Outcome {
     let home = Home::with_fake(&json!({ "leak_kib_per_request": 4000 }))?;
-    let args = ["--workload", "short-text,same-image,audio", "--html", "page.html"];
+    let args = ["--workload", "short-text,same-image,audio"];
     let ran = diagnose(&home, &args, &[]).await?;
     assert_eq!(ran.code, 3, "{ran:?}");
     let lines: Vec<&str> = ran.stdout.lines().collect();
@@ -137,8 +137,6 @@ async fn what_a_server_cannot_do_is_listed_with_the_reason_and_the_table_is_for_
         assert!(line.contains("not run: the server takes no"), "{line}");
     }
     assert!(ran.stderr.contains("short-text (1 of 3)"), "{ran:?}");
-    let page = std::fs::read_to_string(home.path().join("page.html"))?;
-    assert!(page.contains("A leak was found.") && page.contains("<svg") && !page.contains("<script"));
     Ok(())
 }
 

@@ -20,7 +20,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
     ("warden-experiment", &["warden-policies"]),
     (
         "warden-diagnose",
-        &["warden-experiment", "warden-policies", "warden-sensors", "warden-supervisor", "warden-pages"],
+        &["warden-experiment", "warden-policies", "warden-sensors", "warden-supervisor"],
     ),
     ("warden-gateway", &["warden-policies", "warden-sensors", "warden-supervisor"]),
     (

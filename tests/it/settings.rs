@@ -181,7 +181,7 @@ async fn no_secret_that_a_process_has_or_says_comes_into_a_report_about_it() -> 
     let mut home = Home::with_fake(&json!({ "stderr": says_secrets(), "faults": faults }))?;
     home.env.insert("A_TOKEN".into(), "tr0ub4dor-and-3".into());
     let fake = warden_rig::binaries::fake_llama()?.to_string_lossy().into_owned();
-    for more in [&["--report", "report", "--html", "page.html"][..], &["--json"]] {
+    for more in [&["--report", "report"][..], &["--json"]] {
         let first = ["diagnose", "--binary", &fake, "--workload", "short-text", "--requests", "8"];
         let flags = ["--", "-m", "model.gguf", "--hf-token", "correct-horse-battery-staple"];
         let ran = home.warden(first.iter().chain(more).chain(&flags), LONG).await?;

@@ -5,7 +5,7 @@
 //!                                   │ workload ──> requests ──> client ──> answers
 //!                                   │ idle ──> reading ──> LegJudge
 //!                                   └──> LegResult ──┐
-//!   ExperimentOutcome <── blame, over all legs <─────┘──> report: JSON, HTML
+//!   ExperimentOutcome <── blame, over all legs <─────┘──> report: JSON, Markdown
 //! ```
 //!
 //! [`warden_supervisor::solo`] starts processes; [`warden_experiment`] gives verdicts. Nothing is printed:
@@ -21,7 +21,7 @@
 //! | [`proof`] | tests if one build may replace another |
 //! | `workload` | content of requests: texts, pictures, sounds, conversations |
 //! | `client` | one request and its answer |
-//! | [`report`] | reports of an experiment: JSON, and a page with plots |
+//! | [`report`] | reports of an experiment: JSON, and a folder to share |
 //! | [`shell`] | words of a command line |
 //! | [`error`] | errors of legs |
 

@@ -22,7 +22,6 @@ pub mod between;
 pub mod bisect;
 pub mod crash;
 mod judge;
-mod line;
 pub mod proof;
 pub mod sequential;
 mod student;
@@ -32,7 +31,6 @@ mod workload;
 
 pub use attribution::{CorrelatedHandles, GrowthAttribution, TracedMoment};
 pub use judge::{LegDecision, LegJudge, blame_across, fewest_readings};
-pub use line::FittedLine;
 pub use workload::{Workload, WorkloadError};
 
 /// Reading of a leg, taken when no request is in flight.

@@ -5,7 +5,6 @@
 //! |---|---|
 //! | `report.md` | for people |
 //! | `findings.json` | everything, for programs |
-//! | `report.html` | the report with plots |
 //! | `reproduce.sh`, `requests/` | the script, and its requests |
 
 use std::io;
@@ -21,7 +20,7 @@ use super::reproduce::{ScriptEnvironment, ScriptRequests, growth_script, request
 use super::{DiagnoseReport, LegReport};
 use crate::proof::PublishedRequest;
 
-const REPORT_FILES: [&str; 3] = ["report.md", "report.html", "findings.json"];
+const REPORT_FILES: [&str; 2] = ["report.md", "findings.json"];
 const SCRIPT_FILE: &str = "reproduce.sh";
 const REQUEST_SUFFIX: &str = ".json";
 
@@ -108,7 +107,6 @@ impl DiagnoseReport {
             std::fs::write(path.join(SCRIPT_FILE), text)?;
         }
         std::fs::write(path.join("report.md"), told.to_markdown(showing))?;
-        std::fs::write(path.join("report.html"), self.html())?;
         let shown = serde_json::to_value(&told).map(secrets::redact_json);
         let mut json =
             shown.and_then(|shown| serde_json::to_string_pretty(&shown)).map_err(io::Error::other)?;

@@ -21,10 +21,7 @@ impl DiagnoseReport {
             OverallResult::Suspected => "Memory of llama-server may grow",
             OverallResult::Slower => "Speed of llama-server between two revisions",
             OverallResult::Otherwise => "Answers of llama-server between two revisions",
-            OverallResult::Clean
-            | OverallResult::CleanHost
-            | OverallResult::TooFew
-            | OverallResult::NotRun => "Memory of llama-server",
+            OverallResult::NoGrowth => "Memory of llama-server",
         };
         let tool = if self.about.under.is_some() { " and of the tool around it" } else { "" };
         let _ = writeln!(text, "# {}\n", head.replacen("llama-server", &format!("llama-server{tool}"), 1));

@@ -1,12 +1,10 @@
-//! Reports of an experiment, as JSON and as a page with plots, without secrets so that they can be shared.
+//! Reports of an experiment, as JSON and as Markdown, without secrets so that they can be shared.
 
 mod between;
 mod crash;
 mod cure;
-mod curves;
 mod discreet;
 mod folder;
-mod html;
 mod markdown;
 mod proof;
 mod reproduce;
@@ -16,8 +14,7 @@ mod table;
 
 use serde::{Deserialize, Serialize};
 use warden_experiment::{LegFinding, LegReading};
-use warden_policies::recycle::MemoryBudget;
-use warden_policies::{MemoryKind, secrets};
+use warden_policies::secrets;
 use warden_supervisor::DeviceView;
 
 pub use self::between::{BetweenReport, RevisionLabel};
@@ -49,16 +46,6 @@ pub struct LegReport {
     pub readings: Vec<LegReading>,
 }
 
-/// Configured budget for one kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeriesBudget {
-    /// Kind of memory.
-    pub series: MemoryKind,
-    /// Budget in bytes.
-    #[serde(flatten)]
-    pub budget: MemoryBudget,
-}
-
 /// Whole report of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DiagnoseReport {
@@ -77,9 +64,6 @@ pub struct DiagnoseReport {
     pub skipped: Vec<SkippedWorkload>,
     /// GPUs of the machine.
     pub devices: Vec<DeviceView>,
-    /// Configured budgets of the model.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub budgets: Vec<SeriesBudget>,
     /// Search for switches that stop the growth, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cure: Option<CureReport>,
@@ -120,7 +104,6 @@ impl DiagnoseReport {
             legs: outcome.legs.iter().map(leg).collect(),
             skipped: outcome.skipped.clone(),
             devices: outcome.legs.last().map(|leg| leg.devices.clone()).unwrap_or_default(),
-            budgets: Vec::new(),
             cure: None,
             survival: Vec::new(),
             between: None,
@@ -144,11 +127,6 @@ impl DiagnoseReport {
     /// Returns the reason why VRAM of a leg could not be read, if any.
     fn vram_unknown(&self) -> Option<&str> {
         self.legs.iter().find_map(|leg| leg.vram_unknown.as_deref())
-    }
-
-    /// Returns a page without scripts, external fonts or network requests.
-    pub fn html(&self) -> String {
-        html::report_page(&self.without_secrets())
     }
 }
 

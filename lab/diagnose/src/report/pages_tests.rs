@@ -81,32 +81,6 @@ fn the_report_of_a_leak_has_all_that_a_maintainer_needs() {
     insta::assert_snapshot!(report.to_markdown(ScriptSubject::Leg(report.legs.last().unwrap())));
 }
 
-/// Returns a page as text, with a placeholder for each plot.
-fn words(page: &str) -> String {
-    let (head, rest) = page.split_once("<style>").unwrap();
-    let mut text = head.to_owned() + rest.split_once("</style>").unwrap().1;
-    // Start with the innermost `svg`, because a plot contains another one.
-    while let Some(end) = text.find("</svg>") {
-        let from = text[..end].rfind("<svg").unwrap();
-        let curve = if text[from..].starts_with("<svg class=\"plot\"") { "<p>(a curve)</p>" } else { "" };
-        text.replace_range(from..end + "</svg>".len(), curve);
-    }
-    let row = text.replace("</th><th", " | </th><th").replace("</td><td", " | </td><td");
-    let pieces = row.split('<').filter_map(|piece| {
-        let (tag, words) = piece.split_once('>').unwrap_or(("", piece));
-        let ends =
-            ["/tr", "/li", "/p", "/h1", "/h2", "/h3", "/figcaption", "/dt", "/dd", "/title"].contains(&tag);
-        (ends || !words.trim().is_empty()).then(|| if ends { "\n".to_owned() } else { words.to_owned() })
-    });
-    pieces.collect()
-}
-
-#[test]
-fn the_page_of_a_leak_says_what_the_report_says() {
-    let report = DiagnoseReport { attribution: vec!["host grows, called in f".to_owned()], ..report() };
-    insta::assert_snapshot!(words(&report.html()));
-}
-
 #[test]
 fn a_script_says_what_it_shows_and_how_it_is_run() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,7 @@
-//! Summarizes the result in a sentence or two for the top of a page, without claiming more than was measured.
+//! Summarizes the result in a sentence or two for the top of a report, without claiming more than was measured.
 
 use warden_experiment::between::RevisionAim;
 use warden_experiment::{LegEnd, LegFinding, SeriesFinding};
-use warden_pages::BadgeTone;
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::phrases::growth_phrase;
 
@@ -16,13 +15,8 @@ pub(super) enum OverallResult {
     Crashes,
     Leaks,
     Suspected,
-    /// No examined memory leaks, but some legs may have been too short.
-    Clean,
-    /// [`Self::Clean`], but only host memory could be read.
-    CleanHost,
-    /// All legs were too short for a verdict.
-    TooFew,
-    NotRun,
+    /// No growth was found, or nothing could be judged.
+    NoGrowth,
     /// No leg ran; a revision is slower than another.
     Slower,
     /// No leg ran; a revision answers differently from another.
@@ -39,35 +33,9 @@ impl OverallResult {
             _ if report.legs.is_empty() => match report.between.as_ref().map(|one| one.conclusion.aim) {
                 Some(RevisionAim::Slowdown) => Self::Slower,
                 Some(RevisionAim::Answers) => Self::Otherwise,
-                _ => Self::NotRun,
+                _ => Self::NoGrowth,
             },
-            _ if all().any(has_verdict) && report.vram_unknown().is_some() => Self::CleanHost,
-            _ if all().any(has_verdict) => Self::Clean,
-            _ => Self::TooFew,
-        }
-    }
-
-    /// Returns the colour; the sentence gives the meaning.
-    pub(super) const fn tone(self) -> BadgeTone {
-        match self {
-            Self::Crashes | Self::Leaks => BadgeTone::Bad,
-            Self::Suspected | Self::Slower | Self::Otherwise => BadgeTone::Warn,
-            Self::Clean => BadgeTone::Good,
-            Self::CleanHost | Self::TooFew | Self::NotRun => BadgeTone::Idle,
-        }
-    }
-
-    pub(super) const fn sentence(self) -> &'static str {
-        match self {
-            Self::Crashes => "The server crashes.",
-            Self::Leaks => "A leak was found.",
-            Self::Suspected => "There may be a leak: a longer run tells.",
-            Self::Clean => "No leak was found.",
-            Self::CleanHost => "No leak was found in host memory; VRAM is not known.",
-            Self::TooFew => "Too few readings to tell whether anything leaks.",
-            Self::NotRun => "No workload was run.",
-            Self::Slower => "Two revisions differ in speed.",
-            Self::Otherwise => "Two revisions answer otherwise.",
+            _ => Self::NoGrowth,
         }
     }
 }

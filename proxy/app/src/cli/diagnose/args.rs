@@ -54,9 +54,6 @@ pub(crate) struct DiagnoseArgs {
     /// Print the report as JSON, with all readings.
     #[arg(long)]
     pub(super) json: bool,
-    /// Write the report as a page with plots.
-    #[arg(long, value_name = "FILE")]
-    pub(super) html: Option<PathBuf>,
     /// Report the call sites of the growth: preloads a library that counts host and CUDA allocations.
     #[arg(long, conflicts_with = "wrap")]
     pub(super) trace: bool,
@@ -114,7 +111,7 @@ pub(crate) struct AgainstArgs {
     #[arg(
         long,
         value_name = "OLD",
-        conflicts_with_all = ["between", "bisect", "trace", "wrap", "html", "report"]
+        conflicts_with_all = ["between", "bisect", "trace", "wrap", "report"]
     )]
     pub(super) against: Option<String>,
     /// Skips the search for growth and crashes, which takes the longest.
@@ -132,7 +129,7 @@ pub(crate) struct BetweenArgs {
     #[arg(
         long,
         value_name = "A..B",
-        conflicts_with_all = ["binary", "build", "bisect", "trace", "wrap", "html"]
+        conflicts_with_all = ["binary", "build", "bisect", "trace", "wrap"]
     )]
     pub(super) between: Option<CommitRange>,
     /// Change to look for.

@@ -1,19 +1,14 @@
-//! Additions to the report of `diagnose` (budgets, facts about the machine), and its files: the page and the
-//! shareable folder. Checks all paths before the experiment starts.
+//! Facts about the machine in the report of `diagnose`, and the shareable folder. Checks its path before the
+//! experiment starts.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
-use warden_config::machine::HostMachine;
 use warden_diagnose::proof::PublishedRequest;
-use warden_diagnose::report::{ReportFolder, SeriesBudget};
+use warden_diagnose::report::ReportFolder;
 use warden_diagnose::{DiagnoseReport, ExperimentOutcome};
-use warden_experiment::SeriesFinding;
-use warden_policies::MemoryKind;
-use warden_policies::growth::SeriesGrowth;
-use warden_policies::recycle::{RecyclePolicy, SeriesFacts};
 use warden_supervisor::ServerCommand;
 
 use super::DiagnoseArgs;
@@ -21,15 +16,6 @@ use super::target::DiagnoseTarget;
 use crate::exit::CommandError;
 
 pub(super) fn check_outputs(args: &DiagnoseArgs) -> Result<(), CommandError> {
-    if let Some(path) = &args.html {
-        let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        opened.map_err(|error| {
-            CommandError::usage(
-                format!("--html {}: {error}", path.display()),
-                "choose a file that can be written",
-            )
-        })?;
-    }
     if let Some(path) = &args.report {
         if let Some(file) = warden_diagnose::report::foreign_file_in(path, true) {
             return Err(CommandError::usage(
@@ -52,10 +38,6 @@ pub(super) fn check_outputs(args: &DiagnoseArgs) -> Result<(), CommandError> {
         })?;
     }
     Ok(())
-}
-
-pub(super) fn write_page(path: &Path, page: &str) -> Result<(), CommandError> {
-    std::fs::write(path, page).map_err(CommandError::cannot("write", path))
 }
 
 /// Returns the first failure. Passes the lines of each later failure to `tell`.
@@ -149,51 +131,6 @@ pub(crate) fn describe_machine() -> Vec<(String, String)> {
         .collect()
 }
 
-/// Returns the model's budgets, for plots, as for a server whose memory settled at the same size.
-pub(super) fn model_budgets(
-    target: &DiagnoseTarget,
-    machine: &HostMachine,
-    report: &DiagnoseReport,
-) -> Vec<SeriesBudget> {
-    let mut all: Vec<SeriesBudget> = Vec::new();
-    for leg in &report.legs {
-        let allowed = leg.readings.last().map_or(0, |reading| reading.allowed);
-        for found in &leg.finding.series {
-            if all.iter().any(|known| known.series == found.series) {
-                continue;
-            }
-            let facts = series_facts(found, allowed, machine, report);
-            all.extend(series_budget(&target.model().recycle, &facts));
-        }
-    }
-    all
-}
-
-fn series_facts(
-    found: &SeriesFinding,
-    allowed: u64,
-    machine: &HostMachine,
-    report: &DiagnoseReport,
-) -> SeriesFacts {
-    let growth = SeriesGrowth { baseline: Some(found.first), ..SeriesGrowth::without_readings(found.series) };
-    let facts =
-        SeriesFacts { growth: Some(growth), ..SeriesFacts::from_bytes(found.series, Some(found.last)) };
-    match found.series {
-        MemoryKind::Host => SeriesFacts { total: Some(machine.memory.0), allowance: allowed, ..facts },
-        MemoryKind::Vram(gpu) => {
-            let device = report.devices.iter().find(|device| device.gpu == gpu);
-            let (total, free) = device.map_or((None, None), |device| (device.total, device.free));
-            SeriesFacts { total, free, ..facts }
-        }
-    }
-}
-
-fn series_budget(policy: &RecyclePolicy, facts: &SeriesFacts) -> Option<SeriesBudget> {
-    let budget = policy.budget(facts);
-    let any = budget.soft.is_some() || budget.hard.is_some();
-    any.then_some(SeriesBudget { series: facts.series, budget })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,30 +147,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "mine").unwrap();
-        let prepared = |flag: &str, path: &Path| {
-            check_outputs(
-                &OutputsTestCli::parse_from(["diagnose", flag, path.to_str().unwrap(), "--", "-m", "a"]).args,
-            )
+        let prepared = |path: &Path| {
+            let words = ["diagnose", "--report", path.to_str().unwrap(), "--", "-m", "a"];
+            check_outputs(&OutputsTestCli::parse_from(words).args)
         };
-        for (flag, path) in
-            [("--report", file.join("in")), ("--report", file.clone()), ("--html", file.join("x"))]
-        {
-            let failure = prepared(flag, &path).unwrap_err();
-            assert!(failure.code() == 2 && failure.to_string().starts_with(flag), "{failure}");
+        for path in [file.join("in"), file.clone()] {
+            let failure = prepared(&path).unwrap_err();
+            assert!(failure.code() == 2 && failure.to_string().starts_with("--report"), "{failure}");
         }
         let new = folder.path().join("a/b");
-        prepared("--report", &new).unwrap();
+        prepared(&new).unwrap();
         assert_eq!(std::fs::read_dir(&new).unwrap().count(), 0);
         for name in ["report.md", "findings.json", "requests/0.json"] {
             let own = folder.path().join("theirs");
             let theirs = own.join(name);
             std::fs::create_dir_all(theirs.parent().unwrap()).unwrap();
             std::fs::write(&theirs, "mine").unwrap();
-            let failure = prepared("--report", &own).unwrap_err();
+            let failure = prepared(&own).unwrap_err();
             assert!(failure.to_string().contains(name), "{failure}");
             std::fs::remove_file(&theirs).unwrap();
         }
-        prepared("--html", &file).unwrap();
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
     }
 
