@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::growth::{AllowanceFill, GrowthBlame, GrowthForecast, IntervalEstimate};
+use crate::growth::{AllowanceFill, GrowthBlame, GrowthForecast, GrowthVerdict, IntervalEstimate};
 use crate::units::{ByteAmount, MIB, as_f64, format_span};
 use crate::{ByteSize, MemoryKind, Reason, RecycleDecision};
 
@@ -29,6 +29,21 @@ pub fn slope_phrase(slope: &IntervalEstimate) -> String {
 pub fn growth_phrase(bytes: f64) -> String {
     let mib = bytes / as_f64(MIB);
     format!("{:+.2} MiB", if mib.abs() < 0.005 { 0.0 } else { mib })
+}
+
+/// Explains a verdict in a sentence.
+pub const fn verdict_phrase(verdict: GrowthVerdict) -> &'static str {
+    match verdict {
+        GrowthVerdict::Warming => {
+            "Too little work was done to say anything, or the growth of the start is not over yet."
+        }
+        GrowthVerdict::Steady => "It does not grow with the work that is done.",
+        GrowthVerdict::Bounded => "It grows within the declared caches, and ends when those are full.",
+        GrowthVerdict::Suspected => "It grows with the work; more work is needed before it is called a leak.",
+        GrowthVerdict::Leaking => {
+            "It keeps growing with the work, beyond the declared caches, without a sign of an end."
+        }
+    }
 }
 
 /// Formats the cause of growth: `each image pays 4.42 MiB (98 % of the growth)`.

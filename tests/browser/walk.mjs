@@ -124,12 +124,12 @@ await memory.waitForSelector("#live[data-state=live]");
 await memory.waitForSelector("svg.plot .mark.replacement");
 const plots = { unit: await memory.locator("svg.plot text.unit").first().textContent() };
 const point = async () => {
-  const plot = await memory.locator("svg.plot[data-across=time]").first().boundingBox();
+  const plot = await memory.locator("svg.plot").first().boundingBox();
   await memory.mouse.move(plot.x + plot.width / 2, plot.y + plot.height / 2);
 };
 await point();
 plots.cursors = await memory.locator("svg.plot .cursor").count();
-plots.all = await memory.locator("svg.plot[data-across=time]").count();
+plots.all = await memory.locator("svg.plot").count();
 plots.times = await memory.evaluate(() => [...document.querySelectorAll("main time")].slice(0, 3).map((time) => [time.dateTime, time.textContent]));
 // Sent as a file, it opens where nothing of us is.
 const [saved] = await Promise.all([memory.waitForEvent("download"), memory.locator("a[href*='file=1']").first().click()]);

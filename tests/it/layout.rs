@@ -8,7 +8,7 @@ use regex::Regex;
 use warden_rig::{Context as _, Outcome, Trouble};
 
 /// For each crate, our crates that it may depend on.
-const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 15] = [
     ("warden-policies", &[]),
     ("warden-patches", &[]),
     ("warden-builder", &["warden-patches"]),
@@ -16,7 +16,6 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
     ("warden-tracer-reader", &[]),
     ("warden-sensors", &["warden-policies"]),
     ("warden-supervisor", &["warden-policies", "warden-sensors"]),
-    ("warden-pages", &["warden-policies"]),
     ("warden-experiment", &["warden-policies"]),
     (
         "warden-diagnose",
@@ -42,7 +41,6 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
             "warden-sensors",
             "warden-supervisor",
             "warden-gateway",
-            "warden-pages",
             "warden-patches",
         ],
     ),
@@ -53,7 +51,6 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
             "warden-policies",
             "warden-supervisor",
             "warden-gateway",
-            "warden-pages",
             "warden-patches",
             "warden-builder",
         ],
@@ -89,16 +86,13 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 16] = [
 ];
 
 /// Crates without clock, I/O and async, with their sources.
-const PURE_CRATES: [(&str, &str); 3] = [
+const PURE_CRATES: [(&str, &str); 2] = [
     ("warden-policies", "policies/src"),
     ("warden-experiment", "lab/experiment/src"),
-    ("warden-pages", "proxy/pages/src"),
 ];
 
-/// Foreign crates that these crates may use. `foldhash` hashes, `jiff` formats times, `maud` formats markup,
-/// `toml` parses a compiled-in text.
-const PURE_CRATES_MAY_USE: [&str; 7] =
-    ["foldhash", "jiff", "maud", "serde", "serde_json", "thiserror", "toml"];
+/// Foreign crates that these crates may use. `foldhash` hashes, `toml` parses a compiled-in text.
+const PURE_CRATES_MAY_USE: [&str; 5] = ["foldhash", "serde", "serde_json", "thiserror", "toml"];
 
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned).unwrap_or_default()
@@ -226,6 +220,7 @@ const ROOMS: [(&str, &[&str]); 4] = [
             "files",
             "token",
             "pace",
+            "markup",
         ],
     ),
 ];

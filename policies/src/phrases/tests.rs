@@ -205,3 +205,11 @@ fn a_value_that_cannot_be_read_is_repeated_with_the_right_form() {
     ];
     insta::assert_snapshot!(lines(errors));
 }
+
+#[test]
+fn each_verdict_has_a_sentence_of_its_own() {
+    let mut all = GrowthVerdict::ALL.map(verdict_phrase);
+    all.sort_unstable();
+    assert!(all.windows(2).all(|two| two[0] != two[1]));
+    assert!(all.iter().all(|text| text.ends_with('.') && text.len() < 130));
+}

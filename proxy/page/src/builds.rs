@@ -5,10 +5,10 @@ use std::path::Path;
 
 use maud::{Markup, html};
 use warden_builder::{BuildChoices, BuildId, BuildStore, Provenance};
-use warden_pages::{BadgeTone, badge, table_head, term_list, text_list};
 use warden_policies::ByteSize;
 use warden_supervisor::{CanaryState, CanaryView, ModelView, canary_traffic};
 
+use crate::markup::{BadgeTone, badge, table_head, term_list, text_list};
 use crate::build_text::{build_cells, default_state};
 use crate::hub::PageSnapshot;
 use crate::part::{model_link, moment_element};

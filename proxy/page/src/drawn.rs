@@ -2,12 +2,13 @@
 
 use warden_admin::series::answer::{MemoryData, SeriesData, SeriesPoint, SeriesStatus};
 use warden_admin::series::marks;
-use warden_pages::plot::{
-    CurveKind, HorizontalQuantity, LinePlot, PlotArea, PlotCurve, PlotForecast, PlotLaw, PlotLevel,
-    PlotLimit, PlotLimitKind, PlotMark, PlotMarkKind,
-};
 use warden_policies::ByteSize;
 use warden_policies::units::as_f64;
+
+use crate::markup::plot::{
+    LinePlot, PlotArea, PlotCurve, PlotForecast, PlotLaw, PlotLevel,
+    PlotLimit, PlotLimitKind, PlotMark, PlotMarkKind,
+};
 
 /// Least length of a gap in points; a gap is also longer than [`GAP_SECONDS`].
 const GAP_POINTS: u64 = 3;
@@ -34,10 +35,8 @@ pub(crate) fn series_plot(data: &MemoryData, series: &SeriesData, what: &str) ->
     let own_marks = data.marks.iter().filter(|mark| mark.replica.is_none_or(|own| own == series.replica));
     LinePlot {
         title: format!("{what} of {}", data.model),
-        horizontal: HorizontalQuantity::Time,
         span: Some(plot_range(data)),
         curves: vec![PlotCurve {
-            kind: CurveKind::Readings,
             name: reading_description(series),
             stretches: series_levels(data, series, |x, point| {
                 Some(PlotLevel {

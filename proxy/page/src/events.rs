@@ -6,10 +6,10 @@ use std::mem::{Discriminant, discriminant};
 
 use maud::{Markup, html};
 use warden_admin::query::QueryPairs;
-use warden_pages::{BadgeTone, badge, table_head};
 use warden_policies::{ModelName, secrets};
 use warden_supervisor::{EventKind, FleetEvent, LogLine};
 
+use crate::markup::{BadgeTone, badge, table_head};
 use crate::part::{has_words, model_link, moment_element, search_field, sentence};
 
 const MAX_EVENTS: usize = 300;
@@ -273,7 +273,7 @@ mod tests {
             stream: warden_supervisor::OutputStream::Stderr,
             text: format!("</code><script>\u{1b}[31m {secret}"),
         };
-        let logged = warden_pages::finish_page(logs_view(&[line], &wish("a", "")));
+        let logged = crate::markup::finish_page(logs_view(&[line], &wish("a", "")));
         assert!(
             !logged.contains("<script") && !logged.contains(secret) && !logged.contains('\u{1b}'),
             "{logged}"

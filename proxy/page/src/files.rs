@@ -54,7 +54,7 @@ pub(crate) struct PageFiles {
 
 pub(crate) fn page_files() -> &'static PageFiles {
     static FILES: LazyLock<PageFiles> = LazyLock::new(|| {
-        let text = [warden_pages::style::CSS, include_str!("files/page.css")].concat();
+        let text = [crate::markup::style::CSS, include_str!("files/page.css")].concat();
         let digest = format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(&text)));
         let style = PageStyle { text, digest };
         let script = PageFile {

@@ -4,10 +4,12 @@
 use std::fmt::Display;
 
 use maud::{Markup, PreEscaped, html};
-use warden_pages::{finish_page, term_list, words};
+use warden_policies::growth::GrowthVerdict;
+use warden_policies::phrases;
 
 use crate::files;
 use crate::hub::{ActionNotice, ActionOutcome};
+use crate::markup::{finish_page, term_list};
 use crate::part::moment_element;
 use crate::view::PageView;
 
@@ -171,7 +173,7 @@ fn notice_line(notice: &ActionNotice) -> Markup {
 }
 
 pub(crate) fn help_view() -> Markup {
-    let verdicts = words::ALL_VERDICTS.map(|verdict| (verdict.as_str(), words::explain_verdict(verdict)));
+    let verdicts = GrowthVerdict::ALL.map(|verdict| (verdict.as_str(), phrases::verdict_phrase(verdict)));
     html! {
         h1 { "Keys and words" }
         h2 { "Keys" }

@@ -23,6 +23,7 @@
 //! | `build_text` | builds in the words of a table; pure |
 //! | `drawn` | plot of one kind of recorded memory; pure |
 //! | `part` | parts shared by several views; pure |
+//! | `markup` | building blocks of views: lists, badges, bars, plots, the stylesheet; pure |
 //! | `act` | actions on models |
 //! | `live` | the event stream |
 //! | `files` | style and script, compiled in |
@@ -41,6 +42,7 @@ mod frame;
 mod guard;
 mod hub;
 mod live;
+mod markup;
 mod memory;
 mod overview;
 mod pace;

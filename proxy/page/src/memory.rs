@@ -7,11 +7,11 @@ use warden_admin::query::address_with_query;
 use warden_admin::series::SeriesSpan;
 use warden_admin::series::answer::{LimitForecast, MemoryData, SeriesData, SeriesList, SeriesStatus};
 use warden_admin::series::ask::RANGES;
-use warden_pages::time::{UtcMoment, time_element};
-use warden_pages::{badge, style, table_head, term_list, words};
 use warden_policies::{ByteSize, MemoryKind, Reason};
 use warden_supervisor::FleetView;
 
+use crate::markup::time::{UtcMoment, time_element};
+use crate::markup::{badge, style, table_head, term_list, words};
 use crate::drawn::series_plot;
 
 const VIEW_PATH: &str = "/page/memory";

@@ -31,7 +31,7 @@ fn leaking() -> MemoryData {
         "series": [{
             "replica": 0, "memory": "host", "seconds": seconds, "points": points,
             "present": {
-                "generation": 4, "bytes": 2180 * MIB, "verdict": "leaking", "means": words::explain_verdict(warden_policies::growth::GrowthVerdict::Leaking),
+                "generation": 4, "bytes": 2180 * MIB, "verdict": "leaking", "means": warden_policies::phrases::verdict_phrase(warden_policies::growth::GrowthVerdict::Leaking),
                 "slope": "+4.42 MiB a request (4.40 to 4.45)", "blame": "each image pays 4.42 MiB (98 % of the growth)",
                 "fill": {"allowed": 512 * MIB, "used": 512 * MIB}, "kept": "512.0 MiB of 512.0 MiB declared (100 %)",
                 "allowance": ["prompt cache: 512.0 MiB (`--cache-ram 512`)"], "soft": 2600 * MIB, "hard": 3072 * MIB,
@@ -68,7 +68,7 @@ fn a_leak_is_seen_with_all_that_is_known_of_it() {
         "2.4 GiB before",
         "Memory of org/m &lt;b&gt;",
         "VRAM of GPU 0",
-        "data-across=\"time\"",
+        "data-x-from=",
         "prompt cache",
     ] {
         assert!(html.contains(wanted), "{wanted} is missing: {html}");

@@ -7,12 +7,12 @@ use maud::{Markup, html};
 use warden_admin::growth_text;
 use warden_admin::memory_use::{MemoryUse, backend_memory_use};
 use warden_admin::query::{QueryPairs, address_with_query};
-use warden_pages::{BadgeTone, badge, table_head, words};
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::reclaim::ReclaimParts;
 use warden_policies::{ByteSize, MemoryKind, secrets};
 use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
 
+use crate::markup::{BadgeTone, badge, table_head, words};
 use crate::files::content_hash;
 use crate::hub::PageSnapshot;
 use crate::pace::RequestRates;

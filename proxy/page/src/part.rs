@@ -6,8 +6,9 @@ use std::time::Duration;
 use maud::{Markup, html};
 use warden_admin::memory_use::MemoryUse;
 use warden_admin::query::address_with_query;
-use warden_pages::bar::{BarPart, UsageBar};
 use warden_policies::MemoryKind;
+
+use crate::markup::bar::{BarPart, UsageBar};
 
 /// Returns whether a text contains all of `words`, ignoring case.
 pub(crate) fn has_words(words: &str, text: &str) -> bool {
@@ -55,7 +56,7 @@ pub(crate) fn seconds_text(time: Duration) -> String {
 /// Text that is no moment is returned as text.
 pub(crate) fn moment_element(written: &str) -> Markup {
     if let Ok(at) = written.parse::<jiff::Timestamp>() {
-        warden_pages::time::time_element(at.as_second())
+        crate::markup::time::time_element(at.as_second())
     } else {
         html! { (written) }
     }

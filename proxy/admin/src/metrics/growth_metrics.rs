@@ -6,8 +6,7 @@ use std::sync::atomic::AtomicU64;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Unit;
-use warden_pages::words::ALL_VERDICTS;
-use warden_policies::growth::{GrowthBlame, SeriesGrowth};
+use warden_policies::growth::{GrowthBlame, GrowthVerdict, SeriesGrowth};
 use warden_policies::sample::VramSource;
 use warden_supervisor::{BackendView, FleetView, PolicyView};
 
@@ -185,7 +184,7 @@ impl GrowthMetrics {
     fn read_growth(&self, replica: &ReplicaLabels, growth: &SeriesGrowth, rate: Option<f64>) {
         let ReplicaLabels { model, replica } = replica.clone();
         let series = growth.series.to_string();
-        for verdict in ALL_VERDICTS {
+        for verdict in GrowthVerdict::ALL {
             let labels = VerdictLabels {
                 model: model.clone(),
                 replica,

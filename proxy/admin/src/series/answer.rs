@@ -261,7 +261,7 @@ fn current_status(backend: &BackendView, memory: MemoryKind, now: u64) -> Option
         generation: backend.generation.map_or(0, |generation| generation.0),
         bytes,
         verdict: own.verdict,
-        means: warden_pages::words::explain_verdict(own.verdict).to_owned(),
+        means: phrases::verdict_phrase(own.verdict).to_owned(),
         law: own.law,
         slope: own.slope.as_ref().map(phrases::slope_phrase),
         blame: own.blame.as_ref().map(phrases::blame_phrase),

@@ -1,6 +1,6 @@
 // One cursor over all plots of time: where the pointer is in one, all that show this moment have a line there.
 
-const plots = () => [...document.querySelectorAll("svg.plot[data-across=time]")];
+const plots = () => [...document.querySelectorAll("svg.plot")];
 const number = (plot, name) => Number(plot.dataset[name]);
 
 const put = (plot, at) => {
@@ -29,7 +29,7 @@ const put = (plot, at) => {
 let pointer = null;
 
 const follow = (target) => {
-  const plot = pointer && target?.closest?.("svg.plot[data-across=time]");
+  const plot = pointer && target?.closest?.("svg.plot");
   let at = null;
   if (plot) {
     const place = new DOMPoint(pointer.x, pointer.y).matrixTransform(plot.getScreenCTM().inverse());

@@ -7,11 +7,11 @@ use maud::{Markup, html};
 use warden_policies::ByteSize;
 use warden_policies::units::as_f64;
 
-use crate::number::Px;
+use crate::markup::number::Px;
 
 /// Part of the memory held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BarPart {
+pub(crate) enum BarPart {
     /// The model's weights.
     Weights,
     /// KV cache and declared caches.
@@ -44,15 +44,15 @@ impl BarPart {
 
 /// Use of a budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UsageBar {
+pub(crate) struct UsageBar {
     /// Subject: `host memory of m`.
-    pub title: String,
+    pub(crate) title: String,
     /// Bytes of each part; empty parts are left out.
-    pub parts: Vec<(BarPart, u64)>,
+    pub(crate) parts: Vec<(BarPart, u64)>,
     /// Limit in bytes: the hard budget, or the machine's total; `None` without a limit.
-    pub limit: Option<u64>,
+    pub(crate) limit: Option<u64>,
     /// Bytes above which the process is replaced at a quiet moment.
-    pub soft: Option<u64>,
+    pub(crate) soft: Option<u64>,
 }
 
 const WIDTH: f64 = 200.0;
@@ -69,7 +69,7 @@ impl UsageBar {
     }
 
     /// Returns `12.3 GiB of 16.0 GiB`, and the hard budget if it differs.
-    pub fn held_text(&self) -> String {
+    pub(crate) fn held_text(&self) -> String {
         let mut text = ByteSize(self.held_bytes()).to_string();
         if let Some(allowed) = self.soft_or_limit() {
             let _infallible = write!(text, " of {}", ByteSize(allowed));
@@ -106,7 +106,7 @@ impl UsageBar {
     }
 
     /// Returns the bar without words. If the parts exceed the limit, a line in the bar marks the limit.
-    pub fn svg(&self) -> Markup {
+    pub(crate) fn svg(&self) -> Markup {
         let held = self.held_bytes();
         let all = held.max(self.limit.unwrap_or(0)).max(self.soft.unwrap_or(0)).max(1);
         let place = |bytes: u64| as_f64(bytes) / as_f64(all) * WIDTH;

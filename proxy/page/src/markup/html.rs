@@ -9,7 +9,7 @@ use maud::{Markup, html};
 
 /// Returns a page, or a part of one, as text. Replaces the characters that disguise foreign text; our own
 /// markup has none of them.
-pub fn finish_page(markup: Markup) -> String {
+pub(crate) fn finish_page(markup: Markup) -> String {
     let text = markup.into_string();
     if text.contains(disguises_text) {
         text.replace(disguises_text, char::REPLACEMENT_CHARACTER.encode_utf8(&mut [0; 4]))
@@ -25,7 +25,7 @@ fn disguises_text(c: char) -> bool {
 }
 
 /// Returns a list; empty if there are no lines.
-pub fn text_list<T: Display>(lines: impl IntoIterator<Item = T>) -> Markup {
+pub(crate) fn text_list<T: Display>(lines: impl IntoIterator<Item = T>) -> Markup {
     let mut lines = lines.into_iter().peekable();
     html! {
         @if lines.peek().is_some() {
@@ -39,7 +39,7 @@ pub fn text_list<T: Display>(lines: impl IntoIterator<Item = T>) -> Markup {
 }
 
 /// Returns a list of names with descriptions; leaves out pairs without a description.
-pub fn term_list<N: Display, V: AsRef<str>>(pairs: impl IntoIterator<Item = (N, V)>) -> Markup {
+pub(crate) fn term_list<N: Display, V: AsRef<str>>(pairs: impl IntoIterator<Item = (N, V)>) -> Markup {
     html! {
         dl class="terms" {
             @for (name, value) in pairs {
@@ -58,7 +58,7 @@ pub fn term_list<N: Display, V: AsRef<str>>(pairs: impl IntoIterator<Item = (N, 
 
 /// Returns the head of a table. Every element of a table has its role: without it a browser may not recognize
 /// a table that is laid out as blocks or as a grid, as on a narrow screen.
-pub fn table_head<T: Display>(titles: impl IntoIterator<Item = T>) -> Markup {
+pub(crate) fn table_head<T: Display>(titles: impl IntoIterator<Item = T>) -> Markup {
     html! {
         thead role="rowgroup" {
             tr role="row" {

@@ -6,20 +6,8 @@ use maud::{Markup, html};
 
 use super::frame::{BOTTOM, HEIGHT, LEFT, PlotFrame, RIGHT, TOP, WIDTH};
 use super::mark::{PlotMark, visible_marks};
-use super::{
-    CurveKind, HorizontalQuantity, LinePlot, PlotForecast, PlotLevel, PlotLimit, PlotLimitKind, describe,
-    is_drawable,
-};
-use crate::number::{AxisValue, Px};
-
-impl CurveKind {
-    pub(super) const fn class(self) -> &'static str {
-        match self {
-            Self::Readings => "read",
-            Self::WithoutKept => "rest",
-        }
-    }
-}
+use super::{LinePlot, PlotForecast, PlotLevel, PlotLimit, PlotLimitKind, describe, is_drawable};
+use crate::markup::number::{AxisValue, Px};
 
 impl PlotLimitKind {
     pub(super) const fn class(self) -> &'static str {
@@ -45,19 +33,15 @@ pub(super) fn draw_svg(plot: &LinePlot, frame: &PlotFrame) -> Markup {
     let bottom = HEIGHT - BOTTOM;
     let width = right - LEFT;
     let height = bottom - TOP;
-    let across = match plot.horizontal {
-        HorizontalQuantity::Time => "time",
-        HorizontalQuantity::Requests => "requests",
-    };
     html! {
         svg class="plot" viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img"
-            data-across=(across) data-left=(LEFT) data-right=(right) data-top=(TOP) data-bottom=(bottom)
+            data-left=(LEFT) data-right=(right) data-top=(TOP) data-bottom=(bottom)
             data-x-from=(AxisValue(frame.from)) data-x-to=(AxisValue(frame.to))
             data-y-from=(AxisValue(frame.up.first())) data-y-to=(AxisValue(frame.up.last()))
         {
             title { (plot.title) }
             desc { (describe::plot_sentence(plot, frame)) }
-            (draw_axes(plot, frame))
+            (draw_axes(frame))
             // Clip everything outside of the axes.
             svg x=(LEFT) y=(TOP) width=(width) height=(height)
                 viewBox={ (LEFT) " " (TOP) " " (width) " " (height) } overflow="hidden"
@@ -68,17 +52,16 @@ pub(super) fn draw_svg(plot: &LinePlot, frame: &PlotFrame) -> Markup {
                 (draw_limit_name(frame, limit))
             }
             @for mark in visible_marks(&plot.marks, frame.from, frame.to).0 {
-                (draw_mark(plot, frame, mark))
+                (draw_mark(frame, mark))
             }
         }
     }
 }
 
-fn draw_axes(plot: &LinePlot, frame: &PlotFrame) -> Markup {
+fn draw_axes(frame: &PlotFrame) -> Markup {
     let left = Px(LEFT - 8.0);
     let bottom = Px(HEIGHT - 8.0);
-    let is_time = plot.horizontal == HorizontalQuantity::Time;
-    let step = is_time.then_some(AxisValue(frame.across.step));
+    let step = AxisValue(frame.across.step);
     html! {
         @for tick in &frame.up.all {
             @let y = frame.y(tick.at);
@@ -86,12 +69,12 @@ fn draw_axes(plot: &LinePlot, frame: &PlotFrame) -> Markup {
             text class="at-y" x=(left) y=(Px(y + 4.0)) { (tick.label) }
         }
         @for tick in &frame.across.all {
-            @let time = is_time.then_some(AxisValue(tick.at));
-            text class="at-x" x=(Px(frame.x(tick.at))) y=(bottom) data-time=[time] data-step=[step] {
+            @let time = AxisValue(tick.at);
+            text class="at-x" x=(Px(frame.x(tick.at))) y=(bottom) data-time=(time) data-step=(step) {
                 (tick.label)
             }
         }
-        text class="at-y unit" x=(left) y=(bottom) { @if is_time { "UTC" } @else { "requests" } }
+        text class="at-y unit" x=(left) y=(bottom) { "UTC" }
     }
 }
 
@@ -113,12 +96,11 @@ fn draw_layers(plot: &LinePlot, frame: &PlotFrame) -> Markup {
             (draw_path("law", &line_path(frame, &law.levels), &law.name))
         }
         @for (curve, stretches) in plot.curves.iter().zip(&frame.curves) {
-            @let class = curve.kind.class();
             @for stretch in stretches {
-                (draw_band(frame, stretch, &format!("range {class}")))
+                (draw_band(frame, stretch, "range read"))
             }
             @let d = stretches.iter().map(|stretch| line_path(frame, stretch)).collect::<String>();
-            (draw_path(&format!("curve {class}"), &d, &curve.name))
+            (draw_path("curve read", &d, &curve.name))
         }
         @if let Some(coming) = &plot.forecast {
             (draw_forecast(frame, coming))
@@ -217,11 +199,11 @@ fn draw_limit_name(frame: &PlotFrame, limit: &PlotLimit) -> Markup {
     }
 }
 
-fn draw_mark(plot: &LinePlot, frame: &PlotFrame, mark: &PlotMark) -> Markup {
+fn draw_mark(frame: &PlotFrame, mark: &PlotMark) -> Markup {
     let x = Px(frame.x(mark.x));
     html! {
         g class={ "mark " (mark.kind.word()) } {
-            title { (describe::mark_text(plot.horizontal, mark)) }
+            title { (describe::mark_text(mark)) }
             line x1=(x) x2=(x) y1=(Px(TOP - 4.0)) y2=(Px(HEIGHT - BOTTOM)) {}
             // Group the shape, so that the stylesheet can scale it in place.
             g transform={ "translate(" (x) " " (Px(TOP - 12.0)) ")" } {

@@ -12,22 +12,15 @@ fn rising(requests: u32) -> Vec<PlotLevel> {
     (0..requests).map(|n| PlotLevel::exact(f64::from(n + 1), (100.0 + 4.0 * f64::from(n)) * MIB)).collect()
 }
 
-/// A plot with every element, over requests.
+/// A plot with every element.
 fn whole() -> LinePlot {
     let readings = rising(6);
-    let kept = readings.iter().map(|level| PlotLevel::exact(level.x, level.value - 20.0 * MIB)).collect();
     LinePlot {
         title: "host memory of <m>".to_owned(),
         curves: vec![
             PlotCurve {
-                kind: CurveKind::Readings,
                 name: "the readings".to_owned(),
                 stretches: vec![readings],
-            },
-            PlotCurve {
-                kind: CurveKind::WithoutKept,
-                name: "without what it keeps on purpose".to_owned(),
-                stretches: vec![kept],
             },
         ],
         laws: vec![PlotLaw {
@@ -38,9 +31,9 @@ fn whole() -> LinePlot {
             ],
         }],
         limits: vec![
-            PlotLimit::new(PlotLimitKind::Soft, 130.0 * MIB),
-            PlotLimit::new(PlotLimitKind::Hard, 140.0 * MIB),
-            PlotLimit::new(PlotLimitKind::Hard, 1e12),
+            PlotLimit { kind: PlotLimitKind::Soft, at: 130.0 * MIB, range: None },
+            PlotLimit { kind: PlotLimitKind::Hard, at: 140.0 * MIB, range: None },
+            PlotLimit { kind: PlotLimitKind::Hard, at: 1e12, range: None },
         ],
         areas: vec![PlotArea {
             name: "told to keep: 10.0 MiB".to_owned(),
@@ -73,13 +66,13 @@ fn lines(markup: &str) -> String {
 }
 
 #[test]
-fn a_plot_over_requests_has_all_its_layers_and_says_what_they_are() {
+fn a_plot_has_all_its_layers_and_says_what_they_are() {
     let caption = html! { "host memory: leaking" };
     insta::assert_snapshot!(lines(&whole().figure(Some(caption)).into_string()));
 }
 
 #[test]
-fn a_plot_over_time_breaks_where_nothing_was_read() {
+fn a_plot_breaks_where_nothing_was_read() {
     let stretch = |from: f64, bytes: f64| -> Vec<PlotLevel> {
         (0..3)
             .map(|n| PlotLevel {
@@ -92,10 +85,8 @@ fn a_plot_over_time_breaks_where_nothing_was_read() {
     };
     let plot = LinePlot {
         title: "VRAM of GPU 0".to_owned(),
-        horizontal: HorizontalQuantity::Time,
         span: Some((NOW - 3600.0, NOW + 600.0)),
         curves: vec![PlotCurve {
-            kind: CurveKind::Readings,
             name: "the readings".to_owned(),
             stretches: vec![
                 stretch(NOW - 3000.0, 900.0 * MIB),
@@ -132,33 +123,29 @@ fn nothing_to_draw_is_said_and_numbers_that_are_none_are_no_trouble() {
     let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 0.0, -1.0, 1e300];
     for a in odd {
         for b in odd {
-            for across in [HorizontalQuantity::Requests, HorizontalQuantity::Time] {
-                let plot = LinePlot {
-                    horizontal: across,
-                    span: Some((a, b)),
-                    curves: vec![PlotCurve {
-                        kind: CurveKind::Readings,
-                        name: String::new(),
-                        stretches: vec![vec![
-                            PlotLevel::exact(a, b),
-                            PlotLevel::exact(b, a),
-                            PlotLevel::exact(0.0, 0.0),
-                        ]],
-                    }],
-                    limits: vec![PlotLimit { kind: PlotLimitKind::Hard, at: a, range: Some((a, b)) }],
-                    forecast: Some(PlotForecast { from: (a, b), limit: a, reached: [a, b, a] }),
-                    marks: vec![PlotMark { x: a, kind: PlotMarkKind::Other, why: String::new() }],
-                    laws: vec![PlotLaw {
-                        name: String::new(),
-                        levels: vec![PlotLevel::exact(a, b), PlotLevel::exact(b, b)],
-                    }],
-                    ..LinePlot::default()
-                };
-                for plot in [plot.clone(), LinePlot { span: None, ..plot }] {
-                    let drawn = drawn(&plot);
-                    assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{a} {b} {drawn}");
-                    assert!(drawn.len() < 20_000);
-                }
+            let plot = LinePlot {
+                span: Some((a, b)),
+                curves: vec![PlotCurve {
+                    name: String::new(),
+                    stretches: vec![vec![
+                        PlotLevel::exact(a, b),
+                        PlotLevel::exact(b, a),
+                        PlotLevel::exact(0.0, 0.0),
+                    ]],
+                }],
+                limits: vec![PlotLimit { kind: PlotLimitKind::Hard, at: a, range: Some((a, b)) }],
+                forecast: Some(PlotForecast { from: (a, b), limit: a, reached: [a, b, a] }),
+                marks: vec![PlotMark { x: a, kind: PlotMarkKind::Other, why: String::new() }],
+                laws: vec![PlotLaw {
+                    name: String::new(),
+                    levels: vec![PlotLevel::exact(a, b), PlotLevel::exact(b, b)],
+                }],
+                ..LinePlot::default()
+            };
+            for plot in [plot.clone(), LinePlot { span: None, ..plot }] {
+                let drawn = drawn(&plot);
+                assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{a} {b} {drawn}");
+                assert!(drawn.len() < 20_000);
             }
         }
     }
@@ -206,8 +193,8 @@ fn nothing_that_is_told_leaves_its_place_and_no_attribute_is_refused_by_a_strict
 
 #[test]
 fn each_kind_of_mark_has_a_word_and_a_shape_of_its_own() {
-    use PlotMarkKind::{Canary, Configuration, Crash, Eviction, Other, Reclaim, Replacement, Start};
-    let all = [Start, Replacement, Reclaim, Eviction, Canary, Crash, Configuration, Other];
+    use PlotMarkKind::{Canary, Configuration, Crash, Eviction, Other, Reclaim, Replacement};
+    let all = [Replacement, Reclaim, Eviction, Canary, Crash, Configuration, Other];
     let (mut words, mut shapes) = (all.map(PlotMarkKind::word), all.map(PlotMarkKind::path));
     words.sort_unstable();
     shapes.sort_unstable();

@@ -7,13 +7,13 @@ use std::fmt::Display;
 
 use maud::{Markup, PreEscaped, html};
 
-use crate::html::finish_page;
+use crate::markup::html::finish_page;
 
 /// Text of the stylesheet.
-pub const CSS: &str = include_str!("style.css");
+pub(crate) const CSS: &str = include_str!("style.css");
 
 /// Returns a self-contained page: no script, no font, no network. `body` is the markup of `<main>`.
-pub fn document(title: impl Display, body: &Markup) -> String {
+pub(crate) fn document(title: impl Display, body: &Markup) -> String {
     // With this policy, hostile markup could neither run nor load anything.
     let policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; \
                   form-action 'none'";

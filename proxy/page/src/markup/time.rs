@@ -9,11 +9,11 @@ const FIRST_SECOND: i64 = -62_167_219_200;
 
 /// A moment in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UtcMoment(DateTime);
+pub(crate) struct UtcMoment(DateTime);
 
 impl UtcMoment {
     /// Creates a moment from seconds since 1970. Limited to the years 0 to 9999.
-    pub fn from_unix(unix: i64) -> Self {
+    pub(crate) fn from_unix(unix: i64) -> Self {
         let since_1970 = SignedDuration::from_secs(unix.max(FIRST_SECOND));
         Self(date(1970, 1, 1).at(0, 0, 0, 0).saturating_add(since_1970))
     }
@@ -23,27 +23,27 @@ impl UtcMoment {
     }
 
     /// Formats the date as `26 Nov`.
-    pub fn date(self) -> String {
+    pub(crate) fn date(self) -> String {
         self.format("%-d %b")
     }
 
     /// Formats the time as `14:03`.
-    pub fn clock(self) -> String {
+    pub(crate) fn clock(self) -> String {
         self.format("%H:%M")
     }
 
     /// Formats the time as `14:03:20`.
-    pub fn clock_with_seconds(self) -> String {
+    pub(crate) fn clock_with_seconds(self) -> String {
         self.format("%H:%M:%S")
     }
 
     /// Formats the moment for programs: `2026-11-26T14:03:20Z`.
-    pub fn rfc3339(self) -> String {
+    pub(crate) fn rfc3339(self) -> String {
         self.format("%Y-%m-%dT%H:%M:%SZ")
     }
 
     /// Formats the moment for people: `26 Nov 2026 14:03:20 UTC`.
-    pub fn long_text(self) -> String {
+    pub(crate) fn long_text(self) -> String {
         self.format("%-d %b %Y %H:%M:%S UTC")
     }
 
@@ -53,7 +53,7 @@ impl UtcMoment {
 }
 
 /// Returns a `time` element for seconds since 1970; a script may show it in another time zone.
-pub fn time_element(unix: i64) -> Markup {
+pub(crate) fn time_element(unix: i64) -> Markup {
     let moment = UtcMoment::from_unix(unix);
     html! {
         time datetime=(moment.rfc3339()) { (moment.long_text()) }

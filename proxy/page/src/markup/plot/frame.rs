@@ -69,7 +69,7 @@ impl PlotFrame {
             from,
             to,
             up: AxisTicks::vertical(bottom, (high + room).max(bottom + CONSTANT_BYTES)),
-            across: AxisTicks::horizontal(from, to, plot.horizontal),
+            across: AxisTicks::horizontal(from, to),
             curves,
         })
     }

@@ -1,9 +1,8 @@
 //! Computes round numbers along an axis: steps of 1, 2 or 5 times a power of ten of a unit, and on a clock
 //! whole minutes, hours or days.
 
-use super::HorizontalQuantity;
-use crate::number::group_digits;
-use crate::time::UtcMoment;
+use crate::markup::number::group_digits;
+use crate::markup::time::UtcMoment;
 
 const MAX_PARTS: f64 = 6.0;
 
@@ -45,24 +44,12 @@ impl AxisTicks {
     }
 
     /// Returns the ticks of the horizontal axis, all between its ends.
-    pub(super) fn horizontal(from: f64, to: f64, across: HorizontalQuantity) -> Self {
-        match across {
-            HorizontalQuantity::Requests => {
-                let step = round_up((to - from) / MAX_PARTS).max(1.0);
-                Self::with_step(from, to, step, |value| group_digits(value, 0))
-            }
-            HorizontalQuantity::Time => {
-                let fits = |step: &&f64| (to - from) / **step <= MAX_PARTS;
-                let step = CLOCK_STEPS.iter().find(fits).copied();
-                let step = step.unwrap_or_else(|| round_up((to - from) / MAX_PARTS / DAY) * DAY);
-                Self::with_step(from, to, step, |value| clock_label(value, step))
-            }
-        }
-    }
-
-    fn with_step(from: f64, to: f64, step: f64, label: impl Fn(f64) -> String) -> Self {
+    pub(super) fn horizontal(from: f64, to: f64) -> Self {
+        let fits = |step: &&f64| (to - from) / **step <= MAX_PARTS;
+        let step = CLOCK_STEPS.iter().find(fits).copied();
+        let step = step.unwrap_or_else(|| round_up((to - from) / MAX_PARTS / DAY) * DAY);
         let all = whole_numbers((from / step).ceil(), (to / step).floor());
-        let tick = |place: f64| AxisTick { at: place * step, label: label(place * step) };
+        let tick = |place: f64| AxisTick { at: place * step, label: clock_label(place * step, step) };
         Self { all: all.map(tick).collect(), step }
     }
 
@@ -175,7 +162,7 @@ mod tests {
     fn a_clock_shows_whole_minutes_hours_and_days() {
         // Thursday, 26 November 2026, 14:03:20.
         let now = 1_795_701_800.0;
-        let at = |span: f64| AxisTicks::horizontal(now - span, now, HorizontalQuantity::Time);
+        let at = |span: f64| AxisTicks::horizontal(now - span, now);
         assert_eq!(labels(&at(3600.0)), ["13:10", "13:20", "13:30", "13:40", "13:50", "14:00"]);
         assert_eq!(labels(&at(6.0 * 3600.0)), ["09:00", "10:00", "11:00", "12:00", "13:00", "14:00"]);
         assert_eq!(labels(&at(86_400.0)), ["18:00", "26 Nov", "06:00", "12:00"]);
@@ -183,19 +170,5 @@ mod tests {
         assert_eq!(labels(&at(30.0 * 86_400.0)).len(), 6);
         assert_eq!(labels(&at(45.0)), ["14:02:45", "14:03:00", "14:03:15"]);
         assert!((3..=7).contains(&at(400.0 * 86_400.0).all.len()));
-    }
-
-    #[test]
-    fn requests_are_whole() {
-        assert_eq!(
-            labels(&AxisTicks::horizontal(1.0, 184.0, HorizontalQuantity::Requests)),
-            ["50", "100", "150"]
-        );
-        assert_eq!(
-            labels(&AxisTicks::horizontal(0.0, 3.0, HorizontalQuantity::Requests)),
-            ["0", "1", "2", "3"]
-        );
-        assert_eq!(labels(&AxisTicks::horizontal(0.0, 12_000.0, HorizontalQuantity::Requests))[1], "2,000");
-        assert_eq!(labels(&AxisTicks::horizontal(7.0, 7.0, HorizontalQuantity::Requests)), ["7"]);
     }
 }

@@ -2,9 +2,7 @@
 
 /// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PlotMarkKind {
-    /// A process started.
-    Start,
+pub(crate) enum PlotMarkKind {
     /// A process was replaced by the next one.
     Replacement,
     /// A process was asked to give memory back.
@@ -23,9 +21,8 @@ pub enum PlotMarkKind {
 
 impl PlotMarkKind {
     /// Returns the word in legends and lists, which is also the CSS class in the drawing.
-    pub const fn word(self) -> &'static str {
+    pub(crate) const fn word(self) -> &'static str {
         match self {
-            Self::Start => "start",
             Self::Replacement => "replacement",
             Self::Reclaim => "reclaim",
             Self::Eviction => "eviction",
@@ -39,7 +36,6 @@ impl PlotMarkKind {
     /// Returns the SVG path of the shape around the origin, within 6 units to each side.
     pub(super) const fn path(self) -> &'static str {
         match self {
-            Self::Start => "M-3 -6L6 0L-3 6z",
             Self::Replacement => "M-6 -5H6L0 6z",
             Self::Reclaim => "M0 -6L6 0L0 6L-6 0z",
             Self::Eviction => "M-5 -5H5V5H-5z",
@@ -53,13 +49,13 @@ impl PlotMarkKind {
 
 /// An event at a position of the horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PlotMark {
-    /// Position: number of requests, or seconds since 1970.
-    pub x: f64,
+pub(crate) struct PlotMark {
+    /// Position: seconds since 1970.
+    pub(crate) x: f64,
     /// Kind of the event.
-    pub kind: PlotMarkKind,
+    pub(crate) kind: PlotMarkKind,
     /// Reason in words, which is foreign text and must be escaped.
-    pub why: String,
+    pub(crate) why: String,
 }
 
 /// Limit of the marks in a plot, because more would overlap; the earliest are left out.

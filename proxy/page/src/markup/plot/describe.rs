@@ -10,27 +10,22 @@ use warden_policies::units::truncate_to_u64;
 use super::draw::draw_svg;
 use super::frame::PlotFrame;
 use super::mark::visible_marks;
-use super::{HorizontalQuantity, LinePlot, PlotLimit, PlotMark, PlotMarkKind, is_drawable};
-use crate::number::group_digits;
-use crate::time::{UtcMoment, time_element};
-use crate::words::capitalize;
+use super::{LinePlot, PlotLimit, PlotMark, PlotMarkKind, is_drawable};
+use crate::markup::time::{UtcMoment, time_element};
+use crate::markup::words::capitalize;
 
-/// Returns the description: `Over requests 1 to 184 it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at
+/// Returns the description: `From 26 Nov 2026 14:03:20 UTC to … it goes from 784.0 KiB to 16.8 MiB, with 17.0 MiB at
 /// most. …`
 pub(super) fn plot_sentence(plot: &LinePlot, frame: &PlotFrame) -> String {
     let shown_levels = || frame.curves.first().into_iter().flatten().flatten();
     let mut text = String::new();
     if let (Some(first), Some(last)) = (shown_levels().next(), shown_levels().last()) {
-        let span = match plot.horizontal {
-            HorizontalQuantity::Requests => "Over requests",
-            HorizontalQuantity::Time => "From",
-        };
         let most = shown_levels().map(|level| level.high).fold(f64::MIN, f64::max);
         let _infallible = write!(
             text,
-            "{span} {} to {} it goes from {} to {}, with {} at most.",
-            place_text(plot.horizontal, first.x),
-            place_text(plot.horizontal, last.x),
+            "From {} to {} it goes from {} to {}, with {} at most.",
+            place_text(first.x),
+            place_text(last.x),
             byte_text(first.value),
             byte_text(last.value),
             byte_text(most)
@@ -61,11 +56,8 @@ fn to_unix_seconds(unix: f64) -> i64 {
     unix.round() as i64
 }
 
-fn place_text(across: HorizontalQuantity, x: f64) -> String {
-    match across {
-        HorizontalQuantity::Requests => group_digits(x, 0),
-        HorizontalQuantity::Time => UtcMoment::from_unix(to_unix_seconds(x)).long_text(),
-    }
+fn place_text(x: f64) -> String {
+    UtcMoment::from_unix(to_unix_seconds(x)).long_text()
 }
 
 /// Returns the name of a limit, such as `the soft budget, 20.0 GiB`, with a remark if it lies above the plot.
@@ -76,25 +68,19 @@ fn limit_name(frame: &PlotFrame, limit: &PlotLimit) -> String {
 
 fn forecast_text(plot: &LinePlot) -> Option<String> {
     let coming = plot.forecast.filter(|coming| is_drawable(coming.limit) && is_drawable(coming.from.0))?;
-    // More than a hundred years, or a thousand million requests, count as never.
-    let (never, place) = match plot.horizontal {
-        HorizontalQuantity::Time => (coming.from.0 + 3.2e9, ""),
-        HorizontalQuantity::Requests => (1e9, "request "),
-    };
+    // More than a hundred years count as never.
+    let never = coming.from.0 + 3.2e9;
     let [early, likely, late] = coming.reached.map(|at| {
         let is_reached = is_drawable(at) && at < never;
-        if is_reached { place_text(plot.horizontal, at) } else { "never".to_owned() }
+        if is_reached { place_text(at) } else { "never".to_owned() }
     });
     let limit = byte_text(coming.limit);
-    Some(format!("forecast: {limit} at {place}{likely} ({early} to {late})"))
+    Some(format!("forecast: {limit} at {likely} ({early} to {late})"))
 }
 
 /// Returns the text shown when the mouse pointer is on a mark.
-pub(super) fn mark_text(across: HorizontalQuantity, mark: &PlotMark) -> String {
-    let at = match across {
-        HorizontalQuantity::Requests => format!("request {}", place_text(across, mark.x)),
-        HorizontalQuantity::Time => place_text(across, mark.x),
-    };
+pub(super) fn mark_text(mark: &PlotMark) -> String {
+    let at = place_text(mark.x);
     match mark.kind {
         PlotMarkKind::Other => format!("{at}: {}", mark.why),
         kind => format!("{}, {at}: {}", kind.word(), mark.why),
@@ -123,7 +109,7 @@ fn plot_legend(plot: &LinePlot, frame: &PlotFrame) -> Markup {
     const AREA: &str = "M1 1H25V11H1z";
     let mut rows: Vec<(&str, String, String)> = Vec::new();
     for curve in plot.curves.iter().filter(|curve| !curve.stretches.is_empty()) {
-        rows.push((LINE, format!("curve {}", curve.kind.class()), curve.name.clone()));
+        rows.push((LINE, "curve read".to_owned(), curve.name.clone()));
     }
     for law in plot.laws.iter().filter(|law| !law.name.is_empty()) {
         rows.push((LINE, "law".to_owned(), law.name.clone()));
@@ -173,12 +159,7 @@ fn event_list(plot: &LinePlot, frame: &PlotFrame) -> Markup {
                                 path d=(mark.kind.path()) fill="currentColor" {}
                             }
                             " "
-                            @match plot.horizontal {
-                                HorizontalQuantity::Time => { (time_element(to_unix_seconds(mark.x))) }
-                                HorizontalQuantity::Requests => {
-                                    "request " (place_text(plot.horizontal, mark.x))
-                                }
-                            }
+                            (time_element(to_unix_seconds(mark.x)))
                             @if mark.kind != PlotMarkKind::Other {
                                 ", " (mark.kind.word())
                             }

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 
 /// Meaning of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BadgeTone {
+pub(crate) enum BadgeTone {
     /// All is well: a filled circle.
     Good,
     /// In progress: half a circle.
@@ -22,7 +22,7 @@ pub enum BadgeTone {
 
 impl BadgeTone {
     /// Returns the CSS class that sets the tone's colour.
-    pub const fn class(self) -> &'static str {
+    pub(crate) const fn class(self) -> &'static str {
         match self {
             Self::Good => "good",
             Self::Busy => "busy",
@@ -45,7 +45,7 @@ impl BadgeTone {
 }
 
 /// Returns a badge with shape and word: `badge(BadgeTone::Bad, "failed")`.
-pub fn badge(tone: BadgeTone, word: impl Display) -> Markup {
+pub(crate) fn badge(tone: BadgeTone, word: impl Display) -> Markup {
     html! {
         span class={ "badge " (tone.class()) } {
             svg class="shape" viewBox="0 0 12 12" aria-hidden="true" {
@@ -66,7 +66,7 @@ mod tests {
         for tone in all {
             let text = badge(tone, "a<b").into_string();
             assert!(text.contains(tone.class()) && text.contains("a&lt;b"), "{text}");
-            assert!(crate::style::CSS.contains(&format!(".{}{{", tone.class())), "{tone:?} has no colour");
+            assert!(crate::markup::style::CSS.contains(&format!(".{}{{", tone.class())), "{tone:?} has no colour");
         }
         let mut shapes = all.map(BadgeTone::path).to_vec();
         shapes.dedup();
