@@ -19,7 +19,6 @@ mod dependencies;
 mod diagnose;
 mod diagnose_hangs;
 mod diagnose_target;
-mod diagnose_wrap;
 mod drain_and_replace;
 mod drop_in;
 mod eras;

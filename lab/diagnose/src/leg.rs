@@ -62,8 +62,6 @@ pub struct LegResult {
     pub devices: Vec<DeviceView>,
     /// Last lines of the server's output.
     pub lines: Vec<String>,
-    /// Lines after the stop signal, where a tool that runs the server (`valgrind`) reports its results.
-    pub last_words: Vec<String>,
     /// Reason why the server computes no embeddings; `None` if it does, or was not asked.
     pub no_embeddings: Option<String>,
     /// Refused requests, if any.
@@ -154,10 +152,7 @@ pub(crate) async fn run_leg(
     let allowance = solo.allowance();
     let ready_after = solo.ready_after();
     let lines = solo.last_lines();
-    let output = solo.output();
-    let heard = output.line_count();
     solo.stop().await;
-    let last_words = output.lines_since(heard);
     let mut finding = judge.finding(times.speed(), ended?);
     // Include requests answered after the last reading.
     finding.requests = work.requests;
@@ -184,7 +179,6 @@ pub(crate) async fn run_leg(
         vram_unknown,
         devices,
         lines,
-        last_words,
         no_embeddings,
         refused,
         tokens_per_word,

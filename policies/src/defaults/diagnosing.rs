@@ -84,8 +84,6 @@ section!(
         attribution: Attribution,
         /// Report on call sites.
         trace: Trace,
-        /// Wrapper tool around the server.
-        wrap: Wrap,
     }
 );
 
@@ -197,18 +195,6 @@ section!(
         least_part: f64,
         /// Excess of counts over the measurement, as a share, above which it is no noise.
         untouched: f64,
-    }
-);
-
-section!(
-    /// Time limits of a wrapper tool around the server.
-    Wrap of "diagnose.wrap" {
-        /// Time from its start until the server is ready, and for one request.
-        start: Duration = "duration",
-        /// Time from the end of the server until the tool has written its report.
-        report: Duration = "duration",
-        /// Time from the end of the tool until its remaining processes are killed.
-        rest: Duration = "duration",
     }
 );
 

@@ -46,7 +46,7 @@ mod replacing;
 mod serving;
 
 pub use backends::{Build, Child, Lifecycle, Loading, Sensors, StartSearch};
-pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Proof, Strictness, Trace, Wrap};
+pub use diagnosing::{Attribution, Crash, Cure, Diagnose, Proof, Strictness, Trace};
 pub use duration::{DurationError, parse_duration};
 pub use key::{AcceptedValues, DefaultsKey, DefaultsSection};
 pub use operating::{Canary, Probe, Series, Telemetry, Update};

@@ -80,7 +80,7 @@ pub use process::root::{SuccessorProgram, instance_pid, set_root, wire};
 pub use process::spawn::{SUCCESSION_VARIABLE, Succession};
 pub use process::touch::AnswerText;
 pub use process::{ServerProps, nursery, private_dir, regular_file, trusted_path};
-pub use solo::{SoloLog, SoloProcess, SoloReading, SoloSpec, SoloStarter};
+pub use solo::{SoloProcess, SoloReading, SoloSpec, SoloStarter};
 pub use spec::*;
 pub use start_search::StartSearchRun;
 pub use state::line_file::{LineFile, line_files, open_lines};

@@ -309,11 +309,6 @@ impl SoloProcess {
         self.said.lines()
     }
 
-    /// Output, readable also after the end of the process.
-    pub fn output(&self) -> Arc<SoloLog> {
-        Arc::clone(&self.said)
-    }
-
     /// Waits until the process ends by itself, and returns the failure. Cancel safe.
     pub async fn until_end(&self) -> BackendFailure {
         self.until_exit().await.1
@@ -365,9 +360,9 @@ impl Drop for SoloFiles {
     }
 }
 
-/// Output, readable also after the end of the process.
+/// Output of a process.
 #[derive(Debug)]
-pub struct SoloLog {
+struct SoloLog {
     limits: Child,
     given: KnownSecrets,
     state: Mutex<SoloLogState>,
@@ -376,8 +371,6 @@ pub struct SoloLog {
 #[derive(Debug)]
 struct SoloLogState {
     lines: VecDeque<String>,
-    /// Lines so far, with those no longer kept.
-    heard: usize,
     declared: DeclaredMemory,
 }
 
@@ -385,22 +378,9 @@ impl SoloLog {
     fn new(command: &ServerCommand, limits: Child) -> Self {
         let state = SoloLogState {
             lines: VecDeque::new(),
-            heard: 0,
             declared: declared_memory::from_command(command, None),
         };
         Self { limits, given: discreet::known_secrets(command), state: Mutex::new(state) }
-    }
-
-    /// Number of lines so far, with those no longer kept.
-    pub fn line_count(&self) -> usize {
-        lock(&self.state).heard
-    }
-
-    /// Kept lines after the first `heard` lines, oldest first.
-    pub fn lines_since(&self, heard: usize) -> Vec<String> {
-        let state = lock(&self.state);
-        let new = state.heard.saturating_sub(heard);
-        state.lines.iter().skip(state.lines.len().saturating_sub(new)).cloned().collect()
     }
 
     fn take_line(&self, line: String) {
@@ -411,7 +391,6 @@ impl SoloLog {
         // Reports with these lines may be published.
         let line = secrets::redact_text(&self.given.redact(line));
         tracing::debug!(target: "llama_server", "{line}");
-        state.heard += 1;
         if state.lines.len() == self.limits.log_lines.max(1) {
             state.lines.pop_front();
         }
@@ -447,31 +426,5 @@ impl SoloLog {
 
     fn lines(&self) -> Vec<String> {
         lock(&self.state).lines.iter().cloned().collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_said_since_a_moment_is_told_as_far_as_it_is_kept() {
-        let command = ServerCommand::from_binary("x".into());
-        let mut limits = warden_policies::defaults().child;
-        limits.log_lines = 3;
-        let said = Arc::new(SoloLog::new(&command, limits));
-        let output = Arc::clone(&said);
-        let take = |lines: &[&str]| {
-            for line in lines {
-                said.take_line((*line).to_owned());
-            }
-        };
-        take(&["a", "b"]);
-        let heard = output.line_count();
-        assert_eq!(output.lines_since(heard), Vec::<String>::new());
-        take(&["c"]);
-        assert_eq!(output.lines_since(heard), ["c"]);
-        take(&["d", "e", "f"]);
-        assert_eq!(output.lines_since(heard), ["d", "e", "f"], "`c` is not kept any more");
     }
 }

@@ -66,19 +66,11 @@ impl ExperimentSetup {
         self.model = secrets::redact_addresses(&self.model);
         self.binary = command.binary.display().to_string();
         if !command.wrapper.is_empty() {
-            self = self.with_tool(&command.wrapper);
+            let words = secrets::redact_tool(&command.wrapper);
+            self.under = Some(words.iter().map(|word| quote_word(word)).collect::<Vec<_>>().join(" "));
         }
         self.args = secrets::redact_arguments(&command.args);
         self.env = command.env.iter().map(|(name, value)| secrets::redact_variable(name, value)).collect();
-        self
-    }
-
-    /// Adds a tool that ran the server, without its secrets.
-    #[must_use]
-    pub fn with_tool(mut self, words: &[String]) -> Self {
-        let words = secrets::redact_tool(words);
-        let all = self.under.take().into_iter().chain(words.iter().map(|word| quote_word(word)));
-        self.under = Some(all.collect::<Vec<_>>().join(" "));
         self
     }
 

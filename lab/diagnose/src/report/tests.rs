@@ -45,7 +45,6 @@ pub(super) fn leg(workload: Workload, leak: u64) -> LegResult {
         vram_unknown: None,
         devices: Vec::new(),
         lines: Vec::new(),
-        last_words: Vec::new(),
         no_embeddings: None,
         refused: None,
         tokens_per_word: 0.0,
@@ -284,7 +283,12 @@ fn a_script_shows_growth_only_where_there_is_some() {
 #[test]
 fn a_tool_around_the_server_is_named_and_growth_is_not_the_servers_alone() {
     let mut report = report();
-    report.about = report.about.with_tool(&["env", "A_KEY=hush", "valgrind"].map(str::to_owned));
+    let command = ServerCommand {
+        wrapper: ["env", "A_KEY=hush", "valgrind"].map(str::to_owned).to_vec(),
+        args: ["-m", "a b.gguf"].map(str::to_owned).to_vec(),
+        ..ServerCommand::from_binary("/opt/llama-server".into())
+    };
+    report.about = ExperimentSetup::default().with_command(&command);
     assert!(report.about.command_line().contains(" env 'A_KEY=***' valgrind /opt/llama-server -m "));
     let told = "the server ran under `env 'A_KEY=***' valgrind`: memory is that of both";
     let text = report.to_markdown(ScriptSubject::Nothing);

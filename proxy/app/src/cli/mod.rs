@@ -120,9 +120,6 @@ enum CliCommand {
     /// Checks, shows or describes the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Kills the remaining processes of a tool of `diagnose --wrap`.
-    #[command(hide = true)]
-    KeepWrapped(diagnose::KeeperArgs),
     /// Runs llama-warden as a service: writes, removes or prints the unit for systemd.
     #[command(subcommand)]
     Service(service::ServiceCommand),
@@ -184,7 +181,6 @@ pub(crate) fn run() -> Result<(), CommandError> {
         CliCommand::Report(args) => report::run(&args),
         CliCommand::Quarantine(command) => control::quarantine(&command),
         CliCommand::Config(command) => config::run(command),
-        CliCommand::KeepWrapped(args) => diagnose::keep_wrapped(&args),
         CliCommand::Service(command) => service::run(&command),
         CliCommand::Completions { shell } => completions(shell),
         CliCommand::Man { folder } => man(&folder),

@@ -55,14 +55,11 @@ pub(crate) struct DiagnoseArgs {
     #[arg(long)]
     pub(super) json: bool,
     /// Report the call sites of the growth: preloads a library that counts host and CUDA allocations.
-    #[arg(long, conflicts_with = "wrap")]
+    #[arg(long)]
     pub(super) trace: bool,
     /// Library for --trace, in place of the built-in one.
     #[arg(long, value_name = "PATH", requires = "trace")]
     pub(super) tracer: Option<PathBuf>,
-    /// Run the server under a tool: compute-sanitizer, nsys, valgrind, heaptrack.
-    #[arg(long, value_name = "COMMAND", conflicts_with = "bisect")]
-    pub(super) wrap: Option<String>,
     #[command(flatten)]
     pub(super) against: AgainstArgs,
     #[command(flatten)]
@@ -111,7 +108,7 @@ pub(crate) struct AgainstArgs {
     #[arg(
         long,
         value_name = "OLD",
-        conflicts_with_all = ["between", "bisect", "trace", "wrap", "report"]
+        conflicts_with_all = ["between", "bisect", "trace", "report"]
     )]
     pub(super) against: Option<String>,
     /// Skips the search for growth and crashes, which takes the longest.
@@ -129,7 +126,7 @@ pub(crate) struct BetweenArgs {
     #[arg(
         long,
         value_name = "A..B",
-        conflicts_with_all = ["binary", "build", "bisect", "trace", "wrap"]
+        conflicts_with_all = ["binary", "build", "bisect", "trace"]
     )]
     pub(super) between: Option<CommitRange>,
     /// Change to look for.

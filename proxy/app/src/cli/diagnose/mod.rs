@@ -22,7 +22,6 @@ mod outputs;
 mod starts;
 mod target;
 mod trace;
-mod wrap;
 mod write;
 
 use tokio_util::sync::CancellationToken;
@@ -39,8 +38,6 @@ use self::display::ExperimentDisplay;
 pub(crate) use self::outputs::describe_machine as machine_facts;
 use self::target::DiagnoseTarget;
 use self::trace::TraceRecorder;
-use self::wrap::ToolWrapper;
-pub(crate) use self::wrap::{KeeperArgs, keep_wrapped};
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::{SignalHandlers, with_nursery};
@@ -67,7 +64,6 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     // running.
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
-    let wrap = args.wrap.as_deref().map(ToolWrapper::prepare).transpose()?;
     let mut tracing = args.trace.then(|| TraceRecorder::prepare(args.tracer.as_ref())).transpose()?;
     let target = tokio::select! {
         target = DiagnoseTarget::find(args, &machine) => target?,
@@ -77,21 +73,13 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         out::error_line(&format!("warning: {warning}"));
     }
     out::error_line(&target.program_line());
-    // Describe the server as configured; the report names a tool around the server separately.
-    let mut about = target.about(warden_admin::clock::now_text(), &machine);
+    let about = target.about(warden_admin::clock::now_text(), &machine);
     let mut spec = target.spec.clone();
-    let mut numbers = target.resolved.settings.diagnose.clone();
-    let mut lifecycle = target.model().lifecycle;
+    let numbers = target.resolved.settings.diagnose.clone();
     if let Some(tracing) = &mut tracing {
         tracing.apply(&mut spec.command)?;
     }
-    if let Some(wrap) = &wrap {
-        out::error_line(&wrap.directory_note(&spec.command));
-        wrap.apply(&mut spec.command)?;
-        about = about.with_tool(wrap.words());
-        ToolWrapper::extend_deadlines(&mut lifecycle, &mut numbers);
-    }
-    let (lab, sockets) = open_lab(nursery, &target.resolved, &lifecycle, numbers)?;
+    let (lab, sockets) = open_lab(nursery, &target.resolved, &target.model().lifecycle, numbers)?;
     let steps = args.requests.unwrap_or(lab.numbers.requests);
     let fewest = fewest_readings(&lab.growth, &lab.numbers);
     if steps < fewest {
@@ -121,7 +109,7 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     if let Some(tracing) = &tracing {
         tracing.add_to_report(&mut report)?;
     }
-    run.print_report(wrap.as_ref(), &outcome, &report)?;
+    run.print_report(&outcome, &report)?;
     run.write_outputs(&outcome, &report, failure)?;
     exit_for_findings(&outcome, &report, run.stop.is_cancelled())
 }
@@ -171,23 +159,12 @@ impl DiagnosisRun<'_> {
         Ok(())
     }
 
-    fn print_report(
-        &self,
-        wrap: Option<&ToolWrapper>,
-        outcome: &ExperimentOutcome,
-        report: &DiagnoseReport,
-    ) -> Result<(), CommandError> {
-        let json = self.args.json;
-        if json {
-            out::print_json(report)?;
+    fn print_report(&self, outcome: &ExperimentOutcome, report: &DiagnoseReport) -> Result<(), CommandError> {
+        if self.args.json {
+            out::print_json(report)
         } else {
-            out::print_text(&findings_text(self.args, outcome, report))?;
+            out::print_text(&findings_text(self.args, outcome, report))
         }
-        // Print these lines in JSON mode, too (on stderr): the JSON report does not contain them.
-        for line in wrap.iter().flat_map(|wrap| wrap.last_lines(outcome)) {
-            if json { out::error_line(&line) } else { out::print_line(&line)? }
-        }
-        Ok(())
     }
 
     /// Writes the files after the report, so that a failed write does not hide the findings. Returns the
@@ -355,7 +332,6 @@ mod tests {
             vram_unknown: None,
             devices: Vec::new(),
             lines: Vec::new(),
-            last_words: Vec::new(),
             no_embeddings: None,
             refused: None,
             tokens_per_word: 0.0,
