@@ -102,20 +102,6 @@ async fn diagnose_names_the_switch_that_starts_a_dying_server() -> Outcome {
     Ok(())
 }
 
-#[tokio::test]
-async fn diagnose_writes_the_switch_into_the_configuration() -> Outcome {
-    let setup = setup("")?;
-    let file = setup.home.file("w.toml", setup.config())?;
-    let file = file.to_string_lossy().into_owned();
-    let command =
-        ["diagnose", "--config", &file, "--model", "m", "--bisect", "--write", "--workload", "short-text"];
-    let ran = setup.home.warden(command, SOON).await?;
-    assert_eq!(ran.code, 4, "{}", ran.all());
-    let written = std::fs::read_to_string(&file).context(&file)?;
-    assert!(written.contains("mitigations = [\"no-repack\"]"), "{written}");
-    Ok(())
-}
-
 /// Events of a start after this script; it may stall for two seconds.
 async fn events_of_start(body: &str) -> Result<String, Trouble> {
     let toml = format!("lifecycle.start_stall = \"2s\"\n{QUICK}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::fs::getxattr;
 use rustix::io::Errno;
 
-pub(crate) const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
+const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
 
 pub(crate) fn access_list(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // The kernel limits an extended attribute to 64 KiB.

@@ -44,9 +44,6 @@ pub(crate) struct DiagnoseArgs {
     /// smallest set, with its cost.
     #[arg(long)]
     pub(super) bisect: bool,
-    /// Write the found mitigations into `mitigations` of the model in the configuration file.
-    #[arg(long, requires = "bisect", conflicts_with = "flags")]
-    pub(super) write: bool,
     /// Write a shareable folder: report, findings, and a script that shows the growth with llama-server and
     /// curl alone.
     #[arg(long, value_name = "DIR")]

@@ -4,9 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use warden_config::advice::AdvisedServer;
-use warden_config::machine::HostMachine;
 use warden_config::resolve::mitigations::MitigationChecker;
-use warden_config::resolve::resolve_config;
 use warden_diagnose::cure::{SwitchTrials, TrialProgress};
 use warden_diagnose::report::{CommandChanges, CureReport, SurvivalReport, UntriedSwitch};
 use warden_diagnose::{Experiment, ExperimentOutcome, LegProgress, without_prompt_cache};
@@ -18,9 +16,8 @@ use warden_supervisor::sync::lock;
 
 use super::candidates::{self, SearchPurpose, SwitchCandidates};
 use super::target::DiagnoseTarget;
-use super::{DiagnosisRun, write};
+use super::DiagnosisRun;
 use crate::cli::progress::ProgressLines;
-use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 use crate::out;
 
@@ -250,27 +247,6 @@ fn trials_text(rows: &[Vec<String>], left_out: &[UntriedSwitch]) -> String {
         text.extend(left_out.iter().map(|one| format!("{}: {}\n", one.item, one.why)));
     }
     text
-}
-
-pub(super) fn write_to_config(
-    mitigations: &[String],
-    model: &str,
-    config: &ConfigArgs,
-    machine: &HostMachine,
-) -> Result<(), CommandError> {
-    let Some(path) = &config.config else { return Ok(()) };
-    if mitigations.is_empty() {
-        out::error_line("nothing was written: there is no cure");
-        return Ok(());
-    }
-    write::write_mitigations(path, model, mitigations, |new| {
-        let config = ConfigArgs { config: Some(new.to_owned()), ..config.clone() };
-        let loaded = config.load(machine, Vec::new())?;
-        resolve_config(&loaded, machine, false)?;
-        Ok(())
-    })?;
-    out::error_line(&format!("written to {}", path.display()));
-    Ok(())
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 //!   arguments ── target: command with mitigations ──> Experiment (warden_diagnose) ──> table, JSON
 //!                                             Ctrl-C ──> ends the leg; prints the table so far
 //!   --bisect    experiments with and without mitigations: finds those that stop the growth
-//!   --write     adds the found mitigations to the configuration
 //!   --between   experiments with builds of commits: finds the commit that introduced the growth
 //!   --against   the same requests to two builds: proves whether one may replace the other
 //!   --report    a shareable folder with a script that shows the growth
@@ -22,7 +21,6 @@ mod outputs;
 mod starts;
 mod target;
 mod trace;
-mod write;
 
 use tokio_util::sync::CancellationToken;
 use warden_config::machine::HostMachine;
@@ -177,9 +175,6 @@ impl DiagnosisRun<'_> {
     ) -> Result<(), CommandError> {
         let Self { args, machine, target, .. } = self;
         let all = [
-            args.write.then(|| {
-                bisect::write_to_config(&collect_cures(report), target.name(), &args.config, machine)
-            }),
             args.report.as_ref().map(|path| {
                 outputs::write_report_folder(path, report, outcome, target, &machine.cwd, &[])
             }),
@@ -212,18 +207,6 @@ fn findings_text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &Diag
     text.extend(report.survival.iter().map(|one| bisect::survival_text(one, name)));
     text.extend(report.attribution.iter().map(|line| format!("{line}\n")));
     text
-}
-
-/// Returns the mitigations against all symptoms as items of `mitigations`.
-fn collect_cures(report: &DiagnoseReport) -> Vec<String> {
-    let mut all: Vec<String> = Vec::new();
-    let lists = report.cure.iter().map(|cure| &cure.mitigations);
-    for item in lists.chain(report.survival.iter().map(|one| &one.mitigations)).flatten() {
-        if !all.contains(item) {
-            all.push(item.clone());
-        }
-    }
-    all
 }
 
 fn exit_for_findings(

@@ -5,7 +5,7 @@ use warden_policies::start_search::{StartFinding, StartOutcome, StartSwitch};
 use warden_supervisor::StartSearchRun;
 
 use super::target::DiagnoseTarget;
-use super::{DiagnosisRun, bisect, wait_or_interrupt};
+use super::{DiagnosisRun, wait_or_interrupt};
 use crate::exit::CommandError;
 use crate::out;
 use crate::serve::SignalHandlers;
@@ -34,7 +34,7 @@ pub(super) fn report_finding(
     finding: &StartFinding,
     failure: CommandError,
 ) -> Result<(), CommandError> {
-    let DiagnosisRun { args, target, machine, .. } = run;
+    let DiagnosisRun { args, target, .. } = run;
     store_finding(target, finding);
     if run.stop.is_cancelled() {
         return Err(CommandError::INTERRUPTED);
@@ -46,9 +46,6 @@ pub(super) fn report_finding(
         out::print_json(&serde_json::json!({ "model": target.name(), "start": finding }))?;
     } else {
         finding.lines().iter().try_for_each(|line| out::print_line(line))?;
-    }
-    if args.write {
-        bisect::write_to_config(&writable_cures(finding), target.name(), &args.config, machine)?;
     }
     Err(match finding.outcome {
         StartOutcome::Found { .. } | StartOutcome::NoSwitch => {
@@ -70,10 +67,4 @@ fn store_finding(target: &DiagnoseTarget, finding: &StartFinding) {
     if let Err(error) = kept {
         out::error_line(&format!("warning: the finding cannot be kept in {}: {error}", state.display()));
     }
-}
-
-/// Returns the mitigation for `--write`; empty if flags in `args` conflict with the mitigation.
-fn writable_cures(finding: &StartFinding) -> Vec<String> {
-    let item = finding.switch().filter(|switch| switch.line.starts_with("write `mitigations"));
-    item.map(|switch| switch.item.clone()).into_iter().collect()
 }

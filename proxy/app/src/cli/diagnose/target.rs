@@ -108,9 +108,6 @@ fn configuration_plan(args: &DiagnoseArgs, machine: &HostMachine) -> Result<Conf
              `llama-warden diagnose --config warden.toml --model NAME`",
         ));
     }
-    if args.write && args.config.config.is_none() {
-        return Err(CommandError::usage("--write: there is no file to write to", "name it with `--config`"));
-    }
     let mut flags = if any_name { serve::dropin_settings(&args.flags, machine)? } else { Vec::new() };
     flags.extend(serve::model_folders(&args.models_dir));
     Ok(ConfigSource { config: args.config.clone(), flags, any_name })
