@@ -205,15 +205,8 @@ async fn a_crash_is_cured_by_the_variable_that_stops_it_and_everything_about_it_
     let bench = Bench::new(dies("GGML_CUDA_DISABLE_GRAPHS"), PLAIN)?;
     let folder = bench.setup.home.path().join("report");
     let folder_text = folder.display().to_string();
-    let args = [
-        "--bisect",
-        "--workload",
-        "image-sizes,short-text",
-        "--requests",
-        "70",
-        "--report",
-        &folder_text,
-    ];
+    let args =
+        ["--bisect", "--workload", "image-sizes,short-text", "--requests", "70", "--report", &folder_text];
     let (report, ran) = bench.report(&args).await?;
     assert_eq!(ran.code, CRASHES, "{}", ran.all());
     let crash = &report["legs"][0]["crash"];

@@ -17,10 +17,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 15] = [
     ("warden-sensors", &["warden-policies"]),
     ("warden-supervisor", &["warden-policies", "warden-sensors"]),
     ("warden-experiment", &["warden-policies"]),
-    (
-        "warden-diagnose",
-        &["warden-experiment", "warden-policies", "warden-sensors", "warden-supervisor"],
-    ),
+    ("warden-diagnose", &["warden-experiment", "warden-policies", "warden-sensors", "warden-supervisor"]),
     ("warden-gateway", &["warden-policies", "warden-sensors", "warden-supervisor"]),
     (
         "warden-config",
@@ -86,10 +83,8 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 15] = [
 ];
 
 /// Crates without clock, I/O and async, with their sources.
-const PURE_CRATES: [(&str, &str); 2] = [
-    ("warden-policies", "policies/src"),
-    ("warden-experiment", "lab/experiment/src"),
-];
+const PURE_CRATES: [(&str, &str); 2] =
+    [("warden-policies", "policies/src"), ("warden-experiment", "lab/experiment/src")];
 
 /// Foreign crates that these crates may use. `foldhash` hashes, `toml` parses a compiled-in text.
 const PURE_CRATES_MAY_USE: [&str; 5] = ["foldhash", "serde", "serde_json", "thiserror", "toml"];

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use serde_json::{Value, json};
 use warden_rig::warden::{CHAT, SOON, Setup, chat};
-use warden_rig::{Context as _, Home, Http, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
+use warden_rig::{Home, Http, Outcome, Trouble, Warden, binaries, wait_for, wait_until};
 
 use crate::wrappers::start_as;
 

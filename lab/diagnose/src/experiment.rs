@@ -1,6 +1,5 @@
 //! Runs legs one after the other with one command line, and combines their findings.
 
-
 use tokio_util::sync::CancellationToken;
 use warden_experiment::crash::{self, CrashRecurrence, WorkloadCrash};
 use warden_experiment::{LegEnd, LegReading, Workload, blame_across};

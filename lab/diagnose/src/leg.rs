@@ -408,7 +408,7 @@ fn check_capability(workload: Workload, props: &ServerProps) -> Result<(), Diagn
     let has = match kind {
         RequiredCapability::Vision => modalities.vision,
         RequiredCapability::Audio => modalities.audio,
-        RequiredCapability::Text | RequiredCapability::Embeddings | RequiredCapability::Any => true,
+        RequiredCapability::Text | RequiredCapability::Embeddings => true,
     };
     if has {
         Ok(())

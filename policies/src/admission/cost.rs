@@ -13,8 +13,6 @@
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
-
 use super::AdmissionPolicy;
 use crate::sample::{BackendSample, MemoryKind};
 use crate::units::{as_f64, truncate_to_u64};
@@ -27,7 +25,7 @@ const STEP_TOKENS_LEAST: u64 = 64;
 const STEP_DIVISOR: u64 = 4;
 
 /// A learnt cost per prompt token.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PromptPrice {
     /// Kind of memory that the prompts take.
     pub series: MemoryKind,

@@ -8,9 +8,9 @@ use warden_builder::{BuildChoices, BuildId, BuildStore, Provenance};
 use warden_policies::ByteSize;
 use warden_supervisor::{CanaryState, CanaryView, ModelView, canary_traffic};
 
-use crate::markup::{BadgeTone, badge, table_head, term_list, text_list};
 use crate::build_text::{build_cells, default_state};
 use crate::hub::PageSnapshot;
+use crate::markup::{BadgeTone, badge, table_head, term_list, text_list};
 use crate::part::{model_link, moment_element};
 
 #[derive(Debug, Default)]

@@ -6,8 +6,8 @@ use warden_policies::ByteSize;
 use warden_policies::units::as_f64;
 
 use crate::markup::plot::{
-    LinePlot, PlotArea, PlotCurve, PlotForecast, PlotLaw, PlotLevel,
-    PlotLimit, PlotLimitKind, PlotMark, PlotMarkKind,
+    LinePlot, PlotArea, PlotCurve, PlotForecast, PlotLaw, PlotLevel, PlotLimit, PlotLimitKind, PlotMark,
+    PlotMarkKind,
 };
 
 /// Least length of a gap in points; a gap is also longer than [`GAP_SECONDS`].

@@ -10,9 +10,9 @@ use warden_admin::series::ask::RANGES;
 use warden_policies::{ByteSize, MemoryKind, Reason};
 use warden_supervisor::FleetView;
 
+use crate::drawn::series_plot;
 use crate::markup::time::{UtcMoment, time_element};
 use crate::markup::{badge, style, table_head, term_list, words};
-use crate::drawn::series_plot;
 
 const VIEW_PATH: &str = "/page/memory";
 const FILE_PATH: &str = "/page/memory.html";

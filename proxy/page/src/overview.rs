@@ -12,9 +12,9 @@ use warden_policies::reclaim::ReclaimParts;
 use warden_policies::{ByteSize, MemoryKind, secrets};
 use warden_supervisor::{BackendView, CanaryState, ModelState, ModelView};
 
-use crate::markup::{BadgeTone, badge, table_head, words};
 use crate::files::content_hash;
 use crate::hub::PageSnapshot;
+use crate::markup::{BadgeTone, badge, table_head, words};
 use crate::pace::RequestRates;
 use crate::part::{
     has_words, memory_bar, model_link, moment_element, page_link, rate_text, search_field, seconds_text,

@@ -180,9 +180,7 @@ fn view_controls(view: PageView, asked: &QueryPairs, picture: &PageSnapshot) -> 
         PageView::Events => events::EventFilter::from_query(asked).form(view.path(), models(), true),
         PageView::Logs => log_filter(asked, picture).form(view.path(), models(), false),
         PageView::Configuration => configuration::search_form(asked.get("q").unwrap_or_default()),
-        PageView::Memory | PageView::Requests | PageView::Builds | PageView::Help => {
-            Markup::default()
-        }
+        PageView::Memory | PageView::Requests | PageView::Builds | PageView::Help => Markup::default(),
     }
 }
 

@@ -376,10 +376,8 @@ struct SoloLogState {
 
 impl SoloLog {
     fn new(command: &ServerCommand, limits: Child) -> Self {
-        let state = SoloLogState {
-            lines: VecDeque::new(),
-            declared: declared_memory::from_command(command, None),
-        };
+        let state =
+            SoloLogState { lines: VecDeque::new(), declared: declared_memory::from_command(command, None) };
         Self { limits, given: discreet::known_secrets(command), state: Mutex::new(state) }
     }
 

@@ -11,7 +11,7 @@ use warden_experiment::{LegEnd, Workload};
 use warden_policies::{GpuIndex, MemoryKind};
 
 use super::folder::ScriptSubject;
-use super::tests::{MIB, blind, cure, leg, outcome, plain, report, short};
+use super::tests::{blind, cure, leg, outcome, plain, report, short};
 use super::*;
 use crate::client::LabRequestError;
 use crate::error::RequiredCapability;

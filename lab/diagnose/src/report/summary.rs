@@ -65,7 +65,7 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
     if matches!(OverallResult::from_report(report), OverallResult::Slower | OverallResult::Otherwise) {
         lines.extend(report.between.iter().flat_map(BetweenReport::sentences));
     } else if lines.is_empty() {
-        lines.extend(extent_text(report));
+        lines.push(extent_text(report));
     }
     lines.extend(tool);
     lines.splice(0..0, crashes);
@@ -87,7 +87,7 @@ pub(super) fn headline(report: &DiagnoseReport) -> Vec<String> {
 }
 
 /// Returns how far the search reached, if it found nothing.
-fn extent_text(report: &DiagnoseReport) -> Option<String> {
+fn extent_text(report: &DiagnoseReport) -> String {
     let names =
         |all: &[&LegFinding]| all.iter().map(|finding| leg_name(finding)).collect::<Vec<_>>().join(", ");
     let (told, short): (Vec<&LegFinding>, Vec<&LegFinding>) = report
@@ -99,15 +99,13 @@ fn extent_text(report: &DiagnoseReport) -> Option<String> {
     let nothing = if unknown.is_some() { "nothing leaks in host memory" } else { "nothing leaks" };
     let unknown = unknown.map_or_else(String::new, |why| format!("; VRAM is not known: {why}"));
     match (told.is_empty(), short.is_empty()) {
-        (false, true) => Some(format!("{nothing} under the workloads below{unknown}")),
-        (false, false) => Some(format!(
+        (false, true) => format!("{nothing} under the workloads below{unknown}"),
+        (false, false) => format!(
             "{nothing} under {}; there were too few readings to tell under {}{unknown}",
             names(&told),
             names(&short)
-        )),
-        (true, false) => {
-            Some(format!("too few readings to tell whether anything leaks under {}", names(&short)))
-        }
-        (true, true) => Some("nothing was run, so nothing is known".to_owned()),
+        ),
+        (true, false) => format!("too few readings to tell whether anything leaks under {}", names(&short)),
+        (true, true) => "nothing was run, so nothing is known".to_owned(),
     }
 }

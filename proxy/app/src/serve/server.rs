@@ -246,11 +246,7 @@ impl RunningInstance {
             metrics: metrics.clone(),
             config: shown_config,
             gateway: running.access(&gateway, resolved.settings.server.connections),
-            records: InstanceRecords {
-                access: access.clone(),
-                lost_log_lines: logging::lost_lines,
-                series,
-            },
+            records: InstanceRecords { access: access.clone(), lost_log_lines: logging::lost_lines, series },
             caller: "llama-warden".into(),
             instance: Arc::new(instance),
             upgrades,

@@ -66,7 +66,10 @@ mod tests {
         for tone in all {
             let text = badge(tone, "a<b").into_string();
             assert!(text.contains(tone.class()) && text.contains("a&lt;b"), "{text}");
-            assert!(crate::markup::style::CSS.contains(&format!(".{}{{", tone.class())), "{tone:?} has no colour");
+            assert!(
+                crate::markup::style::CSS.contains(&format!(".{}{{", tone.class())),
+                "{tone:?} has no colour"
+            );
         }
         let mut shapes = all.map(BadgeTone::path).to_vec();
         shapes.dedup();

@@ -48,10 +48,7 @@ struct ProcessHistory {
 
 impl ProcessHistory {
     fn is_empty(&self) -> bool {
-        self.priors.is_empty()
-            && self.offload.is_none()
-            && self.held.is_empty()
-            && self.start.is_none()
+        self.priors.is_empty() && self.offload.is_none() && self.held.is_empty() && self.start.is_none()
     }
 }
 
@@ -309,9 +306,7 @@ pub fn known_memory(state_dir: &Path, command: &ServerCommand) -> KnownMemory {
     let all: Vec<ProcessHistory> =
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let found = all.into_iter().find(|known| known.key == key);
-    found
-        .map(|known| KnownMemory { held: known.held, leaks: known.priors })
-        .unwrap_or_default()
+    found.map(|known| KnownMemory { held: known.held, leaks: known.priors }).unwrap_or_default()
 }
 
 fn read_history(path: &Path) -> Vec<ProcessHistory> {

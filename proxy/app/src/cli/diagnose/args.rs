@@ -12,7 +12,6 @@ use crate::cli::build;
 use crate::cli::shared::ConfigArgs;
 use crate::exit::CommandError;
 
-#[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 no leak, 3 a leak was found, 4 the server crashed, 5 too few readings to tell, \

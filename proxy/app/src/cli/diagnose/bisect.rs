@@ -14,9 +14,9 @@ use warden_experiment::{LegFinding, Workload};
 use warden_supervisor::SoloSpec;
 use warden_supervisor::sync::lock;
 
+use super::DiagnosisRun;
 use super::candidates::{self, SearchPurpose, SwitchCandidates};
 use super::target::DiagnoseTarget;
-use super::DiagnosisRun;
 use crate::cli::progress::ProgressLines;
 use crate::exit::CommandError;
 use crate::out;

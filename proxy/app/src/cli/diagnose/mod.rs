@@ -109,7 +109,7 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     }
     run.print_report(&outcome, &report)?;
     run.write_outputs(&outcome, &report, failure)?;
-    exit_for_findings(&outcome, &report, run.stop.is_cancelled())
+    exit_for_findings(&outcome, run.stop.is_cancelled())
 }
 
 impl DiagnosisRun<'_> {
@@ -175,9 +175,9 @@ impl DiagnosisRun<'_> {
     ) -> Result<(), CommandError> {
         let Self { args, machine, target, .. } = self;
         let all = [
-            args.report.as_ref().map(|path| {
-                outputs::write_report_folder(path, report, outcome, target, &machine.cwd, &[])
-            }),
+            args.report
+                .as_ref()
+                .map(|path| outputs::write_report_folder(path, report, outcome, target, &machine.cwd, &[])),
             failure.map(Err),
         ];
         outputs::first_failure(all.into_iter().flatten(), out::error_line)
@@ -209,11 +209,7 @@ fn findings_text(args: &DiagnoseArgs, outcome: &ExperimentOutcome, report: &Diag
     text
 }
 
-fn exit_for_findings(
-    outcome: &ExperimentOutcome,
-    report: &DiagnoseReport,
-    stopped: bool,
-) -> Result<(), CommandError> {
+fn exit_for_findings(outcome: &ExperimentOutcome, stopped: bool) -> Result<(), CommandError> {
     let code = if outcome.interrupted || stopped {
         crate::exit::INTERRUPTED_CODE
     } else if outcome.crashed() {
@@ -325,7 +321,7 @@ mod tests {
     fn exit_of(legs: Vec<LegResult>) -> (u8, String) {
         let outcome = ExperimentOutcome { legs, ..ExperimentOutcome::default() };
         let report = DiagnoseReport::new(ExperimentSetup::default(), &outcome);
-        let code = exit_for_findings(&outcome, &report, false).map_or_else(|failure| failure.code(), |()| 0);
+        let code = exit_for_findings(&outcome, false).map_or_else(|failure| failure.code(), |()| 0);
         (code, findings_text(&parse(&["--", "-m", "a"]), &outcome, &report))
     }
 

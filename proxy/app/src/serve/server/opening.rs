@@ -11,8 +11,8 @@ use warden_config::resolve::ResolvedConfig;
 use warden_gateway::{BoundGateway, Gateway, GatewayConfig};
 use warden_supervisor::FleetWill;
 
-use super::succession::HandoverSockets;
 use super::InstanceAddresses;
+use super::succession::HandoverSockets;
 use crate::exit::CommandError;
 use crate::serve::manager::ActivatedSockets;
 use crate::serve::upgrade::new::{InheritedAdmin, InheritedSockets, ReceivedHandover};

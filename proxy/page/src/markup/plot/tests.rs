@@ -17,12 +17,7 @@ fn whole() -> LinePlot {
     let readings = rising(6);
     LinePlot {
         title: "host memory of <m>".to_owned(),
-        curves: vec![
-            PlotCurve {
-                name: "the readings".to_owned(),
-                stretches: vec![readings],
-            },
-        ],
+        curves: vec![PlotCurve { name: "the readings".to_owned(), stretches: vec![readings] }],
         laws: vec![PlotLaw {
             name: "the law: +4.00 MiB a request (3.00 to 5.00)".to_owned(),
             levels: vec![
