@@ -289,7 +289,7 @@ fn a_tool_around_the_server_is_named_and_growth_is_not_the_servers_alone() {
         ..ServerCommand::from_binary("/opt/llama-server".into())
     };
     report.about = ExperimentSetup::default().with_command(&command);
-    assert!(report.about.command_line().contains(" env 'A_KEY=***' valgrind /opt/llama-server -m "));
+    assert!(report.about.command_line().contains("env 'A_KEY=***' valgrind /opt/llama-server -m "));
     let told = "the server ran under `env 'A_KEY=***' valgrind`: memory is that of both";
     let text = report.to_markdown(ScriptSubject::Nothing);
     assert!(text.starts_with("# Memory of llama-server and of the tool around it grows\n"), "{text}");
