@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # Packages of llama-warden for this machine: a Debian package, and a tarball with checksums and a list of what is in it.
 #
-#   packaging/build.sh [--quick] [--binary PATH] [--version VERSION] [--out DIR]
+#   packaging/build.sh [--quick] [--binary PATH | --profile FILE] [--version VERSION] [--out DIR]
 #
-# Without --binary it is compiled, optimised. --quick compresses little, for tests. Two runs of the same sources with the same compiler give the same bytes: all times in the
+# Without --binary it is compiled, optimised; with --profile, for the load that packaging/profile.sh has recorded. --quick compresses little, for tests. Two runs of the same sources with the same compiler give the same bytes: all times in the
 # packages are SOURCE_DATE_EPOCH, or that of the last commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-binary="" version="" out=target/packages level=9 format=xz
+binary="" profile="" version="" out=target/packages level=9 format=xz
 while [ $# -gt 0 ]; do
     case $1 in
         --quick) level=1 format=gzip; shift; continue ;;
         --binary) binary=$2 ;;
+        --profile) profile="$(realpath -e "$2")" ;;
         --version) version=$2 ;;
         --out) out=$2 ;;
-        *) echo "usage: packaging/build.sh [--quick] [--binary PATH] [--version VERSION] [--out DIR]; unknown: $1" >&2; exit 2 ;;
+        *) echo "usage: packaging/build.sh [--quick] [--binary PATH | --profile FILE] [--version VERSION] [--out DIR]; unknown: $1" >&2; exit 2 ;;
     esac
     shift 2
 done
@@ -27,8 +28,15 @@ if [ -z "$binary" ]; then
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
     # shellcheck source=packaging/flags.sh
     . packaging/flags.sh
-    (reproducibly "$PWD" "${CARGO_HOME:-$HOME/.cargo}" "$target" && cargo build --profile dist --locked -p llama-warden)
-    binary="$target/dist/llama-warden"
+    place="$target/dist"
+    words=()
+    if [ -n "$profile" ]; then
+        for_load "$profile"
+        # Names in the profile are those of a build with --target, and so fit only such a build.
+        host="$(rustc -vV | sed -n 's/^host: //p')" && words=(--target "$host") place="$target/$host/dist"
+    fi
+    (reproducibly "$PWD" "${CARGO_HOME:-$HOME/.cargo}" "$target" && cargo build --profile dist --locked -p llama-warden "${words[@]}")
+    binary="$place/llama-warden"
 fi
 SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}"
 export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C
