@@ -18,7 +18,8 @@ const PROMPTS: &str = "b8827-llama-text-promptcache.jsonl";
 const MIXED: &str = "b8827-gemma4-mixed-np3.jsonl";
 
 async fn said(home: &Home, args: &[&str]) -> Result<String, Trouble> {
-    let ran = home.warden(args, SOON).await?;
+    // A simulated month takes seconds of CPU, and a busy machine has few of them.
+    let ran = home.warden(args, SOON * 4).await?;
     if ran.code != 0 {
         return Err(Trouble::new(format!("{args:?}: {ran:?}")));
     }
