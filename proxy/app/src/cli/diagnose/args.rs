@@ -15,8 +15,9 @@ use crate::exit::CommandError;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 no leak, 3 a leak was found, 4 the server crashed, 5 too few readings to tell, \
-                  2 wrong use, 130 interrupted (after the table so far), 1 anything else. With --between: 0 the commit was found, 5 it was not. With --against: 0 the new build may \
-                  take the place of the old one, 3 it is worse, 5 it cannot be told."
+                  2 wrong use, 130 interrupted (after the table so far), 1 anything else. With --between: \
+                  0 the commit was found, 5 it was not. With --against: 0 the new build may take the place \
+                  of the old one, 3 it is worse, 5 it cannot be told."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]

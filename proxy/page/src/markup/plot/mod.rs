@@ -21,9 +21,9 @@
 //!
 //! The drawing carries its geometry, so that a script can put one cursor over all plots of a page:
 //! `data-left`, `data-right`, `data-top`, `data-bottom` (units of the `viewBox`), `data-x-from`, `data-x-to`,
-//! `data-y-from`, `data-y-to` (values). Labels of the time axis carry `data-time` (seconds since 1970) and `data-step` (seconds from label to label). The label of class
-//! `unit` names the zone, so that a script can show another one than UTC. The stylesheet sets colours by
-//! class.
+//! `data-y-from`, `data-y-to` (values). Labels of the time axis carry `data-time` (seconds since 1970) and
+//! `data-step` (seconds from label to label). The label of class `unit` names the zone, so that a script can
+//! show another one than UTC. The stylesheet sets colours by class.
 
 mod axis;
 mod describe;
