@@ -20,6 +20,7 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
+[ -z "$binary" ] || [ -z "$profile" ] || { echo "--binary and --profile exclude each other" >&2; exit 2; }
 for program in dpkg-deb dpkg-shlibdeps strip python3; do
     command -v "$program" >/dev/null || { echo "$program is missing: apt install dpkg-dev binutils python3" >&2; exit 1; }
 done

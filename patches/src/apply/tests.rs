@@ -43,7 +43,7 @@ fn folder() -> TempDir {
     for (name, mode) in [("src/one.cpp", 0o755), ("src/two.cpp", 0o640)] {
         let file = folder.path().join(name);
         fs::write(&file, CODE).unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
     }
     folder
 }
@@ -111,7 +111,7 @@ fn links_read_only_files_and_ways_out_of_the_tree_are_errors_that_name_them() {
     symlink(outside.path().join("target.cpp"), folder.path().join("src/link.cpp")).unwrap();
     symlink(outside.path(), folder.path().join("elsewhere")).unwrap();
     fs::create_dir(folder.path().join("src/folder.cpp")).unwrap();
-    fs::set_permissions(folder.path().join("src/two.cpp"), fs::Permissions::from_mode(0o444)).unwrap();
+    fs::set_permissions(folder.path().join("src/two.cpp"), Permissions::from_mode(0o444)).unwrap();
     let before = snapshot(folder.path());
     for (path, words) in [
         ("src/link.cpp", "src/link.cpp: the file is a symbolic link"),

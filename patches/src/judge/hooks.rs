@@ -277,7 +277,7 @@ pub(super) fn place_sidecars(
         let Some(hook) = placed.paths.get(&sidecar.beside) else { continue };
         let path = sibling_path(hook, &sidecar.file);
         if reader.tree().read(&path)?.is_some() {
-            let text = "a file of this name is there already".to_owned();
+            let text = "a file of this name is there already: remove it first".to_owned();
             reasons.push(refused_sidecar(sidecar, text).at(&path, None));
             continue;
         }

@@ -13,8 +13,8 @@ use crate::load::MODEL;
 pub(crate) const NAME: &str = "llama-warden";
 pub(crate) const KEY: &str = "sk-0123456789abcdef0123456789abcdef";
 
-/// Configures unlimited connections, because the mock is an unknown binary. Older programs have a public key
-/// for that.
+/// Configures 64 idle connections until the mock, an unknown binary, is measured. Older programs have a public
+/// key for that.
 pub(crate) fn connections(program: &Path) -> Result<String, Trouble> {
     let schema = Command::new(program).args(["config", "schema"]).output()?.stdout;
     let key = "upstream.idle_connections_unknown";

@@ -79,11 +79,16 @@ pub(crate) struct PoolLimits {
 impl PoolLimits {
     /// Returns the maximum number of idle connections while `in_use` others carry requests. With a fixed
     /// maximum, a load above it would open a new connection for almost every request. An idle connection
-    /// occupies a thread of a llama-server. Half of the threads are left for new connections, such as the
-    /// supervisor's probes.
+    /// occupies a thread of a llama-server, so some threads are left for new connections, such as the
+    /// supervisor's probes: half of them if few connections are in use.
     fn max_idle(&self, facts: ServerFacts, in_use: usize) -> usize {
         match facts.http_threads {
-            Some(threads) => self.kept.max(in_use).min(threads as usize / 2),
+            Some(threads) if self.kept > 0 => {
+                let threads = threads as usize;
+                let without_load = self.kept.min(threads / 2);
+                without_load.max(in_use.min(threads / 2).min(threads.saturating_sub(in_use)))
+            }
+            Some(_) => 0,
             None => self.kept.min(self.kept_unknown),
         }
     }
@@ -216,7 +221,10 @@ mod tests {
             limits.max_idle(ServerFacts { http_threads: threads, ..ServerFacts::default() }, in_use)
         };
         assert_eq!(of(Some(u32::MAX), 3000), 3000);
-        assert_eq!(of(Some(ServerFacts::THREADS_ON_DEMAND), 3000), 512);
+        let on_demand = Some(ServerFacts::THREADS_ON_DEMAND);
+        assert_eq!((of(on_demand, 300), of(on_demand, 900), of(on_demand, 3000)), (300, 124, 64));
         assert_eq!((of(Some(6), 3000), of(None, 3000)), (3, 2));
+        let none = PoolLimits { kept: 0, ..limits };
+        assert_eq!(none.max_idle(ServerFacts { http_threads: on_demand, ..ServerFacts::default() }, 300), 0);
     }
 }

@@ -34,7 +34,7 @@ pub(crate) enum PatchesCommand {
     Show(show::PatchShowArgs),
     /// Judges sets in a source, or in every commit of a range.
     Check(check::PatchCheckArgs),
-    /// Applies sets to a source folder, all or none.
+    /// Applies sets to a source folder, after checking every file.
     Apply(apply::PatchApplyArgs),
     /// Writes sets as ordinary patches for one revision, for git and patch; paths begin at llama.cpp's own
     /// folder.
