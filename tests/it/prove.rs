@@ -369,7 +369,7 @@ async fn a_plain_and_a_patched_server_are_held_against_each_other_fix_by_fix() -
         patience: PART_TIMEOUT,
     };
     let steps = compare_builds(&builder, &pair).await?;
-    assert!(steps.len() == 3 && steps.iter().all(|step| step.how == StepResult::Shown), "{steps:#?}");
+    assert!(steps.len() == 4 && steps.iter().all(|step| step.how == StepResult::Shown), "{steps:#?}");
     assert!(steps[2].text.contains("llama-server's part gave back"), "{steps:#?}");
     // A server without the fixes answers alike, but does not log that they are on.
     let patience = Duration::from_secs(2);

@@ -3,6 +3,7 @@
 //! (`tests/sidecar`), and with the structs of real trees.
 
 mod build;
+mod checkpoints;
 mod drift;
 mod fork;
 mod reclaim;

@@ -30,9 +30,11 @@ pub(super) fn in_place(root: &Path, set: &PatchSet, defines: &[&str]) -> Result<
             files.insert(hook.id.as_str(), path.clone());
         }
     }
+    assert!(set.sidecars.iter().any(|sidecar| files.contains_key(sidecar.beside.as_str())), "{files:?}");
     let mut all: Vec<String> = files.values().cloned().collect();
     for sidecar in &set.sidecars {
-        let beside = files.get(sidecar.beside.as_str()).context("the sidecar's hook")?;
+        // A sidecar goes in only with its hook's lines.
+        let Some(beside) = files.get(sidecar.beside.as_str()) else { continue };
         let (folder, _) = beside.rsplit_once('/').context("a folder")?;
         let path = format!("{folder}/{}", sidecar.file);
         let content = std::fs::read(root.join(&path)).context(&path)?;

@@ -63,9 +63,9 @@ fn names_both_sets(plan: &Value) -> bool {
 #[tokio::test]
 async fn a_plan_for_cuda_has_the_sets_with_their_statuses_and_writes_nothing() -> Outcome {
     let home = home()?;
-    for (era, cap) in [(ERAS[0], "not-applicable"), (ERAS[ERAS.len() - 1], "verified")] {
+    for (era, later) in [(ERAS[0], "not-applicable"), (ERAS[ERAS.len() - 1], "verified")] {
         let plan = json(&home, &era.archive().await?, &[]).await?;
-        let cap = format!("graph-cache-cap {cap}");
+        let (cap, checkpoints) = (format!("graph-cache-cap {later}"), format!("slot-checkpoints {later}"));
         let expected = [
             "cuda-memory verified",
             &cap,
@@ -76,6 +76,7 @@ async fn a_plan_for_cuda_has_the_sets_with_their_statuses_and_writes_nothing() -
             "server verified",
             "cancel-nonstream verified",
             "reclaim-heap verified",
+            &checkpoints,
         ];
         assert_eq!(statuses(&plan), expected, "{}", era.version);
         assert!(names_both_sets(&plan), "{plan}");
@@ -112,7 +113,15 @@ async fn an_unverified_tree_is_planned_when_allowed_and_marked() -> Outcome {
     let allowed = json(&home, tree.path(), &["--allow-unverified"]).await?;
     let told = statuses(&allowed);
     assert_eq!(told[..2], ["cuda-memory unverified", "graph-cache-cap unverified"]);
-    assert_eq!(told[6..], ["server verified", "cancel-nonstream verified", "reclaim-heap verified"]);
+    assert_eq!(
+        told[6..],
+        [
+            "server verified",
+            "cancel-nonstream verified",
+            "reclaim-heap verified",
+            "slot-checkpoints verified"
+        ]
+    );
     let (cuda, server) = (&allowed["patches"][0], &allowed["patches"][1]);
     assert_eq!(cuda["allowed_unverified"], true);
     assert_eq!(server["allowed_unverified"], Value::Null);

@@ -124,6 +124,22 @@ pub(super) async fn server() -> Result<PathBuf, Trouble> {
     program("tests/sidecar/server.cpp", &includes, &["-O1"]).await
 }
 
+/// Program for checkpoints of an era, as `tests/sidecar/checkpoints.cpp` names it; `None` if the compiler lacks
+/// the sanitizer.
+pub(super) async fn checkpoints(era: &str, flavour: Flavour) -> Result<Option<PathBuf>, Trouble> {
+    if !has(flavour)? {
+        return Ok(None);
+    }
+    let includes = [
+        "patches/server/conformance/stand-in.h",
+        "patches/server/conformance/checkpoints.cpp",
+        "patches/server/llama-warden-checkpoints.h",
+    ];
+    let shape = format!("-DSHAPE={era}");
+    let flags = [&[shape.as_str()], flavour.flags()].concat();
+    program("tests/sidecar/checkpoints.cpp", &includes, &flags).await.map(Some)
+}
+
 async fn program(source: &str, includes: &[&str], flags: &[&str]) -> Result<PathBuf, Trouble> {
     // Parallel compilations would be slower, and might make a program twice.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
