@@ -61,6 +61,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    slots::announce_checkpoints();
     match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => {
             let code = runtime.block_on(start::run(args, script));

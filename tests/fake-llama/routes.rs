@@ -152,9 +152,19 @@ async fn slot_action(engine: &Engine, slot: &str, query: &str, body: Incoming) -
         if std::fs::write(&path, written).is_err() {
             return error(500, "server_error", "Unable to write");
         }
+        if slots::has_checkpoints(script.kept)
+            && std::fs::write(slots::checkpoint_path(&path), slots::checkpoints_of(&file)).is_err()
+        {
+            return error(500, "server_error", "Unable to write");
+        }
         return ok(&json!({ "id_slot": slot, "filename": name, "n_saved": tokens, "n_written": file.len() }));
     }
-    let restored = std::fs::read(&path).ok().and_then(|file| engine.held.restore(script.kept, slot, &file));
+    let restored = std::fs::read(&path).ok().and_then(|file| {
+        let beside = std::fs::read(slots::checkpoint_path(&path)).unwrap_or_default();
+        let fits = slots::has_checkpoints(script.kept) && beside == slots::checkpoints_of(&file);
+        let kept = if fits { Kept::Dense } else { script.kept };
+        engine.held.restore(kept, slot, &file)
+    });
     match restored {
         Some(tokens) => ok(&json!({ "id_slot": slot, "filename": name, "n_restored": tokens, "n_read": 1 })),
         None => error(400, "invalid_request_error", "Unable to restore slot"),

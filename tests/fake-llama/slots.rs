@@ -4,12 +4,14 @@
 //! A token is a word; a chat is its roles and texts, followed by the role of the answer. So the next turn of
 //! a conversation begins with the whole content of its slot, as in llama-server.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::goes_on::token_id;
+use crate::say;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -139,6 +141,34 @@ impl Slots {
     pub(crate) fn erase(&self, slot: usize) -> usize {
         std::mem::take(&mut self.state().slots[slot].tokens).len()
     }
+}
+
+/// Value of the fix's variable, if it is on.
+fn checkpoints_asked() -> Option<String> {
+    std::env::var("LLAMA_WARDEN_SLOT_CHECKPOINTS").ok().filter(|text| !text.is_empty() && text != "0")
+}
+
+/// Logs that the fix `slot-checkpoints` is on, as a patched build does.
+pub(crate) fn announce_checkpoints() {
+    if let Some(count) = checkpoints_asked() {
+        say::err(&format!("llama-warden: fix slot-checkpoints active: {count} checkpoints, 1024 MiB"));
+    }
+}
+
+/// True if the process writes checkpoints next to slot files, as a build with the fix `slot-checkpoints`.
+pub(crate) fn has_checkpoints(kept: Kept) -> bool {
+    kept == Kept::Windows && checkpoints_asked().is_some()
+}
+
+pub(crate) fn checkpoint_path(slot_file: &Path) -> PathBuf {
+    let mut path = slot_file.as_os_str().to_owned();
+    path.push(".checkpoints");
+    path.into()
+}
+
+/// Checkpoints that fit only this slot file.
+pub(crate) fn checkpoints_of(slot_file: &[u8]) -> Vec<u8> {
+    slot_file.iter().rev().copied().collect()
 }
 
 fn common(one: &[u32], other: &[u32]) -> usize {

@@ -169,6 +169,47 @@ async fn with_sliding_windows_prompts_are_evaluated_before_the_gate_by_overlap()
     all_warm(&warden, &mut talks).await
 }
 
+/// Setting that switches the fix `slot-checkpoints` on.
+const CHECKPOINTS: &str = "mitigations = [\"slot-checkpoints\"]";
+
+async fn carried_with_checkpoints(replace: &str) -> Outcome {
+    let lines = format!("replace = \"{replace}\"\n{CHECKPOINTS}");
+    let warden = started(&json!({ "kept": "windows" }), &lines).await?;
+    let mut talks = talks(&warden, 3).await?;
+    for _ in 0..2 {
+        warden.restart("m", 1).await?;
+        let warm = last(&warden)?;
+        assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(3), &Value::Null), "{warm}");
+        // Slot files have some 100 bytes a token, and their checkpoints are as large.
+        assert!(warm["bytes"].as_u64().is_some_and(|bytes| bytes > 2 * 3 * 400 * 100), "{warm}");
+        assert_eq!(files(&directories(&warden)[0]), 0, "checkpoints went with their files");
+        all_warm(&warden, &mut talks).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_saved_checkpoints_sliding_windows_go_along_in_sequence() -> Outcome {
+    carried_with_checkpoints("sequential").await
+}
+
+#[tokio::test]
+async fn with_saved_checkpoints_sliding_windows_go_along_by_overlap() -> Outcome {
+    carried_with_checkpoints("overlap").await
+}
+
+#[tokio::test]
+async fn checkpoints_count_for_the_bytes_of_slot_files() -> Outcome {
+    let lines = format!("replace = \"sequential\"\nwarm_bytes = \"60KiB\"\n{CHECKPOINTS}");
+    let warden = started(&json!({ "kept": "windows" }), &lines).await?;
+    talks(&warden, 1).await?;
+    warden.restart("m", 1).await?;
+    let warm = last(&warden)?;
+    assert_eq!((&warm["carried"], &warm["no_file"]), (&json!(0), &json!("room")), "{warm}");
+    assert_eq!(files(&directories(&warden)[0]), 0);
+    Ok(())
+}
+
 async fn failing(script: Value, why: &str) -> Outcome {
     let warden = started(&script, "replace = \"sequential\"").await?;
     let mut talks = talks(&warden, 2).await?;

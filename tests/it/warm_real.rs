@@ -1,6 +1,6 @@
 //! Promise: after a planned replacement of a real llama-server, the next turn of each conversation evaluates
 //! no more tokens than undisturbed, and gives the same bytes. A dense model uses slot files; sliding windows
-//! or a projector need evaluation.
+//! use slot files with checkpoints, and without checkpoints need evaluation, as a projector does.
 
 use std::path::PathBuf;
 
@@ -103,6 +103,8 @@ async fn last(warden: &Warden) -> Result<Value, Trouble> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Files,
+    /// By slot files with their checkpoints.
+    Checkpoints,
     Evaluated,
     /// By slot files, on a server with a projector.
     Projector,
@@ -126,12 +128,15 @@ async fn replaced(arch: &str, replace: &str, more: &[&'static str], how: How) ->
     drop(undisturbed);
 
     let args: Vec<String> = flags.iter().map(|flag| format!("{flag:?}")).collect();
-    let lines = format!(
+    let mut lines = format!(
         "binary = '{}'\nmodel = '{}'\nargs = [{}]\npreload = true\nreplace = \"{replace}\"\non_death = \"continue\"\n",
         server.display(),
         model.display(),
         args.join(", ")
     );
+    if how == How::Checkpoints {
+        lines.push_str("mitigations = [\"slot-checkpoints\"]\n");
+    }
     let warden = setup
         .top("log.children = false\ninternal.lifecycle.slot_shows_within = \"4s\"")
         .model("m", &lines)
@@ -150,8 +155,10 @@ async fn replaced(arch: &str, replace: &str, more: &[&'static str], how: How) ->
             }
             warden.restart("m", 1).await?;
             let warm = last(&warden).await?;
-            let (carried, evaluated) =
-                if how == How::Files { (CONVERSATIONS, 0) } else { (0, CONVERSATIONS) };
+            let (carried, evaluated) = match how {
+                How::Files | How::Checkpoints => (CONVERSATIONS, 0),
+                How::Evaluated | How::Projector => (0, CONVERSATIONS),
+            };
             assert_eq!(warm["cold"]["media"], if sees { json!(1) } else { Value::Null }, "{warm}");
             assert_eq!(
                 (&warm["carried"], &warm["evaluated"]),
@@ -191,6 +198,21 @@ async fn a_model_with_sliding_windows_is_evaluated_again_in_sequence() -> Outcom
 #[tokio::test]
 async fn a_model_with_sliding_windows_is_evaluated_again_by_overlap() -> Outcome {
     replaced("gemma4", "overlap", &["-np", "4"], How::Evaluated).await
+}
+
+#[tokio::test]
+async fn with_saved_checkpoints_sliding_windows_are_carried_in_sequence() -> Outcome {
+    replaced("gemma4", "sequential", &["-np", "4"], How::Checkpoints).await
+}
+
+#[tokio::test]
+async fn with_saved_checkpoints_sliding_windows_are_carried_by_overlap() -> Outcome {
+    replaced("gemma4", "overlap", &["-np", "4"], How::Checkpoints).await
+}
+
+#[tokio::test]
+async fn with_saved_checkpoints_a_dense_model_is_carried_as_before() -> Outcome {
+    replaced("llama", "sequential", &["-np", "4"], How::Checkpoints).await
 }
 
 #[tokio::test]

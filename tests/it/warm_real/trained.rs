@@ -1,5 +1,5 @@
 //! Replacements with trained, quantised models: dense SmolLM2 is carried over by slot files; Gemma 3 has
-//! sliding windows and does not use restored slots.
+//! sliding windows and uses restored slots only with their checkpoints.
 
 use std::path::Path;
 
@@ -37,9 +37,9 @@ async fn undisturbed_turns(model: &Path, rounds: usize) -> Result<Vec<Vec<Turn>>
     Ok(all)
 }
 
-async fn started(model: &Path) -> Result<Warden, Trouble> {
+async fn started(model: &Path, more: &str) -> Result<Warden, Trouble> {
     let lines =
-        model_lines_of(model, &flags()).await? + "replace = \"sequential\"\non_death = \"continue\"\n";
+        model_lines_of(model, &flags()).await? + "replace = \"sequential\"\non_death = \"continue\"\n" + more;
     // A busy machine needs longer to show that restored slots are used.
     let top = "log.children = false\ninternal.lifecycle.slot_shows_within = \"4s\"";
     let warden = Setup::new()?.top(top).model("m", &lines).start().await?;
@@ -55,7 +55,7 @@ fn texts(turns: &[Turn]) -> Vec<&str> {
 async fn a_dense_model_with_trained_weights_is_carried_and_says_what_it_would_have_said() -> Outcome {
     let Some(model) = smollm2().await? else { return Ok(()) };
     let expected = undisturbed_turns(&model, 2).await?;
-    let warden = started(&model).await?;
+    let warden = started(&model, "").await?;
     let mut talks = talks();
     let first = talks.turns(&warden.http).await?;
     assert_eq!(texts(&first), texts(&expected[0]));
@@ -72,7 +72,7 @@ async fn a_dense_model_with_trained_weights_is_carried_and_says_what_it_would_ha
 async fn sliding_windows_with_trained_weights_are_evaluated_again_and_their_slots_are_given_up() -> Outcome {
     let Some(model) = gemma3().await? else { return Ok(()) };
     let expected = undisturbed_turns(&model, 3).await?;
-    let warden = started(&model).await?;
+    let warden = started(&model, "").await?;
     let mut talks = talks();
     for (round, expected) in expected.iter().enumerate() {
         if round > 0 {
@@ -95,6 +95,28 @@ async fn sliding_windows_with_trained_weights_are_evaluated_again_and_their_slot
         assert_eq!(texts(&turns), texts(expected), "round {round}");
         if round > 1 {
             assert!(turns.iter().all(|(_, cached, _)| *cached > 256), "{turns:?}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn sliding_windows_with_trained_weights_and_saved_checkpoints_are_carried() -> Outcome {
+    let Some(model) = gemma3().await? else { return Ok(()) };
+    let expected = undisturbed_turns(&model, 3).await?;
+    let warden = started(&model, "mitigations = [\"slot-checkpoints\"]\n").await?;
+    let mut talks = talks();
+    for (round, expected) in expected.iter().enumerate() {
+        if round > 0 {
+            warden.restart("m", 1).await?;
+            let warm = last(&warden).await?;
+            assert_eq!((&warm["carried"], &warm["evaluated"]), (&json!(2), &json!(0)), "{warm}");
+        }
+        let turns = talks.turns(&warden.http).await?;
+        assert_eq!(texts(&turns), texts(expected), "round {round}");
+        for ((_, cached, evaluated), (_, _, undisturbed)) in turns.iter().zip(expected) {
+            assert!(round == 0 || *cached > 256, "{turns:?}");
+            assert!(*evaluated <= undisturbed + 2, "{turns:?} instead of {expected:?}");
         }
     }
     Ok(())

@@ -28,6 +28,8 @@ const FILE_PREFIX: &str = "llama-warden-";
 const FILE_SUFFIX: &str = ".slot";
 const DIRECTORY_EXTENSION: &str = "slots";
 const MARK_SUFFIX: &str = ".mark";
+/// File that a server with the fix `slot-checkpoints` writes next to a slot file.
+const CHECKPOINT_SUFFIX: &str = ".checkpoints";
 
 /// A slot directory. Dropping the last handle removes our files, in the background where possible.
 #[derive(Debug)]
@@ -110,22 +112,30 @@ impl SlotFiles {
 
     /// Restricts a file to our user and returns its size.
     pub(crate) fn seal_file(&self, name: &str) -> io::Result<u64> {
-        let path = self.path().join(name);
-        let facts = fs::symlink_metadata(&path)?;
-        if !facts.is_file() {
-            return Err(io::Error::other("it is no file"));
-        }
-        if facts.permissions().mode() & 0o077 != 0 {
-            // The process has replaced our file.
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        }
-        Ok(facts.len())
+        seal(&self.path().join(name))
     }
 
-    /// Moves a file from another directory on the same disk.
+    /// Restricts the checkpoints of a slot file to our user and returns their size; 0 without checkpoints.
+    pub(crate) fn seal_checkpoints(&self, name: &str) -> u64 {
+        seal(&self.path().join(checkpoint_name(name))).unwrap_or(0)
+    }
+
+    /// Moves a file and its checkpoints from another directory on the same disk.
     pub(crate) fn adopt_file(&self, other: &Self, name: &str) -> io::Result<()> {
         let (from, to) = (other.path(), self.path());
-        if from == to { Ok(()) } else { fs::rename(from.join(name), to.join(name)) }
+        if from == to {
+            return Ok(());
+        }
+        fs::rename(from.join(name), to.join(name))?;
+        let checkpoints = checkpoint_name(name);
+        match fs::rename(from.join(&checkpoints), to.join(&checkpoints)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                // The server then evaluates the prompt, and the proof shows it.
+                tracing::warn!(%error, "the checkpoints of a slot cannot be moved");
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Removes a file, and files that the server wrote next to it.
@@ -143,6 +153,22 @@ impl SlotFiles {
     pub(crate) fn are_in_memory(&self) -> bool {
         rustix::fs::statfs(self.path()).is_ok_and(|disk| is_in_memory(&disk))
     }
+}
+
+fn checkpoint_name(name: &str) -> String {
+    format!("{name}{CHECKPOINT_SUFFIX}")
+}
+
+fn seal(path: &Path) -> io::Result<u64> {
+    let facts = fs::symlink_metadata(path)?;
+    if !facts.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    if facts.permissions().mode() & 0o077 != 0 {
+        // The process has replaced our file.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    }
+    Ok(facts.len())
 }
 
 fn is_in_memory(disk: &rustix::fs::StatFs) -> bool {
@@ -328,6 +354,37 @@ mod tests {
         assert_eq!(new.seal_file(&name).unwrap(), 0);
         new.remove_file(&name);
         assert!(new.seal_file(&name).is_err());
+    }
+
+    #[test]
+    fn checkpoints_are_counted_and_moved_and_removed_with_their_slot() {
+        let base = tempfile::tempdir().unwrap();
+        let of = |generation: u64| {
+            let socket = base.path().join(format!("m-7-g{generation}.sock"));
+            let files = SlotFiles::from_command(&command(&[]), &socket);
+            files.announce(&mut command(&[])).unwrap();
+            files
+        };
+        let (old, new) = (of(1), of(2));
+        let name = old.file_name(0);
+        old.create_file(&name).unwrap();
+        assert_eq!(old.seal_checkpoints(&name), 0);
+        let beside = old.path().join(format!("{name}.checkpoints"));
+        fs::write(&beside, "states").unwrap();
+        fs::set_permissions(&beside, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!((old.seal_checkpoints(&name), mode(&beside)), (6, 0o600));
+        new.adopt_file(&old, &name).unwrap();
+        assert!(!beside.exists());
+        assert_eq!(new.seal_checkpoints(&name), 6);
+        new.remove_file(&name);
+        assert_eq!((new.seal_checkpoints(&name), fs::read_dir(new.path()).unwrap().count()), (0, 0));
+        // A link is no file of the server's.
+        std::os::unix::fs::symlink("/etc/passwd", old.path().join(format!("{name}.checkpoints"))).unwrap();
+        assert_eq!(old.seal_checkpoints(&name), 0);
+        // A file of the process that was killed while it wrote.
+        fs::write(old.path().join(format!("{name}.checkpoints.tmp")), "sta").unwrap();
+        old.remove_file(&name);
+        assert!(!old.path().join(format!("{name}.checkpoints.tmp")).exists());
     }
 
     #[test]

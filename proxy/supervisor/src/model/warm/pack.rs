@@ -177,6 +177,7 @@ impl SlotPacking {
                 SaveResult::Failed(NoFileReason::Room)
             }
             (Ok((tokens, bytes)), Ok(_)) => {
+                let bytes = bytes.saturating_add(self.files.seal_checkpoints(&name));
                 if !room.record_file(tokens, bytes) {
                     SaveResult::Failed(NoFileReason::Room)
                 } else if warmth::is_worthwhile(tokens, took.as_secs_f64() * 1000.0, self.pace) {
