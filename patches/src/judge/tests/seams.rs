@@ -80,7 +80,7 @@ fn a_foreign_file_of_the_sidecars_name_is_not_overwritten() {
     taken.0.insert("gpu/w.h".to_owned(), b"theirs".to_vec());
     refused(
         &judge(&set(), &taken).unwrap(),
-        &["gpu/w.h: sidecar `w.h`: a file of this name is there already"],
+        &["gpu/w.h: sidecar `w.h`: a file of this name is there already: remove it first"],
     );
 }
 
