@@ -154,10 +154,10 @@ struct StyleBounds {
 }
 
 const BOUNDS: StyleBounds = StyleBounds {
-    one_word: 65,
-    shared: 49,
-    private_voice: 60,
+    one_word: 56,
+    shared: 37,
+    private_voice: 56,
     wide: 0,
     long_functions: 0,
-    large_structs: 29,
+    large_structs: 27,
 };
