@@ -402,10 +402,17 @@ mod tests {
 
     use super::*;
 
-    struct SingleFileTree(String);
-    impl SourceTree for SingleFileTree {
+    /// A tree with this queue, whose slots have no checkpoints.
+    struct QueueTree(String);
+    impl SourceTree for QueueTree {
         fn read(&self, path: &str) -> warden_patches::Result<Option<Vec<u8>>> {
-            Ok((path == "tools/server/server-queue.cpp").then(|| self.0.clone().into_bytes()))
+            Ok(match path {
+                "tools/server/server-queue.cpp" => Some(self.0.clone().into_bytes()),
+                "tools/server/server-context.cpp" => {
+                    Some(b"struct server_slot {\n    int id;\n};\n".to_vec())
+                }
+                _ => None,
+            })
         }
         fn revision(&self) -> warden_patches::SourceRevision {
             warden_patches::SourceRevision::default()
@@ -432,7 +439,7 @@ mod tests {
         set.fingerprints = warden_patches::set::fingerprints::SeamFingerprints::default();
         let text = "#include \"log.h\"\nresult queue::recv_with_timeout(int timeout) {\n    while (true) {\n        \
                     std::cv_status cr_res = condition_results.wait_for(lock, std::chrono::seconds(timeout));\n    }\n}\n";
-        let judgement = warden_patches::judge(&set, &SingleFileTree(text.to_owned())).unwrap();
+        let judgement = warden_patches::judge(&set, &QueueTree(text.to_owned())).unwrap();
         assert_eq!(judgement.status, PatchStatus::Unverified, "{:?}", judgement.reasons);
         insta::assert_snapshot!(describe_unknown_code(&ProofSubject { set, judgement }, "b9000"));
     }
