@@ -112,8 +112,11 @@ async fn while_the_configuration_cannot_be_read_all_goes_on_and_what_comes_at_la
     let answer = warden.http.post(CHAT, &chat("x", "a", "hi", 4, false)).await?;
     assert!(answer.status.is_success(), "{}", answer.text());
     let program = warden_rig::binaries::llama_warden()?.display().to_string();
+    let children = warden.kid.children();
     let refused = warden.cli(&["upgrade", "--to", &program, "--wait", "1s"]).await?;
     assert!(refused.code == 1 && refused.all().contains("did not start in time"), "{refused:?}");
+    // The next program also reads from the pipe: as long as it lives, it takes part of what is written.
+    wait_until("the next program is gone", SOON, async || warden.kid.children() == children).await?;
     let renamed = config.replace("[models.\"a\"]", "[models.\"c\"]");
     // The next reader finds a regular file.
     std::fs::rename(&path, path.with_extension("fifo"))?;
