@@ -147,6 +147,8 @@ pub(crate) fn run(command: &MitigationsCommand) -> Result<(), CommandError> {
 struct MitigationSelection<'a> {
     mitigations: Vec<&'a MitigationEntry>,
     leaks: Vec<&'a KnownLeak>,
+    /// Mitigations of other backends: the table does not name them as cures.
+    unsuitable: Vec<&'a str>,
     here: Option<&'a NamedBuild>,
 }
 
@@ -188,11 +190,12 @@ impl<'a> MitigationSelection<'a> {
         }
         let fits = |own: &[LeakMemory]| memory.is_none_or(|asked| own.contains(&asked));
         let entries = all.mitigations().iter().map(|entry| &**entry);
+        let (suitable, other): (Vec<_>, Vec<_>) =
+            entries.partition(|entry| backend.is_none_or(|asked| entry.is_for(asked)));
         let leaks = all.leaks().iter();
         Ok(Self {
-            mitigations: entries
-                .filter(|entry| fits(&entry.memory) && backend.is_none_or(|asked| entry.is_for(asked)))
-                .collect(),
+            mitigations: suitable.into_iter().filter(|entry| fits(&entry.memory)).collect(),
+            unsuitable: other.into_iter().map(|entry| entry.id.as_str()).collect(),
             leaks: leaks
                 .filter(|leak| fits(&leak.memory) && backend.is_none_or(|asked| leak.is_for(asked)))
                 .collect(),
@@ -231,7 +234,11 @@ impl<'a> MitigationSelection<'a> {
         let mut text = out::format_table(&rows);
         text.push('\n');
         let rows = self.leaks.iter().map(|leak| {
-            let cures: Vec<String> = leak.cures.iter().map(mitigation::LeakCure::short).collect();
+            let suits = |cure: &&mitigation::LeakCure| {
+                cure.mitigation.as_deref().is_none_or(|id| !self.unsuitable.contains(&id))
+            };
+            let cures: Vec<String> =
+                leak.cures.iter().filter(suits).map(mitigation::LeakCure::short).collect();
             vec![
                 leak.id.clone(),
                 memory_text(&leak.memory),
