@@ -402,39 +402,31 @@ class file {
         return ::fstat(number, &facts) == 0 && S_ISREG(facts.st_mode) ? (int64_t) facts.st_size : -1;
     }
     bool write(const void * data, size_t size) {
-        const char * at = (const char *) data;
-        while (size > 0) {
-            const ssize_t done = ::write(number, at, std::min<size_t>(size, 1u << 30));
-            if (done < 0 && errno == EINTR) {
-                continue;
-            }
-            if (done <= 0) {
-                return false;
-            }
-            at += done;
-            size -= (size_t) done;
-        }
-        return true;
+        return whole((const char *) data, size, [this](const char * at, size_t part) { return ::write(number, at, part); });
     }
     bool read(void * data, size_t size) {
-        char * at = (char *) data;
-        while (size > 0) {
-            const ssize_t done = ::read(number, at, std::min<size_t>(size, 1u << 30));
-            if (done < 0 && errno == EINTR) {
-                continue;
-            }
-            if (done <= 0) {
-                return false;
-            }
-            at += done;
-            size -= (size_t) done;
-        }
-        return true;
+        return whole((char *) data, size, [this](char * at, size_t part) { return ::read(number, at, part); });
     }
     bool seek(int64_t offset) { return ::lseek(number, (off_t) offset, SEEK_SET) == (off_t) offset; }
 
   private:
     int number;
+
+    // The system may read or write only a part at a time.
+    template <class Byte, class Action> static bool whole(Byte * at, size_t size, Action action) {
+        while (size > 0) {
+            const ssize_t done = action(at, std::min<size_t>(size, 1u << 30));
+            if (done < 0 && errno == EINTR) {
+                continue;
+            }
+            if (done <= 0) {
+                return false;
+            }
+            at += done;
+            size -= (size_t) done;
+        }
+        return true;
+    }
 };
 
 // Ties the checkpoints to the slot's file: its size, its beginning with the tokens, and its end. 0: no such file.
