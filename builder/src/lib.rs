@@ -52,7 +52,6 @@ pub mod store;
 pub mod toolchain;
 pub mod verify;
 pub mod weights;
-mod whole;
 
 pub use builder::{BuildRequest, Builder, BuilderDirs, StoredBuild};
 pub use environment::BuildEnvironment;

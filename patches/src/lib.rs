@@ -22,6 +22,7 @@
 //! | [`apply`], [`export`] | writes sets into a folder; writes patches for git and patch |
 //! | [`prove`] | tests of a set in an unreviewed tree, and their records |
 //! | [`marker`], [`binary`] | markers of patches in source and in binaries |
+//! | [`whole`] | writes files as a whole |
 //! | [`mitigation`] | fixes, variables, flags and build options against leaks |
 
 pub mod apply;
@@ -42,6 +43,7 @@ pub mod scan;
 mod series;
 pub mod set;
 mod tree;
+pub mod whole;
 
 pub use edits::{FileEdit, InsertedLine, TreeEdits};
 pub use error::{PatchError, PatchErrorClass, Result, SetRefusal};

@@ -10,7 +10,7 @@ use crate::error::{Result, io_error};
 use crate::plan::{AmxKernels, is_on, option_value};
 use crate::toolchain::BuildCompilers;
 use crate::toolchain::amx::{TileCode, check_tile_code, compiles_amx};
-use crate::whole::{self, LossTolerance};
+use warden_patches::whole::{self, LossTolerance};
 
 const AMX_CMAKE_OPTIONS: [&str; 2] = ["GGML_AMX_TILE", "GGML_AMX_INT8"];
 

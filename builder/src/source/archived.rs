@@ -19,7 +19,7 @@ use super::{ExaminedSource, file_sha256, revision};
 use crate::archive::{ArchiveEntryKind, ArchiveLimits, entry_read_error, strip_folder, walk_entries};
 use crate::clock;
 use crate::error::{BuilderError, Result, io_error};
-use crate::whole::{self, LossTolerance};
+use warden_patches::whole::{self, LossTolerance};
 
 /// Incremented when the record's meaning changes; older records are ignored then.
 const RECORD_SCHEMA: u32 = 1;

@@ -10,7 +10,7 @@ use warden_patches::{SourceRevision, SourceTree};
 
 use super::{BuildSource, ExaminedSource};
 use crate::error::{BuilderError, Result};
-use crate::whole::{self, LossTolerance};
+use warden_patches::whole::{self, LossTolerance};
 
 /// A source's files, cached on disk if reading them is slow: otherwise each request would unpack the archive.
 /// Cache names depend on the archive's hash, so cached files stay valid.

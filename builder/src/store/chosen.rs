@@ -19,7 +19,7 @@ use super::lineage::{SuccessorObstacle, check_successor};
 use super::{BuildId, BuildStore, CHOICES_FILE, MOVE_FILE, Provenance};
 use crate::clock;
 use crate::error::{BuilderError, Result, io_error};
-use crate::whole::{self, LossTolerance};
+use warden_patches::whole::{self, LossTolerance};
 
 /// Maximum entries per list; older builds are no useful rollback target.
 const MAX_DECISIONS: usize = 20;

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::measured::ServerBehaviour;
 use crate::error::{Result, io_error};
-use crate::whole::{self, LossTolerance};
+use warden_patches::whole::{self, LossTolerance};
 
 /// The folder of cached measurements. Only methods access the disk; they block briefly.
 #[derive(Clone, Debug)]

@@ -4,13 +4,14 @@
 mod tests;
 
 use std::fs::{self, Metadata, Permissions};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use crate::edits::FileEdit;
 use crate::error::{Result, content_error, io_error, machine_error};
 use crate::series::PatchSeries;
+use crate::whole::{self, LossTolerance};
 
 const LINK_HINT: &str = "writing through it would change files somewhere else: patch the tree that it leads to, or \
                          replace the link by a copy";
@@ -27,21 +28,12 @@ pub fn apply(root: &Path, series: &PatchSeries) -> Result<bool> {
     edits.iter().try_for_each(|edit| check_edit(root, edit))?;
     for edit in &edits {
         let file = root.join(&edit.path);
-        let folder = file.parent().unwrap_or(root);
-        fs::create_dir_all(folder).map_err(io_error("creating", folder))?;
-        write_file(folder, &file, &edit.after).map_err(io_error("writing", file))?;
+        let old = fs::metadata(&file).map(|facts| facts.permissions());
+        let mode = old.unwrap_or_else(|_| Permissions::from_mode(0o644));
+        whole::write_with_mode(&file, &edit.after, mode, LossTolerance::Replaceable)
+            .map_err(io_error("writing", file))?;
     }
     Ok(!edits.is_empty())
-}
-
-/// Replaces a file as a whole: a full disk leaves the old one, and a hard link of it elsewhere stays unchanged.
-fn write_file(folder: &Path, file: &Path, text: &[u8]) -> io::Result<()> {
-    let mode = fs::metadata(file).map_or(Permissions::from_mode(0o644), |facts| facts.permissions());
-    let mut new = tempfile::NamedTempFile::new_in(folder)?;
-    new.write_all(text)?;
-    new.as_file().set_permissions(mode)?;
-    new.persist(file)?;
-    Ok(())
 }
 
 fn check_edit(root: &Path, edit: &FileEdit) -> Result<()> {

@@ -1,10 +1,11 @@
 //! Reads and writes `verified.toml`, next to the configuration file: the results of `patches prove` on this
 //! machine.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use warden_patches::prove::ProofRecords;
+use warden_patches::whole::{self, LossTolerance};
 
 use crate::machine::HostMachine;
 use crate::problem::{ConfigPlace, ConfigProblem};
@@ -66,14 +67,8 @@ pub fn write_proofs(file: &Path, proofs: &ProofRecords) -> Result<(), ConfigProb
         )
     };
     let text = proofs.to_toml().map_err(|error| trouble(&error))?;
-    let folder = file.parent().unwrap_or_else(|| Path::new("."));
-    std::fs::create_dir_all(folder).map_err(|error| trouble(&error))?;
-    let mut new = tempfile::NamedTempFile::new_in(folder).map_err(|error| trouble(&error))?;
-    new.write_all(text.as_bytes())
-        .and_then(|()| new.as_file().sync_all())
-        .map_err(|error| trouble(&error))?;
-    new.persist(file).map_err(|error| trouble(&error.error))?;
-    Ok(())
+    whole::write_atomically(file, text.as_bytes(), LossTolerance::Irreplaceable)
+        .map_err(|error| trouble(&error))
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! `patches apply`: applies patch sets to a folder. `patches export`: writes ordinary patches for one revision.
 
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +10,7 @@ use warden_builder::BuildSource;
 use warden_config::resolve::proofs;
 use warden_patches::apply;
 use warden_patches::export::{self, PatchFile};
+use warden_patches::whole::{self, LossTolerance};
 use warden_patches::{FolderTree, PatchSeries, PatchSet, PatchStatus};
 
 use super::{SetArgs, SourceArgs, check, check_admitted, find_patch, run_blocking};
@@ -234,13 +234,10 @@ fn write_patches(folder: &Path, files: &[PatchFile]) -> Result<Vec<PathBuf>, Com
         }
     }
     for (path, content) in &all {
-        let mut new = tempfile::NamedTempFile::new_in(folder).map_err(|error| trouble(path, &error))?;
-        let written = new.write_all(content).and_then(|()| new.as_file().sync_all());
-        written.map_err(|error| trouble(path, &error))?;
         // Readable for all users, because patches are meant to be shared.
-        let readable = new.as_file().set_permissions(std::fs::Permissions::from_mode(0o644));
-        readable.map_err(|error| trouble(path, &error))?;
-        new.persist(path).map_err(|error| trouble(path, &error.error))?;
+        let readable = std::fs::Permissions::from_mode(0o644);
+        whole::write_with_mode(path, content, readable, LossTolerance::Irreplaceable)
+            .map_err(|error| trouble(path, &error))?;
     }
     Ok(paths)
 }
