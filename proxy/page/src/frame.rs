@@ -9,7 +9,7 @@ use warden_policies::phrases;
 
 use crate::files;
 use crate::hub::{ActionNotice, ActionOutcome};
-use crate::markup::{finish_page, term_list};
+use crate::markup::{document, finish_page, term_list};
 use crate::part::moment_element;
 use crate::view::PageView;
 
@@ -33,24 +33,16 @@ pub(crate) struct PageFrame<'a> {
     pub(crate) controls: Markup,
 }
 
-/// Returns a whole document. `more`: further elements of the `<head>`.
+/// Returns a whole document of the page. `more`: further elements of the `<head>`.
 fn html_document(title: impl Display, more: &Markup, body: &Markup) -> String {
-    finish_page(html! {
-        (PreEscaped("<!doctype html>"))
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (title) }
-                link rel="icon" href=(PAGE_ICON);
-                style { (PreEscaped(&files::page_files().style.text)) }
-                (more)
-            }
-            (body)
-        }
-        "\n"
-    })
+    let head = html! {
+        meta name="color-scheme" content="light dark";
+        title { (title) }
+        link rel="icon" href=(PAGE_ICON);
+        style { (PreEscaped(&files::page_files().style.text)) }
+        (more)
+    };
+    document(&head, body)
 }
 
 /// Returns a whole document around the refreshed part of a view, which [`refreshed_part`] has made.

@@ -34,7 +34,7 @@ pub(crate) fn memory_file(data: &MemoryData) -> String {
         }
         (memory_content(data))
     };
-    style::document(format_args!("Memory of {}", data.model), &content)
+    style::self_contained(format_args!("Memory of {}", data.model), &content)
 }
 
 /// Returns the name of the self-contained file; all characters of the name are valid on any system.

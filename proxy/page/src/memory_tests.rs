@@ -80,7 +80,7 @@ fn a_leak_is_seen_with_all_that_is_known_of_it() {
     assert_eq!(memory_file_name(&data), "memory-org-m--b--2026-09-21T141321Z.html");
     if let Some(folder) = std::env::var_os("WARDEN_LOOK") {
         std::fs::write(std::path::Path::new(&folder).join("memory.html"), &file).unwrap();
-        let around = style::document("Memory", &memory_view(&data));
+        let around = style::self_contained("Memory", &memory_view(&data));
         std::fs::write(std::path::Path::new(&folder).join("view.html"), around).unwrap();
     }
 }

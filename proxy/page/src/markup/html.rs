@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use maud::{Markup, html};
+use maud::{Markup, PreEscaped, html};
 
 /// Returns a page, or a part of one, as text. Replaces the characters that disguise foreign text; our own
 /// markup has none of them.
@@ -16,6 +16,22 @@ pub(crate) fn finish_page(markup: Markup) -> String {
     } else {
         text
     }
+}
+
+/// Returns a whole document. `head`: the elements of `<head>` after character set and viewport.
+pub(crate) fn document(head: &Markup, body: &Markup) -> String {
+    finish_page(html! {
+        (PreEscaped("<!doctype html>"))
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                (head)
+            }
+            (body)
+        }
+        "\n"
+    })
 }
 
 /// Matches control characters, and embeddings, overrides and isolates of the text direction.

@@ -7,8 +7,8 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `html` | lists and heads of tables, and the last step of every page |
-//! | `style` | the one stylesheet: light, dark, print, phones; [`style::document`] puts it around a file |
+//! | `html` | lists and heads of tables, the document, and the last step of every page |
+//! | `style` | the one stylesheet: light, dark, print, phones; [`style::self_contained`] puts it around a file |
 //! | `badge` | a state as colour, shape and word |
 //! | `bar` | the use of a budget |
 //! | `plot` | memory over time with the fitted law, budgets, declared caches, events and forecasts |
@@ -30,4 +30,4 @@ pub(crate) mod time;
 pub(crate) mod words;
 
 pub(crate) use badge::{BadgeTone, badge};
-pub(crate) use html::{finish_page, table_head, term_list, text_list};
+pub(crate) use html::{document, finish_page, table_head, term_list, text_list};

@@ -7,32 +7,22 @@ use std::fmt::Display;
 
 use maud::{Markup, PreEscaped, html};
 
-use crate::markup::html::finish_page;
+use crate::markup::html::document;
 
 /// Text of the stylesheet.
 pub(crate) const CSS: &str = include_str!("style.css");
 
 /// Returns a self-contained page: no script, no font, no network. `body` is the markup of `<main>`.
-pub(crate) fn document(title: impl Display, body: &Markup) -> String {
+pub(crate) fn self_contained(title: impl Display, body: &Markup) -> String {
     // With this policy, hostile markup could neither run nor load anything.
     let policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; \
                   form-action 'none'";
-    finish_page(html! {
-        (PreEscaped("<!doctype html>"))
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta http-equiv="Content-Security-Policy" content=(policy);
-                title { (title) }
-                style { (PreEscaped(CSS)) }
-            }
-            body {
-                main { (body) }
-            }
-        }
-        "\n"
-    })
+    let head = html! {
+        meta http-equiv="Content-Security-Policy" content=(policy);
+        title { (title) }
+        style { (PreEscaped(CSS)) }
+    };
+    document(&head, &html! { body { main { (body) } } })
 }
 
 #[cfg(test)]
@@ -124,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_document_needs_nothing_else_and_lets_nothing_run() {
-        let page = document("t</title><script>", &html! { h1 { "a <b>" } });
+        let page = self_contained("t</title><script>", &html! { h1 { "a <b>" } });
         for banned in ["<script", "http://", "https://", "src=", "@import", "url("] {
             assert!(!page.contains(banned), "{banned}");
         }
