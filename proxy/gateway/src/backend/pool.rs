@@ -202,29 +202,29 @@ async fn sweep_shelf(pool: Weak<ConnectionPool>, every: Duration) {
 mod tests {
     use super::*;
 
+    /// Most idle connections to a server with these threads while so many others are in use.
+    fn max_idle(kept: usize, http_threads: Option<u32>, in_use: usize) -> usize {
+        let second = Duration::from_secs(1);
+        let limits = PoolLimits { connect: second, idle: second, kept, kept_unknown: 2, head: 8192 };
+        limits.max_idle(ServerFacts { http_threads, ..ServerFacts::default() }, in_use)
+    }
+
+    const ON_DEMAND: Option<u32> = Some(ServerFacts::THREADS_ON_DEMAND);
+
     #[test]
     fn idle_connections_leave_threads_to_others() {
-        let second = Duration::from_secs(1);
-        let limits = PoolLimits { connect: second, idle: second, kept: 64, kept_unknown: 2, head: 8192 };
-        let facts = |http_threads| ServerFacts { http_threads, ..ServerFacts::default() };
-        let of = |http_threads| limits.max_idle(facts(http_threads), 1);
+        let of = |http_threads| max_idle(64, http_threads, 1);
         assert_eq!(of(None), 2);
         assert_eq!((of(Some(1)), of(Some(6)), of(Some(500))), (0, 3, 64));
-        assert_eq!(of(Some(ServerFacts::THREADS_ON_DEMAND)), 64);
+        assert_eq!(of(ON_DEMAND), 64);
     }
 
     #[test]
     fn as_many_connections_are_kept_as_are_in_use() {
-        let second = Duration::from_secs(1);
-        let limits = PoolLimits { connect: second, idle: second, kept: 64, kept_unknown: 2, head: 8192 };
-        let of = |threads, in_use| {
-            limits.max_idle(ServerFacts { http_threads: threads, ..ServerFacts::default() }, in_use)
-        };
+        let of = |http_threads, in_use| max_idle(64, http_threads, in_use);
         assert_eq!(of(Some(u32::MAX), 3000), 3000);
-        let on_demand = Some(ServerFacts::THREADS_ON_DEMAND);
-        assert_eq!((of(on_demand, 300), of(on_demand, 900), of(on_demand, 3000)), (300, 124, 64));
+        assert_eq!((of(ON_DEMAND, 300), of(ON_DEMAND, 900), of(ON_DEMAND, 3000)), (300, 124, 64));
         assert_eq!((of(Some(6), 3000), of(None, 3000)), (3, 2));
-        let none = PoolLimits { kept: 0, ..limits };
-        assert_eq!(none.max_idle(ServerFacts { http_threads: on_demand, ..ServerFacts::default() }, 300), 0);
+        assert_eq!(max_idle(0, ON_DEMAND, 300), 0);
     }
 }
