@@ -96,5 +96,5 @@ pub use view::*;
 pub use warden_policies::dispatch::LeaseKind;
 pub use warden_policies::quarantine::{QuarantinePolicy, RequestFingerprint, RequestStanding};
 pub use worker_threads::{
-    PendingWork, WorkError, WorkKind, resolve_host, run_detached, run_job, start_worker_threads,
+    PendingWork, WorkError, WorkKind, finish_jobs, resolve_host, run_detached, run_job, start_worker_threads,
 };

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -95,6 +95,8 @@ struct WorkPool {
     threads: usize,
     capacity: usize,
     queue: Mutex<WorkQueue>,
+    /// Notified when a thread becomes idle.
+    rested: Condvar,
 }
 
 struct WorkQueue {
@@ -107,7 +109,7 @@ struct WorkQueue {
 impl WorkPool {
     const fn new(name: &'static str, threads: usize, capacity: usize) -> Self {
         let queue = WorkQueue { jobs: VecDeque::new(), resting: Vec::new(), started: 0 };
-        Self { name, threads, capacity, queue: Mutex::new(queue) }
+        Self { name, threads, capacity, queue: Mutex::new(queue), rested: Condvar::new() }
     }
 
     fn start_threads(&'static self, queue: &mut WorkQueue) -> io::Result<()> {
@@ -131,12 +133,19 @@ impl WorkPool {
                 let mut queue = lock(&self.queue);
                 let Some(job) = queue.jobs.pop_front() else {
                     queue.resting.push(seat.clone());
+                    self.rested.notify_all();
                     break;
                 };
                 drop(queue);
                 run_guarded(job);
             }
         }
+    }
+
+    /// Waits until no job is queued or running, at most for this time.
+    fn wait_idle(&self, limit: Duration) {
+        let busy = |queue: &mut WorkQueue| !queue.jobs.is_empty() || queue.resting.len() < queue.started;
+        drop(self.rested.wait_timeout_while(lock(&self.queue), limit, busy));
     }
 
     fn submit(&'static self, mut job: WorkJob) -> Result<(), WorkError> {
@@ -183,6 +192,12 @@ pub fn start_worker_threads() -> Result<(), WorkError> {
         pool.start_threads(&mut lock(&pool.queue)).map_err(|error| WorkError::NoThread(pool.name, error))?;
     }
     Ok(())
+}
+
+/// Waits until the jobs of this kind are done, at most for this time. Call it before the exit, which would
+/// end them midway.
+pub fn finish_jobs(kind: WorkKind, limit: Duration) {
+    kind.pool().wait_idle(limit);
 }
 
 /// Result of a job. Dropping it cancels a job that has not begun.
@@ -339,6 +354,25 @@ mod tests {
         hung.await.unwrap();
         run_in_pool(pool, || ()).await.unwrap();
         assert_eq!(*lock(&done), 0);
+    }
+
+    #[tokio::test]
+    async fn finishing_waits_for_running_and_queued_jobs_but_not_for_one_that_hangs() {
+        let pool = small(1, 8);
+        let done = Arc::new(Mutex::new(0));
+        let (release, hangs) = mpsc::channel::<()>();
+        let jobs: Vec<_> = (0..3)
+            .map(|_| {
+                let counts = done.clone();
+                run_in_pool(pool, move || *lock(&counts) += 1)
+            })
+            .collect();
+        pool.wait_idle(LONG);
+        assert_eq!(*lock(&done), 3);
+        let hung = run_in_pool(pool, move || hangs.recv_timeout(LONG).is_err());
+        pool.wait_idle(Duration::from_millis(20));
+        assert_eq!(lock(&pool.queue).resting.len(), 0, "the job still runs");
+        drop((release, hung, jobs));
     }
 
     #[tokio::test]

@@ -1,12 +1,16 @@
 //! The main thread of a command that starts processes: it forks, and other threads do the work.
 
+use std::time::Duration;
+
 use warden_supervisor::nursery::{self, NurseryHandle, ProcessNursery};
-use warden_supervisor::start_worker_threads;
+use warden_supervisor::{WorkKind, finish_jobs, start_worker_threads};
 
 use crate::exit::CommandError;
 
 /// For all work except serving clients. With two threads, a busy one does not delay all other work.
 const CONTROL_THREADS: usize = 2;
+/// Time limit for the removal of saved slots at the exit. It takes milliseconds unless the disk hangs.
+const CLEANUP_LIMIT: Duration = Duration::from_millis(500);
 
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.
 pub(crate) fn with_nursery<F, W>(work: F) -> Result<(), CommandError>
@@ -42,8 +46,10 @@ where
     });
     nursery.run();
     let done = runtime.block_on(work);
-    // Do not wait for tasks that ignored their cancellation and still run: they must not delay the exit.
-    runtime.shutdown_background();
+    // Tasks that still run may hold slot files. Do not wait longer: tasks that ignore their cancellation must
+    // not delay the exit.
+    runtime.shutdown_timeout(CLEANUP_LIMIT);
+    finish_jobs(WorkKind::ModelFiles, CLEANUP_LIMIT);
     done.unwrap_or_else(|_| {
         Err(CommandError::failed("llama-warden ended because of the internal error above"))
     })
