@@ -77,6 +77,19 @@ pub enum LeaseAnswer {
     },
 }
 
+/// Largest excess of the home's load over the lowest load, in thousandths of the limit of leases. Beyond it,
+/// evaluating the prompt elsewhere is assumed to be faster.
+const MAX_HOME_EXCESS: u64 = 500;
+
+/// Preferences of one request among the open generations.
+#[derive(Clone, Debug, Default)]
+pub struct LeasePreference {
+    /// Generation of the conversation's last replica. It is preferred unless it is much busier than another.
+    pub home: Option<GenerationId>,
+    /// Number of conversations of each generation. At equal load, the one with the fewest is preferred.
+    pub conversations: BTreeMap<GenerationId, usize>,
+}
+
 #[derive(Clone, Debug, Default)]
 struct OpenGeneration {
     open: bool,
@@ -140,7 +153,12 @@ impl LeaseDispatch {
 
     /// Requests a lease on the open generation with the lowest relative load; at a tie, on the older one.
     pub fn request(&mut self, kind: LeaseKind) -> LeaseAnswer {
-        match self.grant_at_once(kind) {
+        self.request_with_preference(kind, &LeasePreference::default())
+    }
+
+    /// Requests a lease, if possible on the preferred generation.
+    pub fn request_with_preference(&mut self, kind: LeaseKind, preference: &LeasePreference) -> LeaseAnswer {
+        match self.grant_at_once(kind, preference) {
             Some(generation) => LeaseAnswer::Granted(generation),
             None if self.queue.len() >= self.depth => LeaseAnswer::Full { waiting: self.queue.len() },
             None => self.enqueue(kind),
@@ -148,13 +166,13 @@ impl LeaseDispatch {
     }
 
     /// Requests a lease, even in a full queue, for a caller whose previous lease became void.
-    pub fn request_again(&mut self, kind: LeaseKind) -> LeaseAnswer {
-        self.grant_at_once(kind).map_or_else(|| self.enqueue(kind), LeaseAnswer::Granted)
+    pub fn request_again(&mut self, kind: LeaseKind, preference: &LeasePreference) -> LeaseAnswer {
+        self.grant_at_once(kind, preference).map_or_else(|| self.enqueue(kind), LeaseAnswer::Granted)
     }
 
-    fn grant_at_once(&mut self, kind: LeaseKind) -> Option<GenerationId> {
+    fn grant_at_once(&mut self, kind: LeaseKind, preference: &LeasePreference) -> Option<GenerationId> {
         let overtakes = self.queue.iter().any(|(_, waiting)| waiting.class() == kind.class());
-        if overtakes { None } else { self.place_lease(kind) }
+        if overtakes { None } else { self.place_lease(kind, preference) }
     }
 
     fn enqueue(&mut self, kind: LeaseKind) -> LeaseAnswer {
@@ -342,24 +360,32 @@ impl LeaseDispatch {
         self.generations.values().any(|known| known.open)
     }
 
-    fn place_lease(&mut self, kind: LeaseKind) -> Option<GenerationId> {
-        let (id, generation) = self
-            .generations
-            .iter_mut()
-            .filter(|(_, known)| known.has_room(kind))
-            .min_by(|(_, a), (_, b)| relative_load(a).cmp(&relative_load(b)))?;
-        *generation.count(kind) += 1;
-        Some(*id)
+    fn place_lease(&mut self, kind: LeaseKind, preference: &LeasePreference) -> Option<GenerationId> {
+        let with_room = || self.generations.iter().filter(|(_, known)| known.has_room(kind));
+        let rank = |id: &GenerationId, known: &OpenGeneration| {
+            (relative_load(known), preference.conversations.get(id).copied().unwrap_or(0))
+        };
+        let (least, first) = with_room().map(|(id, known)| (rank(id, known), *id)).min()?;
+        let home = preference.home.filter(|home| {
+            let is_near = |known: &OpenGeneration| relative_load(known) <= least.0 + MAX_HOME_EXCESS;
+            with_room().any(|(id, known)| id == home && is_near(known))
+        });
+        let id = home.unwrap_or(first);
+        *self.generations.get_mut(&id)?.count(kind) += 1;
+        Some(id)
     }
 
     fn serve_queue(&mut self) -> Vec<LeaseGrant> {
+        // A waiting caller takes the slot that has become free.
+        let preference = LeasePreference::default();
         let mut grants = Vec::new();
         let mut blocked = [false; 2];
         let mut index = 0;
         while index < self.queue.len() && !(blocked[0] && blocked[1]) {
             let (ticket, kind) = self.queue[index];
             let class = kind.class();
-            if let Some(generation) = (!blocked[class]).then(|| self.place_lease(kind)).flatten() {
+            if let Some(generation) = (!blocked[class]).then(|| self.place_lease(kind, &preference)).flatten()
+            {
                 self.queue.remove(index);
                 grants.push(LeaseGrant { ticket, generation, kind });
             } else {
@@ -499,6 +525,39 @@ mod tests {
     }
 
     #[test]
+    fn a_conversation_returns_to_its_home_unless_that_is_much_busier() {
+        let mut dispatch = LeaseDispatch::new(8);
+        dispatch.open(A, 4);
+        dispatch.open(B, 4);
+        let home = LeasePreference { home: Some(B), ..LeasePreference::default() };
+        let granted: Vec<_> =
+            (0..6).map(|_| dispatch.request_with_preference(LeaseKind::Slot, &home)).collect();
+        let on = LeaseAnswer::Granted;
+        assert_eq!(granted, [on(B), on(B), on(B), on(A), on(B), on(A)], "2 of 4 slots more, then A");
+        dispatch.close(B);
+        assert_eq!(dispatch.request_with_preference(LeaseKind::Slot, &home), on(A), "the home is closed");
+    }
+
+    #[test]
+    fn new_conversations_spread_over_idle_replicas() {
+        let mut dispatch = LeaseDispatch::new(8);
+        dispatch.open(A, 4);
+        dispatch.open(B, 4);
+        let with = |a, b| LeasePreference { home: None, conversations: BTreeMap::from([(A, a), (B, b)]) };
+        assert_eq!(dispatch.request_with_preference(LeaseKind::Slot, &with(2, 1)), LeaseAnswer::Granted(B));
+        assert_eq!(
+            dispatch.request_with_preference(LeaseKind::Slot, &with(9, 1)),
+            LeaseAnswer::Granted(A),
+            "B is busier"
+        );
+        assert_eq!(
+            dispatch.request_with_preference(LeaseKind::Slot, &with(1, 1)),
+            LeaseAnswer::Granted(A),
+            "the older one"
+        );
+    }
+
+    #[test]
     fn a_held_generation_is_kept_for_the_one_who_takes_it() {
         let mut dispatch = LeaseDispatch::new(8);
         dispatch.open(A, 2);
@@ -520,7 +579,8 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        Request(bool),
+        /// Auxiliary or not, and the home.
+        Request(bool, u64),
         Cancel(usize),
         Release(usize),
         Open(u64, u32),
@@ -530,7 +590,7 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            5 => any::<bool>().prop_map(Op::Request),
+            5 => (any::<bool>(), 0u64..5).prop_map(|(aux, home)| Op::Request(aux, home)),
             1 => any::<usize>().prop_map(Op::Cancel),
             4 => any::<usize>().prop_map(Op::Release),
             2 => (0u64..4, 0u32..4).prop_map(|(g, n)| Op::Open(g, n)),
@@ -550,9 +610,10 @@ mod tests {
             let mut seen: BTreeSet<QueueTicket> = BTreeSet::new();
             for op in ops {
                 let grants = match op {
-                    Op::Request(aux) => {
+                    Op::Request(aux, home) => {
                         let kind = if aux { LeaseKind::Aux } else { LeaseKind::Slot };
-                        match dispatch.request(kind) {
+                        let preference = LeasePreference { home: Some(GenerationId(home)), ..LeasePreference::default() };
+                        match dispatch.request_with_preference(kind, &preference) {
                             LeaseAnswer::Granted(generation) => {
                                 prop_assert!(open.contains_key(&generation.0), "a lease on a closed generation");
                                 prop_assert!(!waiting.iter().any(|(_, k)| *k == kind), "overtook a waiting caller");

@@ -18,6 +18,7 @@
 //! | [`loading`] | models to load, their GPUs, and evictions |
 //! | [`reclaim`] | reclaiming memory from a process before it is replaced |
 //! | [`recycle`] | replacement because of memory, age or request count |
+//! | [`conversation_replicas`] | the last replica of each conversation |
 //! | [`cooldown`] | permission for a replacement now, and futile recycling |
 //! | [`rollup`] | compact history of memory |
 //! | [`trace`] | reading and writing of recorded readings |
@@ -45,6 +46,7 @@ pub mod backoff;
 pub mod book;
 pub mod canary;
 pub mod client_network;
+pub mod conversation_replicas;
 pub mod cooldown;
 pub mod declared_memory;
 pub mod defaults;

@@ -101,6 +101,19 @@ named_enum! {
 }
 
 named_enum! {
+    /// Action on a process whose answers have become endless repetitions.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum AnswersMode {
+        /// llama-warden only reports the symptom.
+        #[default]
+        Observe = "observe",
+        /// The process is drained and replaced.
+        Replace = "replace",
+    }
+}
+
+named_enum! {
     /// Action on memory that grows without bound, long before it reaches a budget.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]

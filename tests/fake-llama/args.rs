@@ -49,7 +49,7 @@ pub(crate) fn parse(flags: &[String]) -> Result<Parsed, String> {
         slots: 4,
         context: 4096,
         metrics: false,
-        cache_ram: 8192,
+        cache_ram: std::env::var("LLAMA_ARG_CACHE_RAM").ok().and_then(|mib| mib.parse().ok()).unwrap_or(8192),
         api_key: None,
         slot_save_path: None,
         mmproj: false,

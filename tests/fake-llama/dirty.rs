@@ -23,6 +23,7 @@ pub(crate) fn bytes(what: What, mid_stream: bool) -> Option<Vec<u8>> {
         | What::Crash
         | What::Hang
         | What::Poison
+        | What::Babble
         | What::Wedge
         | What::Stall
         | What::Close

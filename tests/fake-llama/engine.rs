@@ -65,6 +65,7 @@ pub(crate) struct Engine {
     pub(crate) stalled: Latch,
     /// Every computation fails.
     pub(crate) poisoned: Latch,
+    pub(crate) babbles: Latch,
     pub(crate) wedged_health: Latch,
     pub(crate) prompt_tokens: AtomicU64,
     pub(crate) largest_prompt: AtomicU64,
@@ -97,6 +98,7 @@ impl Engine {
             wedged: Latch::default(),
             stalled: Latch::default(),
             poisoned: Latch::default(),
+            babbles: Latch::default(),
             wedged_health: Latch::default(),
             prompt_tokens: AtomicU64::new(0),
             largest_prompt: AtomicU64::new(0),

@@ -67,6 +67,7 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
         match on_arrival.what {
             What::Error => return failed(Failing::scripted(on_arrival.status)),
             What::Poison => engine.poisoned.set(),
+            What::Babble => engine.babbles.set(),
             _ => {}
         }
         if job::sabotage(&engine, &wire, &on_arrival, false).await {

@@ -155,7 +155,11 @@ impl Job {
         if self.engine.poisoned.is_set() {
             return Step::Error(Failing::COMPUTE);
         }
-        let text = self.key.token(self.said + self.facts.tokens, script.token_bytes);
+        let text = if self.engine.babbles.is_set() {
+            "/".to_owned()
+        } else {
+            self.key.token(self.said + self.facts.tokens, script.token_bytes)
+        };
         self.facts.tokens += 1;
         let before = self.last.replace(text.clone());
         if let (Some(before), Some(slot)) = (before, &self.slot)
@@ -226,7 +230,7 @@ pub(crate) async fn sabotage(engine: &Engine, wire: &Wire, fault: &Fault, mid_st
         crate::say::err(line);
     }
     match fault.what {
-        What::Nothing | What::Error | What::Poison => false,
+        What::Nothing | What::Error | What::Poison | What::Babble => false,
         What::Crash if fault.ms > 0 => {
             let (after, signal) = (Duration::from_millis(fault.ms), fault.signal.unwrap_or(6));
             engine.tasks.spawn(async move {

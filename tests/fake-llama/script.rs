@@ -183,6 +183,8 @@ pub(crate) enum What {
     /// This request and all later ones get `Compute error.`, as from a process that lost its GPU context;
     /// `/health` still answers.
     Poison,
+    /// From this request on, each token is `/`, as from a process with NaN in its logits.
+    Babble,
     /// The computing loop hangs: no token is generated, and `/slots` and `/metrics` hang. The HTTP threads
     /// still answer `/health` and send comments in streams.
     Wedge,

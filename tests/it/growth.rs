@@ -230,6 +230,86 @@ async fn a_process_that_cannot_compute_any_more_is_replaced_though_it_is_healthy
     Ok(())
 }
 
+/// Sends requests, each a conversation of its own, until `done`; returns their number.
+async fn converse(warden: &Warden, name: &str, done: impl AsyncFn() -> bool) -> Result<usize, Trouble> {
+    let mut sent = 0;
+    wait_until("enough was answered", SOON, async || {
+        sent += 1;
+        let prompt = format!("{name} {sent}");
+        let id = format!("{name}-{sent}");
+        let answer = warden.http.post(CHAT, &chat(&id, "m", &prompt, 200, sent % 2 == 0)).await;
+        assert!(answer.is_ok_and(|answer| answer.status.is_success()), "clients get whole answers");
+        done().await
+    })
+    .await?;
+    Ok(sent)
+}
+
+/// Starts a server whose answers are endless repetitions from request 31 on, and lets it answer 30.
+async fn babbling(answers: &str) -> Result<(Warden, tempfile::TempDir), Trouble> {
+    let directory = tempfile::tempdir()?;
+    let once = directory.path().join("babbles");
+    let script = json!({"tokens": 200, "faults": [{"at": 31, "do": "babble", "once": once}]});
+    let toml = format!("{PLAIN}{BUDGET}policy.answers = \"{answers}\"\n");
+    let warden = Setup::new()?.top(DETECTOR).fake("m", &script, &toml)?.start().await?;
+    warden.until_ready(1).await?;
+    let sent = std::cell::Cell::new(0);
+    converse(&warden, "sound", async || {
+        sent.set(sent.get() + 1);
+        sent.get() == 30
+    })
+    .await?;
+    Ok((warden, directory))
+}
+
+#[tokio::test]
+async fn a_process_whose_answers_have_become_endless_repetitions_is_replaced() -> Outcome {
+    let (mut warden, _directory) = babbling("replace").await?;
+    let old = warden.backends()[0];
+    let sent = converse(&warden, "poisoned", async || {
+        warden.backends().iter().all(|backend| backend.pid != old.pid) && !warden.backends().is_empty()
+    })
+    .await?;
+    println!("replaced after {sent} answers");
+    wait_until("the ledger has the replacement", SOON, async || {
+        entries(&warden).is_ok_and(|found| !found.is_empty())
+    })
+    .await?;
+    let entry = entries(&warden)?[0].clone();
+    assert_eq!(entry["reason"], "repeating");
+    assert_eq!(entry["warm"]["carried"].as_u64().unwrap_or(0), 0, "a corrupt cache is not carried over");
+    warden.says("end in endless repetitions").await?;
+    warden.until_ready(1).await?;
+    let answer = warden.http.post(CHAT, &chat("well", "m", "hi", 20, false)).await?.text();
+    assert!(!answer.contains("//////"), "{answer}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn endless_repetitions_are_reported_and_one_conversation_is_no_evidence() -> Outcome {
+    let (mut warden, _directory) = babbling("observe").await?;
+    let old = warden.backends();
+    for turn in 0..30 {
+        let messages = json!([
+            { "role": "user", "content": "the same beginning" },
+            { "role": "assistant", "content": format!("answer {turn}") },
+            { "role": "user", "content": "and then" },
+        ]);
+        let body = json!({ "model": "m", "messages": messages, "max_tokens": 200 });
+        assert!(warden.http.post(CHAT, &body).await?.status.is_success());
+    }
+    assert!(!warden.kid.output().contains("end in endless repetitions"), "{}", warden.kid.output());
+    let told = std::cell::Cell::new(false);
+    converse(&warden, "poisoned", async || {
+        told.set(warden.kid.output().contains("end in endless repetitions"));
+        told.get()
+    })
+    .await?;
+    assert_eq!(warden.backends(), old, "it is only reported");
+    assert_eq!(warden.terminate(SOON).await?, 0);
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_process_that_makes_no_progress_is_replaced_although_it_answers_probes() -> Outcome {
     let directory = tempfile::tempdir()?;

@@ -114,7 +114,7 @@ async fn what_fills_up_later_is_told_beside_what_must_fit() -> Outcome {
     const GIB: u64 = 1 << 30;
     let home = home().await?;
     let text = std::fs::read_to_string(home.path().join("warden.toml"))?;
-    let one = ["--model", "small", "--gpus", "none"];
+    let one = ["--model", "small", "--gpus", "none", "--host", "64GiB"];
     let mut needs = Vec::new();
     for (flags, bound, words) in [
         ("", json!(8 * GIB), "a prompt cache of up to 8.0 GiB"),
@@ -135,8 +135,13 @@ async fn what_fills_up_later_is_told_beside_what_must_fit() -> Outcome {
         assert_eq!(told.contains("may come to hold"), !words.is_empty(), "{told}");
     }
     assert!(needs.iter().all(|host| *host == needs[0]), "no need of the load: {needs:?}");
-    home.file("warden.toml", text)?;
-    let told = plan(&home, &[&one[..], &["--host", "4GiB"]].concat()).await?;
+    let little = ["--model", "small", "--gpus", "none", "--host", "4GiB"];
+    home.file("warden.toml", &text)?;
+    let told = plan(&home, &little).await?;
+    assert!(told.contains("it fits: small") && told.contains("a prompt cache of up to 512.0 MiB"), "{told}");
+    assert!(!told.contains("with full prompt caches"), "the machine bounds them: {told}");
+    home.file("warden.toml", text.replace("\"2048\"", "\"2048\", \"--cache-ram\", \"8192\""))?;
+    let told = plan(&home, &little).await?;
     assert!(told.contains("it fits: small") && told.contains("with full prompt caches"), "{told}");
     Ok(())
 }

@@ -210,7 +210,11 @@ async fn a_configurations_policies_are_explained_with_what_is_off_and_why() -> O
     let policy = "args = [\"--cache-ram\", \"512\"]\npolicy.host = { soft = \"2GiB\", hard = \"auto\" }\npolicy.vram.soft = \"90%\"\n\
                   policy.growth = \"recycle\"\npolicy.admission = \"enforce\"\npolicy.only = [\"02:00-05:00\"]\n";
     let setup = Setup::new()?.top("shared.host.soft = \"3GiB\"").fake("big", &json!({}), policy)?;
-    let setup = setup.fake("plain", &json!({}), "policy.host.hard = \"4GiB\"\npolicy.max_age = \"24h\"\n")?;
+    let setup = setup.fake(
+        "plain",
+        &json!({}),
+        "args = [\"--cache-ram\", \"8192\"]\npolicy.host.hard = \"4GiB\"\npolicy.max_age = \"24h\"\n",
+    )?;
     let home = &setup.home;
     home.file("warden.toml", setup.config())?;
     let ran = home.warden(["policy", "check", "warden.toml"], SOON).await?;

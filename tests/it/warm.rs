@@ -247,6 +247,29 @@ async fn a_slow_disk_holds_nobody_up() -> Outcome {
 }
 
 #[tokio::test]
+async fn conversations_stay_on_their_replica_where_their_prompt_is_cached() -> Outcome {
+    let lines = "replicas = 2\non_death = \"continue\"\nreplace = \"sequential\"";
+    let warden = Setup::new()?.fake("m", &json!({ "kept": "dense" }), lines)?.start().await?;
+    warden.until_ready(2).await?;
+    // Eight conversations fill all slots of both replicas.
+    let mut talks = talks(&warden, 8).await?;
+    for _ in 0..3 {
+        all_warm(&warden, &mut talks).await?;
+    }
+    talks.reverse();
+    // Two at a time for each replica, so that none is much busier than the other.
+    for four in talks.chunks_mut(4) {
+        let turns = four.iter_mut().map(|talk| talk.turn(&warden, true));
+        for turn in futures_util::future::join_all(turns).await {
+            let (cached, evaluated) = turn?;
+            assert!(cached > 400 && evaluated < 16, "four at once: {cached} cached, {evaluated} evaluated");
+        }
+    }
+    warden.restart("m", 1).await?;
+    all_warm(&warden, &mut talks).await
+}
+
+#[tokio::test]
 async fn slot_files_keep_within_their_bytes() -> Outcome {
     let warden =
         started(&json!({ "kept": "dense" }), "replace = \"sequential\"\nwarm_bytes = \"60KiB\"").await?;

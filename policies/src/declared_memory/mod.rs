@@ -4,6 +4,7 @@
 //! contexts that cannot be truncated (`--ctx-checkpoints`, for models with sliding windows or recurrent
 //! layers). Values in the log replace declared values, because the log describes this process.
 
+mod bounds;
 mod log;
 #[cfg(test)]
 mod tests;
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use bounds::{CHECKPOINTS_OPTION, CacheBounds, CacheOption, PROMPT_CACHE_OPTION};
 pub use log::{CacheLogLine, parse_line};
 
 use crate::book::{CommandWords, LEAST_BUILD_NUMBER, ServerRun};
@@ -24,6 +26,8 @@ const CACHE_DEFAULT_MIB: u64 = 8192;
 const CHECKPOINTS: (u32, u32) = (6685, 32);
 /// First build with checkpoints for sliding windows only, and its default number of checkpoints per slot.
 const SWA_CHECKPOINTS: (u32, u32) = (6160, 3);
+/// Variable of `--swa-checkpoints` in those builds.
+const SWA_CHECKPOINTS_VARIABLE: &str = "LLAMA_ARG_SWA_CHECKPOINTS";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -138,18 +142,18 @@ impl DeclaredMemory {
         let command = CommandWords::new(args, env);
         let given = |flags: &[&str], variable: &str| flag_or_variable(&command, flags, variable);
 
-        let cache = match given(&["--cache-ram", "-cram"], "LLAMA_ARG_CACHE_RAM") {
+        let cache = match given(PROMPT_CACHE_OPTION.flags, PROMPT_CACHE_OPTION.variable) {
+            // An older build ignores the variable.
+            _ if !since(PROMPT_CACHE_SINCE) => SourcedValue { value: Some(0), from: ValueSource::Older },
             Some((mib, text)) => {
                 let bytes = u64::try_from(mib).ok().map(|mib| mib.saturating_mul(MIB));
                 SourcedValue { value: bytes, from: ValueSource::Given(text) }
             }
-            None if since(PROMPT_CACHE_SINCE) => {
-                SourcedValue { value: Some(CACHE_DEFAULT_MIB * MIB), from: ValueSource::Default }
-            }
-            None => SourcedValue { value: Some(0), from: ValueSource::Older },
+            None => SourcedValue { value: Some(CACHE_DEFAULT_MIB * MIB), from: ValueSource::Default },
         };
-        let flags = ["--ctx-checkpoints", "-ctxcp", "--swa-checkpoints"];
-        let checkpoints = match given(&flags, "LLAMA_ARG_CTX_CHECKPOINTS") {
+        let variable =
+            if since(CHECKPOINTS.0) { CHECKPOINTS_OPTION.variable } else { SWA_CHECKPOINTS_VARIABLE };
+        let checkpoints = match given(CHECKPOINTS_OPTION.flags, variable) {
             Some((count, text)) => {
                 SourcedValue { value: u32::try_from(count).unwrap_or(0), from: ValueSource::Given(text) }
             }

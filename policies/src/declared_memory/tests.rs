@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::book::{LayerShape, ModelShape};
 
 fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
@@ -30,6 +31,55 @@ fn a_flag_beats_a_variable_and_the_last_flag_beats_the_others() {
     assert_eq!(bytes("-cram 200 --cache_ram 300"), 300 * MIB);
     assert_eq!(bytes("--cache-ram 0"), 0);
     assert_eq!(bytes("--cache-ram many"), 100 * MIB, "llama-server will not start with it");
+}
+
+#[test]
+fn a_build_without_a_feature_ignores_its_variable() {
+    let env = [("LLAMA_ARG_CACHE_RAM", "100"), ("LLAMA_ARG_CTX_CHECKPOINTS", "5")];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let of = |build| {
+        let declared = DeclaredMemory::from_command(&[], &env, Some(build));
+        (declared.cache_bound().unwrap() / MIB, declared.checkpoints().0)
+    };
+    assert_eq!(of(6723), (100, 5));
+    assert_eq!(of(6722), (0, 5));
+    assert_eq!(of(6684), (0, 3), "the default for sliding windows");
+}
+
+const GIB: u64 = 1 << 30;
+
+#[test]
+fn a_small_machine_bounds_caches_and_a_large_one_leaves_the_defaults() {
+    let cache = |memory| {
+        CacheBounds::for_process(&crate::defaults().loading, ByteSize(memory), None).prompt_cache_mib
+    };
+    assert_eq!(cache(16 * GIB), Some(2048));
+    assert_eq!(cache(64 * GIB - 1), Some(8191));
+    assert_eq!(cache(64 * GIB), None);
+    assert_eq!(cache(100 * MIB), Some(64), "less holds no conversation");
+    assert_eq!(cache(0), None, "the memory is unknown");
+}
+
+#[test]
+fn checkpoints_are_bounded_by_their_size_and_number_of_slots() {
+    let windowed = LayerShape { keys: 512, values: 512, windowed: true, ..LayerShape::default() };
+    let shape = |layers| ModelShape {
+        layers: vec![windowed; layers],
+        window: 1024,
+        context: 8192,
+        ..ModelShape::default()
+    };
+    let count = |memory, args: &str, layers| {
+        let run = ServerRun::from_command(&words(args), &BTreeMap::new());
+        CacheBounds::for_process(&crate::defaults().loading, ByteSize(memory), Some((&shape(layers), &run)))
+            .checkpoints
+    };
+    // A checkpoint has 64 layers of 1,024 tokens of 1,024 numbers of 2 bytes: 128 MiB.
+    assert_eq!(count(16 * GIB, "-c 8192 -np 1", 64), Some(16));
+    assert_eq!(count(16 * GIB, "-c 8192 -np 4", 64), Some(4));
+    assert_eq!(count(2 * GIB, "-c 8192 -np 4", 64), Some(2), "one does not serve an edited message");
+    assert_eq!(count(64 * GIB, "-c 8192 -np 1", 64), None, "all 32 fit");
+    assert_eq!(count(16 * GIB, "-c 8192 -np 4", 0), None, "a model without checkpoints");
 }
 
 #[test]

@@ -187,6 +187,12 @@ section!(
         host_kept: f64,
         /// Share of each GPU's memory left to its display and to fragmentation.
         gpu_kept: f64,
+        /// Share of the machine's memory for a process's prompt cache, and the same share for its checkpoints.
+        cache_share: f64,
+        /// Smallest bound of the prompt cache.
+        min_prompt_cache: ByteSize,
+        /// Smallest bound of checkpoints per slot.
+        min_checkpoints: u32,
         /// Interval of decisions while a model waits for room.
         look: Duration = "duration",
         /// Interval of decisions while memory of an ended process returns; drivers return it in steps.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::duration::duration;
 use super::key::{AcceptedValues, DefaultsKey, DefaultsSection};
-use crate::modes::{AdmissionMode, GrowthMode};
+use crate::modes::{AdmissionMode, AnswersMode, GrowthMode};
 use crate::units::ByteSize;
 
 section!(
@@ -34,6 +34,9 @@ section!(
         budget_loads: f64,
         /// Action on memory that grows without bound: `off`, `observe` or `recycle`.
         pub growth: GrowthMode where AcceptedValues::OneOf(&["off", "observe", "recycle"]),
+        /// Action on a process whose answers have become endless repetitions, like `//////`: `observe` or
+        /// `replace`.
+        pub answers: AnswersMode where AcceptedValues::OneOf(&["observe", "replace"]),
         /// Number of recycles within `growth_window` after which growth causes no more.
         growth_recycles: u32,
         /// Time window of `growth_recycles`.

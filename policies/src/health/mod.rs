@@ -5,6 +5,7 @@
 //! | wedged | requests wait, no token arrives and the main loop does not turn, for too long | drain; if silent, stop |
 //! | compute errors | consecutive compute errors without a success | drain: the server only answers errors |
 //! | device fault | an Xid error that ends a process's use of its GPU | drain |
+//! | repeating | answers end in endless repetitions more often than chance explains | drain, if allowed |
 //! | slow decode | tokens per second and busy slot are far below the earlier speed | recycle when quiet, if allowed |
 //!
 //! `patience` defines the time limits, from the server's own speed. A drained server that stays silent for as
@@ -14,6 +15,7 @@
 
 mod offload;
 mod patience;
+mod repetition;
 mod speed;
 #[cfg(test)]
 mod tests;
@@ -28,6 +30,7 @@ use crate::units::{as_f64, format_span};
 pub use offload::{GpuOffload, OffloadLoss};
 use patience::PromptPace;
 pub use patience::{AwaitedWork, LimitBasis, SilenceLimit, TokenGaps};
+pub use repetition::{AnswerHistory, RepetitionRun};
 use speed::SpeedTrend;
 
 /// Settings of health. `defaults.toml`, section `[health]`, gives the reasons.
@@ -48,6 +51,15 @@ pub enum HealthSymptom {
     ComputeErrors {
         /// Number of consecutive answers.
         in_a_row: u32,
+    },
+    /// Consecutive answers end in an endless repetition.
+    Repeating {
+        /// Conversations with a repeating answer since the last sound answer.
+        in_a_row: u32,
+        /// Earlier answers of the model that were long enough to be judged.
+        judged: u64,
+        /// Answers among them that ended in a repetition.
+        repeating: u64,
     },
     /// Decoding is far below the backend's earlier speed.
     SlowDecode {
@@ -71,6 +83,7 @@ impl HealthSymptom {
         match self {
             Self::Wedged { .. } => Reason::Wedged,
             Self::ComputeErrors { .. } => Reason::ComputeErrors,
+            Self::Repeating { .. } => Reason::Repeating,
             Self::SlowDecode { .. } => Reason::SlowDecode,
             Self::DeviceFault { .. } => Reason::DeviceFault,
         }
@@ -80,9 +93,10 @@ impl HealthSymptom {
     pub const fn action(&self) -> RecycleAction {
         match self {
             Self::SlowDecode { .. } => RecycleAction::RecycleWhenQuiet,
-            Self::Wedged { .. } | Self::ComputeErrors { .. } | Self::DeviceFault { .. } => {
-                RecycleAction::DrainNow
-            }
+            Self::Wedged { .. }
+            | Self::ComputeErrors { .. }
+            | Self::Repeating { .. }
+            | Self::DeviceFault { .. } => RecycleAction::DrainNow,
         }
     }
 
@@ -105,6 +119,11 @@ impl std::fmt::Display for HealthSymptom {
             Self::ComputeErrors { in_a_row } => {
                 write!(f, "the last {in_a_row} answers said that computing failed, and none succeeded")
             }
+            Self::Repeating { in_a_row, judged, repeating } => write!(
+                f,
+                "its last {in_a_row} conversations end in endless repetitions; {repeating} of the model's {judged} \
+                 earlier answers did"
+            ),
             Self::SlowDecode { now, baseline } => {
                 write!(f, "it decodes {now:.1} tokens/s per busy slot and once did {baseline:.1}")
             }
@@ -136,6 +155,8 @@ pub struct HealthObservation {
     pub wake: Duration,
     /// Consecutive answers reporting failed computation, without refused, invalid and cancelled requests.
     pub compute_errors: u32,
+    /// Symptom of repeating answers, found by [`RepetitionRun`].
+    pub repeating: Option<HealthSymptom>,
 }
 
 /// Slot state reported by a server.
@@ -284,8 +305,9 @@ impl HealthMonitor {
         let streak = self.last.compute_errors;
         let errors = (self.policy.compute_errors > 0 && streak >= self.policy.compute_errors)
             .then_some(HealthSymptom::ComputeErrors { in_a_row: streak });
+        let repeating = self.last.repeating;
         let slow = self.speeds.iter().find_map(SpeedTrend::symptom);
-        [fault, errors, self.find_wedge(), slow].into_iter().flatten().collect()
+        [fault, errors, self.find_wedge(), repeating, slow].into_iter().flatten().collect()
     }
 }
 

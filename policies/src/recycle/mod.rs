@@ -25,7 +25,7 @@ pub use facts::{RecycleFacts, SeriesFacts, SeriesReading};
 pub use policy::{LevelsPolicy, MemoryBudget, RecyclePolicy};
 pub use reason::{Reason, RecycleAction};
 
-pub use crate::modes::GrowthMode;
+pub use crate::modes::{AnswersMode, GrowthMode};
 
 use crate::growth::GrowthForecast;
 use crate::health::HealthSymptom;
@@ -154,8 +154,12 @@ fn collect_wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWi
     }));
     wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
         let slow = symptom.reason() == Reason::SlowDecode;
+        let repeats = symptom.reason() == Reason::Repeating;
         let action = symptom_action(symptom, facts.urgent_for);
         let wish = RecycleWish::new(action, symptom.reason(), symptom.series());
+        if repeats && policy.common.answers == AnswersMode::Observe {
+            return Some(RecycleWish { observing: true, ..wish });
+        }
         match policy.common.growth {
             GrowthMode::Off if slow => None,
             GrowthMode::Observe if slow => Some(RecycleWish { observing: true, ..wish }),

@@ -66,6 +66,7 @@ reasons! {
     MaxAge = "max_age", "it reached its maximum age",
     Wedged = "wedged", "work is in flight and nothing moves",
     ComputeErrors = "compute_errors", "it answers errors only",
+    Repeating = "repeating", "its answers are endless repetitions",
     SlowDecode = "slow_decode", "it has become slower than it was",
     DeviceFault = "device_fault", "its GPU reported a fault",
     MemoryExhausted = "memory_exhausted", "the machine or a GPU has almost no memory left",

@@ -139,6 +139,8 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
         let is_own = spec.command.env.iter().any(|(name, _)| name == CUDA_DEVICES_VARIABLE);
         let seen = seen.filter(|seen| !is_own || seen.len() == 1);
         let says = selects_devices(&spec.command.args, &env, seen.is_some());
+        let mut of_server = of_server.clone();
+        of_server.extend(spec.start.cache_bounds.iter().cloned());
         let known = ModelMemoryNeeds::compute(&spec.command, of_server.clone(), server);
         let Ok(known) = known else { continue };
         let (named, may_split) = known.gpus();
@@ -160,7 +162,7 @@ pub fn fill_needs(resolved: &mut ResolvedConfig, machine: &HostMachine) {
         let mut command = spec.command.clone();
         if let Some(fallback) = &mut spec.start.fallback {
             command.args.extend(fallback.args.iter().cloned());
-            let known = ModelMemoryNeeds::compute(&command, of_server.clone(), server);
+            let known = ModelMemoryNeeds::compute(&command, of_server, server);
             fallback.needs = known.ok().map(|known| known.needs);
         }
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use warden_admin::query::QueryPairs;
 use warden_admin::state::AdminState;
-use warden_supervisor::{ControlError, LeaseKind};
+use warden_supervisor::{ControlError, LeaseKind, PromptFacts};
 
 use crate::guard::PageRefusal;
 use crate::hub::ActionOutcome;
@@ -158,7 +158,7 @@ async fn carry_out(admin: &AdminState, action: PageAction, model: &str, who: &st
             fleet.log_operator_action(Some(&name), action.word(), who);
             // Load the model through a lease that takes no slot, so that no serving process is affected.
             fleet
-                .lease_for(&name, LeaseKind::Aux, None)
+                .lease_for(&name, LeaseKind::Aux, PromptFacts::default())
                 .await
                 .map(drop)
                 .map_err(|denied| denied.to_string())?;

@@ -59,7 +59,7 @@ pub use lease::admit::{PromptFit, PromptSize};
 pub use lease::cell::LeaseAddress;
 pub use lease::outcomes::ExchangeOutcome;
 pub use lease::pulse::SentRequest;
-pub use lease::queue::ask::NextProcess;
+pub use lease::queue::ask::{NextProcess, PromptFacts};
 pub use lease::queue::ward::SolitudeResult;
 pub use lease::refused::ModelRefusal;
 pub use lease::turns::ConversationTurn;

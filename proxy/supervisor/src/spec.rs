@@ -1,4 +1,4 @@
-//! Inputs of the supervisor. They are plain comparable data, so that a reload can tell which models changed.
+//! Inputs of the supervisor. They are plain comparable data, so that a reload detects which models changed.
 
 use std::ffi::OsString;
 use std::ops::{Deref, DerefMut};
@@ -59,6 +59,13 @@ impl ServerCommand {
             words.push(UNIFIED_PROGRAM.1.into());
         }
         words
+    }
+
+    /// Returns the command with more variables.
+    pub(crate) fn with_variables(&self, more: &[(String, String)]) -> Self {
+        let mut command = self.clone();
+        command.env.extend(more.iter().cloned());
+        command
     }
 
     /// Last value of a variable in the command's own environment.
@@ -132,6 +139,8 @@ pub struct StartSpec {
     pub switches: Vec<StartSwitch>,
     /// True if the command leaves the choice of GPUs to the supervisor.
     pub choose_gpus: bool,
+    /// Variables that bound the caches of the next process. Their change replaces no process.
+    pub cache_bounds: Vec<(String, String)>,
 }
 
 /// A model: a name that clients address, and the processes behind it.

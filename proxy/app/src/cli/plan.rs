@@ -57,7 +57,9 @@ struct PlanSheet {
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
-    let (machine, loaded) = args.config.read()?;
+    let (mut machine, loaded) = args.config.read()?;
+    // `--host` also determines the bounds of the caches.
+    machine.memory = args.host.unwrap_or(machine.memory);
     let only = match &args.model {
         Some(name) => Some(super::policy::find_model(&loaded, name)?.0.to_owned()),
         None => None,
@@ -76,11 +78,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
         .map(|(spec, model)| {
             let build = model.build.as_ref();
             // With `--gpus`, assume a build that can use these GPUs.
+            let mut env = env.clone();
+            env.extend(spec.start.cache_bounds.iter().cloned());
             let has_gpu = !room.gpus.is_empty() && (args.gpus.is_some() || !is_for_cpu(build));
             let mut sheet = PlanSheet {
                 name: spec.name.to_string(),
                 replicas: spec.run.replicas,
-                known: ModelMemoryNeeds::compute(&spec.command, env.clone(), server_build(build, has_gpu)),
+                known: ModelMemoryNeeds::compute(&spec.command, env, server_build(build, has_gpu)),
                 leaks: Vec::new(),
             };
             if args.gpus.is_none() {
@@ -97,13 +101,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
 }
 
 fn machine_room(args: &PlanArgs, machine: &HostMachine) -> Result<Room, CommandError> {
-    let host = args.host.unwrap_or(machine.memory).0;
     let gpus = match args.gpus.as_deref() {
         Some("none") => Vec::new(),
         Some(sizes) => sizes.split(',').map(|size| parse_size(size.trim())).collect::<Result<_, _>>()?,
         None => own_memory(&GpuSensors::open()),
     };
-    Ok(left_for_models(host, &gpus, &defaults().loading))
+    Ok(left_for_models(machine.memory.0, &gpus, &defaults().loading))
 }
 
 fn parse_size(text: &str) -> Result<u64, CommandError> {

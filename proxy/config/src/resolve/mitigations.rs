@@ -12,6 +12,7 @@ use warden_patches::mitigation::{
     BuildFacts, BuildNeed, MitigationAction, MitigationCatalogue, MitigationEffect, MitigationFinding,
     MitigationFit,
 };
+use warden_policies::declared_memory::{CacheBounds, CacheOption};
 use warden_policies::server_flags::FlagList;
 
 use crate::arguments;
@@ -37,6 +38,8 @@ pub struct ModelMitigations {
     effects: Vec<(MitigationEffect, ConfigPlace)>,
     /// Mitigations to choose from; `None` for the compiled-in list.
     known: Option<Arc<MitigationCatalogue>>,
+    /// Bounds of caches that apply unless the operator or a mitigation sets them.
+    cache_bounds: CacheBounds,
 }
 
 /// Arguments and variables of a command with mitigations.
@@ -96,6 +99,7 @@ impl ModelMitigations {
     /// it. The error says why the list is wrong.
     pub(crate) fn with_list(&self, list: &[String]) -> Result<(Self, Vec<String>), String> {
         let mut all = Self::new(list.to_vec(), self.args.clone(), self.env.clone());
+        all.cache_bounds = self.cache_bounds;
         let findings = all.resolve_effects(self.available()?, |_| ConfigPlace::Nowhere);
         let (wrong, notes): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| finding.error);
         if let Some(wrong) = wrong.into_iter().next() {
@@ -164,6 +168,24 @@ impl ModelMitigations {
             }
         }
         done
+    }
+
+    /// Returns the variables of the cache bounds that neither the operator nor a mitigation has set. They are
+    /// no part of the command: a machine with other memory, or another version of llama-warden, must not
+    /// replace a process.
+    pub fn applied_cache_bounds(&self) -> Vec<(String, String)> {
+        let done = self.command(&[]);
+        let is_unset = |option: &CacheOption| {
+            let names: Vec<String> = option.flags.iter().map(|&flag| flag.to_owned()).collect();
+            arguments::find_given(&done.args, &names, &[]).is_none()
+                && done.env.iter().all(|(name, _)| name != option.variable)
+        };
+        let unset = self.cache_bounds.settings().filter(|(option, _)| is_unset(option));
+        unset.map(|(option, value)| (option.variable.to_owned(), value)).collect()
+    }
+
+    pub(super) fn set_cache_bounds(&mut self, bounds: CacheBounds) {
+        self.cache_bounds = bounds;
     }
 
     fn apply(&self, index: usize, effect: &MitigationEffect, done: &mut MitigatedCommand) {

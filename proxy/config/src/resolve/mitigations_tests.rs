@@ -4,20 +4,30 @@ use super::*;
 use std::path::Path;
 
 use warden_patches::mitigation::ProvenanceFacts;
+use warden_policies::ByteSize;
 
 use crate::machine::HostMachine;
 use crate::problem::ConfigProblems;
 use crate::resolve::{ResolvedConfig, resolve_config};
 use crate::source::layers::{ConfigSources, load_config};
 
-/// Resolves a configuration with these lines under one model, and inherited variables.
+/// Resolves a configuration with these lines under one model, and inherited variables, on a machine whose
+/// memory bounds no cache.
 fn read(lines: &str, inherited: &[(&str, &str)]) -> Result<ResolvedConfig, ConfigProblems> {
+    read_on(lines, inherited, ByteSize(1 << 40))
+}
+
+fn read_on(
+    lines: &str,
+    inherited: &[(&str, &str)],
+    memory: ByteSize,
+) -> Result<ResolvedConfig, ConfigProblems> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("m.gguf"), "").unwrap();
     let file = dir.path().join("w.toml");
     std::fs::write(&file, format!("[models.a]\nmodel = \"m.gguf\"\n{lines}\n")).unwrap();
     let loaded = load_config(ConfigSources { file: Some(file), ..ConfigSources::default() })?;
-    let mut machine = HostMachine::read();
+    let mut machine = HostMachine { memory, ..HostMachine::read() };
     machine.env = inherited.iter().map(|(key, value)| (key.into(), value.into())).collect();
     resolve_config(&loaded, &machine, false)
 }
@@ -83,6 +93,27 @@ fn a_mitigation_wins_over_our_own_environment_and_says_so() {
     let resolved = read("mitigations = [\"malloc-arenas=4\"]", &[("MALLOC_ARENA_MAX", "1")]).unwrap();
     assert_eq!(command(&resolved).1, [("MALLOC_ARENA_MAX", "4")]);
     insta::assert_snapshot!(without_folder(&told(&resolved.warnings)));
+}
+
+#[test]
+fn the_machine_bounds_caches_that_nobody_else_bounds() {
+    let bounds = |lines: &str, vars: &[(&str, &str)]| -> Vec<(String, String)> {
+        let resolved = read_on(lines, vars, ByteSize(16 << 30)).unwrap();
+        let spec = &resolved.fleet.models[0];
+        assert!(!spec.start.cache_bounds.iter().any(|bound| spec.command.env.contains(bound)));
+        spec.start.cache_bounds.clone()
+    };
+    let cache = |mib: &str| vec![("LLAMA_ARG_CACHE_RAM".to_owned(), mib.to_owned())];
+    assert_eq!(bounds("", &[]), cache("2048"));
+    assert_eq!(bounds("args = [\"--no-mmap\"]\nmitigations = [\"no-swa-full\"]", &[]), cache("2048"));
+    for lines in [
+        "env = { LLAMA_ARG_CACHE_RAM = \"9000\" }",
+        "args = [\"-cram\", \"9000\"]",
+        "mitigations = [\"cache-ram=9000\"]",
+    ] {
+        assert_eq!(bounds(lines, &[]), [], "{lines}");
+    }
+    assert_eq!(bounds("", &[("LLAMA_ARG_CACHE_RAM", "9000")]), [], "the process inherits it");
 }
 
 #[test]

@@ -109,6 +109,7 @@ impl ModelResolver<'_, '_> {
             start: StartSpec {
                 fallback: (!model.fallback.is_empty())
                     .then(|| FallbackSpec { args: model.fallback.clone(), needs: None }),
+                cache_bounds: mitigations.applied_cache_bounds(),
                 // The switches are filled in together with the binary.
                 ..StartSpec::default()
             },
@@ -241,6 +242,8 @@ impl ModelResolver<'_, '_> {
 pub struct LaunchSettings {
     /// Command line, and variables.
     pub command: MitigatedCommand,
+    /// Variables with which llama-warden bounds the caches.
+    pub cache_bounds: Vec<(String, String)>,
     /// Ids of the model's mitigations.
     pub mitigations: Vec<String>,
     /// Facts from the provenance; `None` if the server is not a build in the store.
@@ -269,6 +272,7 @@ impl LoadedConfig {
         let data = self.dirs(machine)?.data;
         Ok(LaunchSettings {
             command: mitigations.command(&[]),
+            cache_bounds: mitigations.applied_cache_bounds(),
             mitigations: mitigations.ids(),
             facts: store::chosen_build(&data, &choice).map(|build| build.facts),
         })

@@ -1,12 +1,19 @@
 //! Resolves the list of mitigations of a model, and warns of settings that work against it.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use warden_patches::mitigation::{MitigationAction, MitigationCatalogue};
+use warden_policies::book::ServerRun;
+use warden_policies::declared_memory::{CHECKPOINTS_OPTION, CacheBounds, PROMPT_CACHE_OPTION};
 
 use super::mitigations::{MitigatedCommand, ModelMitigations};
 use super::model::ModelResolver;
 use super::own_sets::OwnSets;
 use super::resolver::ConfigResolver;
+use crate::arguments;
 use crate::machine::HostMachine;
+use crate::model_files;
 use crate::problem::{ConfigProblem, owned_path};
 use crate::settings::ModelConfig;
 use crate::source::layers::LoadedConfig;
@@ -36,6 +43,7 @@ impl ModelResolver<'_, '_> {
             into.push(problem);
         }
         let done = all.command(&[]);
+        all.set_cache_bounds(self.compute_cache_bounds(&done));
         for (index, what) in &done.overruled {
             let place = all.effects()[*index].1.clone();
             let problem = ConfigProblem::new(place, self.message(what));
@@ -43,6 +51,39 @@ impl ModelResolver<'_, '_> {
         }
         self.warn_about_inherited(&all, &done);
         all
+    }
+
+    /// Computes the cache bounds from the machine's memory, without those that the process inherits as
+    /// variables.
+    fn compute_cache_bounds(&self, command: &MitigatedCommand) -> CacheBounds {
+        let machine = self.config.machine;
+        let args = command.args.as_slice();
+        let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
+        env.extend(command.env.iter().cloned());
+        let own = self.model.model.as_deref();
+        let file = own.or_else(|| arguments::model_path(args).map(Path::new));
+        let file = file.or_else(|| env.get("LLAMA_ARG_MODEL").map(Path::new));
+        let directory = self.model.directory.as_ref().map(|path| self.config.absolute(path));
+        let directory = directory.as_deref().unwrap_or(&machine.cwd);
+        let read = file.and_then(|file| {
+            // A relative `model` is resolved in the configuration's folder, a relative `-m` in the process's.
+            let path = if own.is_some() { self.config.absolute(file) } else { directory.join(file) };
+            model_files::read_model_file(&path).ok()
+        });
+        let shape = read.as_ref().and_then(|read| read.shape.as_ref().ok());
+        let run = ServerRun::from_command(args, &env);
+        let mut bounds = CacheBounds::for_process(
+            &self.config.loaded.settings.loading,
+            machine.memory,
+            shape.map(|shape| (shape, &run)),
+        );
+        if machine.var(PROMPT_CACHE_OPTION.variable).is_some() {
+            bounds.prompt_cache_mib = None;
+        }
+        if machine.var(CHECKPOINTS_OPTION.variable).is_some() {
+            bounds.checkpoints = None;
+        }
+        bounds
     }
 
     /// Warns of variables that act by merely being set: `GGML_CUDA_DISABLE_GRAPHS = "0"` looks like the

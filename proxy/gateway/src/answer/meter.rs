@@ -16,6 +16,7 @@ use serde_json::Deserializer;
 use warden_policies::WorkDone;
 use warden_supervisor::ExchangeOutcome;
 
+use crate::answer::text_tail::TextTail;
 use crate::trace::GatewayTrace;
 
 const OBJECT_NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
@@ -46,6 +47,8 @@ pub(crate) struct AnswerMeter {
     /// Prompt tokens processed at the last progress report, and the cached ones among them.
     evaluated: Option<(u64, u64)>,
     compute_error: bool,
+    /// Generated text, if the route generates any.
+    text: Option<TextTail>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -96,7 +99,16 @@ impl AnswerMeter {
         Self { limit, ..Self::default() }
     }
 
+    /// Also watches the generated text.
+    pub(crate) fn with_text(mut self, generates: bool) -> Self {
+        self.text = generates.then(TextTail::default);
+        self
+    }
+
     pub(crate) fn feed(&mut self, piece: &[u8]) {
+        if let Some(text) = &mut self.text {
+            text.feed(piece);
+        }
         let mut carry = std::mem::take(&mut self.carry);
         let room = self.limit.saturating_sub(carry.len()).max(NAME_SEAM_BYTES).min(piece.len());
         if carry.is_empty() {
@@ -153,6 +165,11 @@ impl AnswerMeter {
             images: 0,
             audio: 0,
         }
+    }
+
+    /// Returns whether the generated text ends in an endless repetition; `None` if it is too short.
+    pub(crate) fn ends_in_repetition(&self) -> Option<bool> {
+        self.text.as_ref()?.ends_in_repetition()
     }
 
     /// Returns whether the answer reports any work. A client can exclude the counters (`response_fields`).

@@ -8,6 +8,7 @@ pub(crate) mod loading;
 pub(crate) mod meter;
 pub(crate) mod relay;
 pub(crate) mod remember;
+mod text_tail;
 
 pub(crate) use self::answer_body::AnswerBody;
 use self::answer_body::{PolledFrame, frame};

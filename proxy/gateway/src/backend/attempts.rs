@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use warden_policies::ModelName;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
-use warden_supervisor::{LeaseAddress, LeaseDenied, SolitudeResult};
+use warden_supervisor::{LeaseAddress, LeaseDenied, PromptFacts, SolitudeResult};
 
 use crate::backend::{
     AttemptFailure, CANARY_BROKE, CANARY_STOPPED, CanaryAttempt, LeaseDemand, LeaseMode, RelayedAnswer,
@@ -49,6 +49,8 @@ pub(crate) struct BackendSearch {
     pub(crate) kind: LeaseKind,
     /// Number of prompt tokens; set if admission depends on it.
     pub(crate) tokens: Option<u64>,
+    /// Conversation key, if [`LeaseProvider::needs_conversation_key`] asks for it.
+    pub(crate) conversation: Option<u64>,
     /// True if the request may load its model.
     pub(crate) may_load: bool,
     pub(crate) limits: BodyLimits,
@@ -65,7 +67,17 @@ impl BackendSearch {
         may_load: bool,
         limits: BodyLimits,
     ) -> Self {
-        Self { upstream, progress, model, kind, tokens: None, may_load, limits, patience: Duration::ZERO }
+        Self {
+            upstream,
+            progress,
+            model,
+            kind,
+            tokens: None,
+            conversation: None,
+            may_load,
+            limits,
+            patience: Duration::ZERO,
+        }
     }
 
     /// Waits for the first lease; `None` if the model is not loaded and the request must not load it.
@@ -74,7 +86,8 @@ impl BackendSearch {
     }
 
     async fn lease(&self, mode: LeaseMode) -> Result<Option<SharedLease>, LeaseDenied> {
-        let demand = LeaseDemand { kind: self.kind, tokens: self.tokens, mode };
+        let prompt = PromptFacts { tokens: self.tokens, conversation: self.conversation };
+        let demand = LeaseDemand { kind: self.kind, prompt, mode };
         self.upstream.backends.lease(&self.model, demand).await
     }
 

@@ -12,7 +12,7 @@ use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use warden_policies::{GenerationId, ModelName, ServerFacts, WorkDone};
 use warden_supervisor::{
     AnswerIdentity, CanaryRoute, ControlError, ConversationTurn, ExchangeOutcome, Fleet, FleetView, Lease,
-    LeaseAddress, LeaseDenied, NextProcess, PromptFit, PromptSize, ResolveError, SolitudeResult,
+    LeaseAddress, LeaseDenied, NextProcess, PromptFacts, PromptFit, PromptSize, ResolveError, SolitudeResult,
 };
 
 use crate::backend::ConnectionPool;
@@ -36,7 +36,7 @@ pub(crate) enum LeaseMode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseDemand {
     pub(crate) kind: LeaseKind,
-    pub(crate) tokens: Option<u64>,
+    pub(crate) prompt: PromptFacts,
     pub(crate) mode: LeaseMode,
 }
 
@@ -61,6 +61,8 @@ pub(crate) trait LeaseProvider: Send + Sync + 'static {
     fn refuses_requests(&self, model: &ModelName) -> bool;
     /// Returns whether a model is loaded, or fits without unloading another, as far as sizes are known.
     fn has_room(&self, model: &ModelName) -> bool;
+    /// Returns whether requests to the model need a conversation key.
+    fn needs_conversation_key(&self, model: &ModelName) -> bool;
     fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
     fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
     fn view(&self) -> Arc<FleetView>;
@@ -81,6 +83,8 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn kin(&self) -> Option<AnswerIdentity>;
     fn add_work(&self, work: WorkDone);
     fn note_outcome(&self, outcome: &ExchangeOutcome);
+    /// Records whether the generated text ended in an endless repetition.
+    fn record_repetition(&self, repeats: bool, conversation: Option<u64>);
     /// Records that `bytes` bytes of an answer arrived (0 for its head), so the backend is alive.
     fn note_progress(&self, bytes: usize);
     /// Records that a request is sent. `streams`: it asks for a stream.
@@ -162,6 +166,7 @@ impl LeaseProvider for Fleet {
         fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit;
         fn next_process(&self, model: &ModelName) -> Option<NextProcess>;
         fn has_room(&self, model: &ModelName) -> bool;
+        fn needs_conversation_key(&self, model: &ModelName) -> bool;
         fn refuses_requests(&self, model: &ModelName) -> bool;
         fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
         fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
@@ -173,12 +178,12 @@ impl LeaseProvider for Fleet {
         model: &'a ModelName,
         demand: LeaseDemand,
     ) -> BoxFuture<'a, Result<Option<SharedLease>, LeaseDenied>> {
-        let LeaseDemand { kind, tokens, mode } = demand;
+        let LeaseDemand { kind, prompt, mode } = demand;
         Box::pin(async move {
             let lease = match mode {
-                LeaseMode::First => Some(self.lease_for(model, kind, tokens).await?),
-                LeaseMode::Again => Some(self.lease_again(model, kind, tokens).await?),
-                LeaseMode::IfLoaded => self.lease_loaded(model, kind, tokens).await?,
+                LeaseMode::First => Some(self.lease_for(model, kind, prompt).await?),
+                LeaseMode::Again => Some(self.lease_again(model, kind, prompt).await?),
+                LeaseMode::IfLoaded => self.lease_loaded(model, kind, prompt).await?,
             };
             Ok(lease.map(|lease| Arc::new(lease) as SharedLease))
         })
@@ -204,6 +209,7 @@ impl BackendLease for Lease {
         fn kin(&self) -> Option<AnswerIdentity>;
         fn add_work(&self, work: WorkDone);
         fn note_outcome(&self, outcome: &ExchangeOutcome);
+        fn record_repetition(&self, repeats: bool, conversation: Option<u64>);
         fn note_sent(&self, asked: Arc<SentBody>, streams: bool);
         fn note_answered(&self, streams: bool, succeeds: bool);
         fn note_waiting(&self, since: Instant);

@@ -17,6 +17,7 @@ pub(crate) struct SentBody {
     images: AtomicU32,
     audio: AtomicU32,
     print: OnceLock<RequestFingerprint>,
+    conversation: OnceLock<u64>,
 }
 
 impl SentBody {
@@ -26,6 +27,7 @@ impl SentBody {
             images: AtomicU32::new(before.images.load(Ordering::Relaxed)),
             audio: AtomicU32::new(before.audio.load(Ordering::Relaxed)),
             print: before.print.clone(),
+            conversation: before.conversation.clone(),
             ..Self::default()
         }
     }
@@ -47,6 +49,17 @@ impl SentBody {
     /// Returns the fingerprint once the whole body has arrived; `None` for an empty body.
     pub(crate) fn fingerprint(&self) -> Option<RequestFingerprint> {
         self.print.get().copied()
+    }
+
+    pub(crate) fn set_conversation(&self, key: Option<u64>) {
+        if let Some(key) = key {
+            let _once = self.conversation.set(key);
+        }
+    }
+
+    /// Returns the conversation key, if it was computed.
+    pub(crate) fn conversation(&self) -> Option<u64> {
+        self.conversation.get().copied()
     }
 
     pub(crate) fn note_end(&self, whole: bool) {

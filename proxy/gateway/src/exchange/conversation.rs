@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::state::HttpExchange;
-use crate::body::{BodyIntake, FingerprintKey};
+use crate::body::{BodyIntake, FingerprintKey, MAX_TEXT_BYTES};
 use crate::protocol::CONVERSATION;
 use crate::refusal::RequestRefusal;
 
@@ -72,11 +72,26 @@ pub(super) async fn conversation_id(
     }
 }
 
+/// Returns the conversation key: a hash of the client's identifier, or of the conversation's beginning. `None`
+/// for a body without messages, and for one that has not arrived or is too long.
+pub(super) fn conversation_key(exchange: &HttpExchange, intake: &BodyIntake) -> Option<u64> {
+    let mut hasher = DefaultHasher::new();
+    if let Some(word) = &exchange.conversation {
+        word.hash(&mut hasher);
+        return Some(hasher.finish());
+    }
+    if !intake.is_whole() || intake.len() > MAX_TEXT_BYTES as u64 {
+        return None;
+    }
+    let body = intake.json()?;
+    visit_beginning(&body, |text| text.hash(&mut hasher)).then(|| hasher.finish())
+}
+
 /// Computes 64 bits of a hash with a key that only this process has.
 fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
     // No request has the path `conversation`, so the hash never equals a request's fingerprint.
     let mut printer = key.begin(&Method::POST, "conversation");
-    visit_beginning(body, |text| {
+    let _messages = visit_beginning(body, |text| {
         printer.add(&(text.len() as u64).to_le_bytes());
         printer.add(text);
     });
@@ -87,13 +102,13 @@ fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
 /// Computes the hash that assigns a conversation to a canary. It is never shown, so it needs no key.
 pub(super) fn conversation_hash(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    visit_beginning(body, |text| text.hash(&mut hasher));
+    let _messages = visit_beginning(body, |text| text.hash(&mut hasher));
     hasher.finish()
 }
 
 /// Calls `each` with the parts that stay the same over all turns: the system prompt, and the messages up to
-/// the first user message. A body without messages is one part.
-fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
+/// the first user message. A body without messages is one part. Returns true if the body has messages.
+fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) -> bool {
     #[derive(Deserialize)]
     struct ConversationBody<'a> {
         #[serde(borrow)]
@@ -110,20 +125,27 @@ fn visit_beginning(body: &[u8], mut each: impl FnMut(&[u8])) {
         #[serde(borrow)]
         role: Option<&'a RawValue>,
     }
+    let mut as_whole = || {
+        each(body);
+        false
+    };
     let is_users = |message: &&RawValue| {
         let role = serde_json::from_str::<ConversationMessage<'_>>(message.get())
             .ok()
             .and_then(|message| message.role);
         role.is_some_and(|role| role.get() == "\"user\"")
     };
-    let Ok(parsed) = serde_json::from_slice::<ConversationBody<'_>>(body) else { return each(body) };
+    let Ok(parsed) = serde_json::from_slice::<ConversationBody<'_>>(body) else {
+        return as_whole();
+    };
     // The Responses API names the list of messages `input`, which may also be a single text.
     let listed = parsed.input.and_then(|input| serde_json::from_str::<Vec<&RawValue>>(input.get()).ok());
-    let Some(messages) = parsed.messages.or(listed) else { return each(body) };
+    let Some(messages) = parsed.messages.or(listed) else { return as_whole() };
     let first = messages.iter().position(is_users).map_or(messages.len(), |first| first + 1);
     let texts = messages[..first].iter().map(|message| message.get());
     let around = [parsed.system, parsed.instructions].into_iter().flatten().map(RawValue::get);
     around.chain(texts).for_each(|text| each(text.as_bytes()));
+    true
 }
 
 #[cfg(test)]

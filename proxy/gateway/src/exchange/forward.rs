@@ -74,6 +74,12 @@ pub(super) async fn forward(
         let word = Box::pin(conversation::conversation_id(exchange, wish, &mut prepared.intake)).await;
         exchange.conversation = word?;
     }
+    let backends = &prepared.search.upstream.backends;
+    if exchange.route.generates && backends.needs_conversation_key(&prepared.search.model) {
+        let key = conversation::conversation_key(exchange, &prepared.intake);
+        prepared.search.conversation = key;
+        prepared.intake.sent.set_conversation(key);
+    }
     exchange.flight.progress.note_waiting();
     let canary = match prepared.search.upstream.backends.canary(&prepared.search.model) {
         // Boxed because canaries are rare, and the future of every request would grow.

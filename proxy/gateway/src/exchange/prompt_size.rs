@@ -28,7 +28,7 @@ use serde_json::json;
 use tokio::time::timeout;
 use warden_policies::dispatch::LeaseKind;
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
-use warden_supervisor::{PromptFit, PromptSize};
+use warden_supervisor::{PromptFacts, PromptFit, PromptSize};
 
 use crate::backend::{
     BackendSearch, LeaseDemand, LeaseMode, RequestBody, UpstreamSendError, close_after_unread_body,
@@ -101,7 +101,7 @@ async fn count_tokens(
 ) -> Option<u64> {
     let model = &search.model;
     let mode = if search.may_load { LeaseMode::First } else { LeaseMode::IfLoaded };
-    let demand = LeaseDemand { kind: LeaseKind::Aux, tokens: None, mode };
+    let demand = LeaseDemand { kind: LeaseKind::Aux, prompt: PromptFacts::default(), mode };
     let lease = search.upstream.backends.lease(model, demand).await.ok()??;
     let pool = search.upstream.pool(&*lease);
     let length = texts.text.len();

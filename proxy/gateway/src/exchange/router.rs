@@ -18,7 +18,7 @@ use http::Method;
 use http::request::Parts;
 use serde_json::json;
 use warden_policies::dispatch::LeaseKind;
-use warden_supervisor::{ModelState, ModelView, ResolveError};
+use warden_supervisor::{ModelState, ModelView, PromptFacts, ResolveError};
 
 use super::forward;
 use super::local_routes::{LocalAnswer, json_answer};
@@ -135,7 +135,7 @@ fn load_model(exchange: &HttpExchange, model: &ModelView) -> Result<(), RequestR
     let upstream = exchange.shared.upstream.clone();
     let backends = upstream.backends.clone();
     let wanted = name.clone();
-    let demand = LeaseDemand { kind: LeaseKind::Aux, tokens: None, mode: LeaseMode::First };
+    let demand = LeaseDemand { kind: LeaseKind::Aux, prompt: PromptFacts::default(), mode: LeaseMode::First };
     let mut lease = Box::pin(async move { backends.lease(&wanted, demand).await.map(drop) });
     // The first poll returns an immediate refusal.
     let mut context = Context::from_waker(Waker::noop());

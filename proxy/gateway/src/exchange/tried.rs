@@ -32,6 +32,7 @@ pub(super) async fn lease_canary(
     }
     let Some(body) = intake.json() else { return Ok(None) };
     let conversation = conversation::conversation_hash(&body);
+    intake.sent.set_conversation(Some(conversation));
     let tried = |arm| Some(CanaryPart { conversation, arm, canary_failure: None });
     if !canary.takes_conversation(conversation) {
         exchange.flight.record.canary_part = tried(TrialArm::Base);

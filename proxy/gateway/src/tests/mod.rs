@@ -220,13 +220,13 @@ impl LeaseProvider for Shell {
         _: &'a ModelName,
         demand: LeaseDemand,
     ) -> BoxFuture<'a, Result<Option<SharedLease>, LeaseDenied>> {
-        let LeaseDemand { kind, tokens, mode } = demand;
+        let LeaseDemand { kind, prompt, mode } = demand;
         let backends = self.0.clone();
         if mode == LeaseMode::IfLoaded && *backends.shown.lock().unwrap() == Some(ModelState::Unloaded) {
             return Box::pin(async { Ok(None) });
         }
         if kind == LeaseKind::Slot {
-            backends.demands.lock().unwrap().push(tokens);
+            backends.demands.lock().unwrap().push(prompt.tokens);
         }
         Box::pin(async move {
             if let Some(denied) = backends.denied.lock().unwrap().clone() {
@@ -298,6 +298,10 @@ impl LeaseProvider for Shell {
         true
     }
 
+    fn needs_conversation_key(&self, _: &ModelName) -> bool {
+        false
+    }
+
     fn next_process(&self, _: &ModelName) -> Option<NextProcess> {
         *self.0.coming.lock().unwrap()
     }
@@ -360,6 +364,7 @@ impl BackendLease for TestRight {
         self.backends.ended.lock().unwrap().push(*outcome);
         self.backends.noted("outcome");
     }
+    fn record_repetition(&self, _: bool, _: Option<u64>) {}
     fn note_progress(&self, bytes: usize) {
         self.backends.heard.fetch_add(bytes, Ordering::SeqCst);
     }

@@ -31,7 +31,7 @@ use crate::clock;
 use crate::error::{ControlError, FleetError, LeaseDenied, ResolveError};
 use crate::lease::Lease;
 use crate::lease::admit::{PromptFit, PromptSize};
-use crate::lease::queue::ask::NextProcess;
+use crate::lease::queue::ask::{NextProcess, PromptFacts};
 use crate::lease::queue::{LeaseQueue, QueueRefusal};
 use crate::memory::loading::LoadingDesk;
 use crate::memory::loading::loader::ModelLoader;
@@ -122,9 +122,8 @@ impl Fleet {
         self.inner.roster.load().takes_any_name()
     }
 
-    /// Waits for the right to send one request to the model, and starts the model if necessary. `tokens`:
-    /// size of the prompt, if known. With enforced admission, a prompt that does not fit into memory waits
-    /// or is refused.
+    /// Waits for the right to send one request to the model, and starts the model if necessary. With
+    /// enforced admission, a prompt that does not fit into memory waits or is refused.
     ///
     /// Requests of one kind are served in order of arrival. Cancel safe: dropping the future leaves the
     /// queue or returns the lease.
@@ -137,9 +136,9 @@ impl Fleet {
         &self,
         model: &ModelName,
         kind: LeaseKind,
-        tokens: Option<u64>,
+        prompt: PromptFacts,
     ) -> Result<Lease, LeaseDenied> {
-        self.inner.model_leases(model)?.lease(kind, tokens).await
+        self.inner.model_leases(model)?.lease(kind, prompt).await
     }
 
     /// Waits for another lease after the generation of the first one died, even in a full queue.
@@ -151,9 +150,9 @@ impl Fleet {
         &self,
         model: &ModelName,
         kind: LeaseKind,
-        tokens: Option<u64>,
+        prompt: PromptFacts,
     ) -> Result<Lease, LeaseDenied> {
-        self.inner.model_leases(model)?.lease_again(kind, tokens).await
+        self.inner.model_leases(model)?.lease_again(kind, prompt).await
     }
 
     /// Returns a lease without loading the model. Waits for a process that is starting or being replaced.
@@ -166,7 +165,7 @@ impl Fleet {
         &self,
         model: &ModelName,
         kind: LeaseKind,
-        tokens: Option<u64>,
+        prompt: PromptFacts,
     ) -> Result<Option<Lease>, LeaseDenied> {
         /// Interval for checking whether a process serves.
         const LOADED_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -174,10 +173,10 @@ impl Fleet {
             let leases = self.inner.model_leases(model)?;
             if leases.any_open() {
                 if kind == LeaseKind::Slot {
-                    return leases.lease(kind, tokens).await.map(Some);
+                    return leases.lease(kind, prompt).await.map(Some);
                 }
                 // A queued request would start a process.
-                if let Some(lease) = leases.lease_now(kind, tokens) {
+                if let Some(lease) = leases.lease_now(kind, prompt.tokens) {
                     return Ok(Some(lease));
                 }
             }
@@ -193,6 +192,11 @@ impl Fleet {
     pub fn weigh_prompt(&self, model: &ModelName, size: PromptSize) -> PromptFit {
         let roster = self.inner.roster.load();
         roster.get(model).map_or(PromptFit::NotChecked, |handle| handle.leases.weigh_prompt(size))
+    }
+
+    /// Returns true if requests to the model need a conversation key.
+    pub fn needs_conversation_key(&self, model: &ModelName) -> bool {
+        self.inner.roster.load().get(model).is_some_and(|handle| handle.leases.needs_conversation_key())
     }
 
     /// Estimates for the next process of a model that has none.

@@ -8,6 +8,7 @@ use warden_policies::dispatch::LeaseKind;
 use super::{Fleet, FleetInner};
 use crate::error::{ControlError, FleetError, LeaseDenied};
 use crate::lease::Lease;
+use crate::lease::queue::ask::PromptFacts;
 use crate::process::ProcessWorld;
 use crate::spec::FleetConfig;
 use crate::view::entry::ReclaimEntry;
@@ -23,7 +24,7 @@ impl Fleet {
     }
 
     pub(crate) async fn lease(&self, model: &ModelName, kind: LeaseKind) -> Result<Lease, LeaseDenied> {
-        self.lease_for(model, kind, None).await
+        self.lease_for(model, kind, PromptFacts::default()).await
     }
 
     pub(crate) async fn apply(&self, config: FleetConfig) -> Result<ApplyReport, FleetError> {

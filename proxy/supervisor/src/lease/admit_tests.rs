@@ -13,6 +13,7 @@ use super::*;
 use crate::lease::Lease;
 use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
+use crate::lease::queue::ask::PromptFacts;
 use crate::process::endpoint::ListenAddress;
 use crate::view::event::{EventJournal, EventKind};
 
@@ -25,6 +26,10 @@ const B: GenerationId = GenerationId(2);
 struct Rig {
     leases: Arc<LeaseQueue>,
     journal: Arc<EventJournal>,
+}
+
+fn of_tokens(tokens: Option<u64>) -> PromptFacts {
+    PromptFacts { tokens, ..PromptFacts::default() }
 }
 
 impl Rig {
@@ -53,7 +58,8 @@ impl Rig {
     /// Spawns a request that is waiting when this returns.
     async fn waiting(&self, tokens: u64) -> AbortOnDropHandle<Result<Lease, LeaseDenied>> {
         let (before, leases) = (self.leases.waiting(), Arc::clone(&self.leases));
-        let task = TaskTracker::new().spawn(async move { leases.lease(LeaseKind::Slot, Some(tokens)).await });
+        let task = TaskTracker::new()
+            .spawn(async move { leases.lease(LeaseKind::Slot, of_tokens(Some(tokens))).await });
         while self.leases.waiting() == before {
             tokio::task::yield_now().await;
         }
@@ -61,7 +67,7 @@ impl Rig {
     }
 
     async fn lease(&self, tokens: u64) -> Result<Lease, LeaseDenied> {
-        self.leases.lease(LeaseKind::Slot, Some(tokens)).await
+        self.leases.lease(LeaseKind::Slot, of_tokens(Some(tokens))).await
     }
 
     fn actions(&self) -> Vec<String> {
@@ -290,7 +296,7 @@ async fn under_contention_every_prompt_is_answered_and_every_lease_comes_back() 
         callers.spawn(async move {
             let patience = if n % 3 == 0 { Duration::from_micros(n * 7 % 900) } else { WAIT };
             let tokens = (n % 4 > 0).then_some(n % 90);
-            let lease = leases.lease(LeaseKind::Slot, tokens);
+            let lease = leases.lease(LeaseKind::Slot, of_tokens(tokens));
             match tokio::time::timeout(patience, lease).await {
                 Ok(Err(denied)) => assert!(matches!(denied, LeaseDenied::NoRoom(_)), "{denied}"),
                 Ok(Ok(lease)) => {

@@ -1,7 +1,7 @@
 //! State of one generation that its leases share.
 
 use std::any::{Any, TypeId};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -41,11 +41,21 @@ impl From<ListenAddress> for LeaseAddress {
     }
 }
 
+/// How the supervisor ended the process.
+#[derive(Debug, Default)]
+struct StopRecord {
+    requested: AtomicBool,
+    /// Duration of the hang that was the reason.
+    hung_for: OnceLock<Duration>,
+}
+
 /// Shared state of one generation.
 #[derive(Debug)]
 pub(crate) struct GenerationCell {
     pub(crate) id: GenerationId,
     pub(crate) address: LeaseAddress,
+    /// Number of the replica, from 0.
+    pub(crate) replica: AtomicU32,
     /// The process; empty until it has been created.
     pub(crate) process: OnceLock<Weak<dyn BackendProcess>>,
     facts: Mutex<ServerFacts>,
@@ -56,9 +66,7 @@ pub(crate) struct GenerationCell {
     pub(crate) pulses: ProgressTracker,
     pub(crate) outcomes: Mutex<OutcomeStats>,
     pub(super) attachments: Mutex<QuickMap<TypeId, Arc<dyn Any + Send + Sync>>>,
-    /// Duration of the hang that made the supervisor end the process.
-    hung_for: OnceLock<Duration>,
-    stop_requested: AtomicBool,
+    stop: StopRecord,
     pub(super) revoked: CancellationToken,
 }
 
@@ -67,6 +75,7 @@ impl GenerationCell {
         Self {
             id,
             address: address.into(),
+            replica: AtomicU32::new(0),
             process: OnceLock::new(),
             facts: Mutex::new(facts),
             kin: OnceLock::new(),
@@ -74,8 +83,7 @@ impl GenerationCell {
             pulses: ProgressTracker::new(),
             outcomes: Mutex::default(),
             attachments: Mutex::default(),
-            hung_for: OnceLock::new(),
-            stop_requested: AtomicBool::new(false),
+            stop: StopRecord::default(),
             revoked: CancellationToken::new(),
         }
     }
@@ -84,6 +92,10 @@ impl GenerationCell {
     pub(crate) fn inherit(&self, work: WorkDone, saves_for_us: bool) {
         lock(&self.outcomes).work = work;
         self.saves_for_us.store(saves_for_us, Ordering::Relaxed);
+    }
+
+    pub(crate) fn replica(&self) -> u32 {
+        self.replica.load(Ordering::Relaxed)
     }
 
     pub(crate) fn add_work(&self, work: WorkDone) {
@@ -104,20 +116,20 @@ impl GenerationCell {
 
     /// Records a hang, before the stop is requested. `since`: duration of the hang.
     pub(crate) fn note_hung(&self, since: Duration) {
-        let _known = self.hung_for.set(since);
+        let _known = self.stop.hung_for.set(since);
     }
 
     pub(crate) fn hung_for(&self) -> Option<Duration> {
-        self.hung_for.get().copied()
+        self.stop.hung_for.get().copied()
     }
 
     pub(crate) fn was_stopped(&self) -> bool {
-        self.stop_requested.load(Ordering::Acquire)
+        self.stop.requested.load(Ordering::Acquire)
     }
 
     /// Records a stop requested by the supervisor, and revokes the leases.
     pub(crate) fn request_stop(&self) {
-        self.stop_requested.store(true, Ordering::Release);
+        self.stop.requested.store(true, Ordering::Release);
         self.revoke();
     }
 

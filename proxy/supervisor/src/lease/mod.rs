@@ -148,6 +148,14 @@ impl Lease {
         lock(&self.cell.outcomes).note(outcome, busy);
     }
 
+    /// Records whether the generated text ended in an endless repetition. `conversation`: its key, if
+    /// known.
+    pub fn record_repetition(&self, repeats: bool, conversation: Option<u64>) {
+        let mut outcomes = lock(&self.cell.outcomes);
+        outcomes.repeating =
+            self.leases.answers.record_answer(&mut outcomes.repetition, repeats, conversation);
+    }
+
     /// Records received bytes: the backend is alive, but may not be computing. Cheap enough for every chunk.
     pub fn note_progress(&self) {
         self.cell.pulses.note_received();

@@ -68,7 +68,8 @@ impl ModelExperience {
         let common = lock(&context.common).clone();
         let prices = self.prices(&key);
         let leaks = context.leak_history.leaks_of(&key);
-        let mut memory = MemoryTracker::new(&common, leaks, key, command);
+        let bounded = command.with_variables(&env.spec.start.cache_bounds);
+        let mut memory = MemoryTracker::new(&common, leaks, key, &bounded);
         for price in prices {
             memory.cost.set_price(*price);
         }

@@ -174,6 +174,7 @@ impl ProcessUnit {
         let generation = record.generation;
         let cell = Arc::new(GenerationCell::new(generation, record.endpoint.clone(), record.facts));
         cell.inherit(record.work, record.saves_for_us);
+        cell.replica.store(record.replica, Ordering::Relaxed);
         if let Some(kin) = record.kin {
             let _first = cell.kin.set(kin);
         }

@@ -7,7 +7,7 @@ use warden_config::resolve::resolve_config;
 use warden_policies::admission::AdmissionMode;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::modes::WarmMode;
-use warden_policies::recycle::GrowthMode;
+use warden_policies::recycle::{AnswersMode, GrowthMode, RecyclePolicy};
 use warden_policies::warmth::NoFileReason;
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 use warden_sensors::gpu::{GpuDevice, GpuSensors};
@@ -43,12 +43,15 @@ pub(crate) fn run(args: PolicyCheckArgs) -> Result<(), CommandError> {
     let gpus = GpuSensors::open();
     let here = MachineLimits { memory: machine.memory, gpus: gpus.devices(), notes: gpus.notes() };
     let mut sheets = Vec::new();
-    for (spec, (name, own)) in resolved.fleet.models.iter().zip(&loaded.models) {
+    let specs = resolved.fleet.models.iter().zip(&resolved.models);
+    for ((spec, settled), (name, own)) in specs.zip(&loaded.models) {
         if model.as_ref().is_some_and(|asked| asked != name && !own.aliases.contains(asked)) {
             continue;
         }
         let planned = PlannedServer::resolve(&loaded, &machine, name, own)?;
-        sheets.push(model_sheet(spec, &planned.declared, &here));
+        let caches =
+            CacheSummary { declared: &planned.declared, bounds: settled.mitigations.applied_cache_bounds() };
+        sheets.push(model_sheet(spec, &caches, &here));
     }
     let mut text = join_sheets(&sheets);
     if resolved.fleet.models.is_empty() {
@@ -114,9 +117,16 @@ fn describe_warm_start(spec: &ModelSpec) -> String {
     }
 }
 
-fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_>) -> PolicySheet {
+/// Caches of a model's process.
+struct CacheSummary<'a> {
+    declared: &'a DeclaredMemory,
+    /// Variables with which llama-warden bounds them.
+    bounds: Vec<(String, String)>,
+}
+
+fn model_sheet(spec: &ModelSpec, caches: &CacheSummary<'_>, here: &MachineLimits<'_>) -> PolicySheet {
     let mut sheet = PolicySheet::new(&format!("model {}", spec.name));
-    add_host_budget(&mut sheet, spec, keeps, here);
+    add_host_budget(&mut sheet, spec, caches, here);
     add_vram_budget(&mut sheet, spec, here);
     add_growth(&mut sheet, spec, here);
     add_reclaim(&mut sheet, spec);
@@ -178,6 +188,15 @@ fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_
             levels.kill_vram
         ),
     );
+    add_health(&mut sheet, recycle);
+    sheet
+}
+
+fn add_health(sheet: &mut PolicySheet, recycle: &RecyclePolicy) {
+    let repeats = match recycle.common.answers {
+        AnswersMode::Replace => "replaced",
+        AnswersMode::Observe => "reported",
+    };
     let slow = match recycle.common.growth {
         GrowthMode::Recycle => "; replaced when quiet when it has become much slower than when fresh",
         GrowthMode::Observe => "; reported when it has become much slower than when fresh",
@@ -185,9 +204,11 @@ fn model_sheet(spec: &ModelSpec, keeps: &DeclaredMemory, here: &MachineLimits<'_
     };
     sheet.add_line(
         "health",
-        format!("replaced when it is wedged, answers only compute errors, or its GPU reports a fault{slow}"),
+        format!(
+            "replaced when it is wedged, answers only compute errors, or its GPU reports a fault; {repeats} when its \
+             answers have become endless repetitions{slow}"
+        ),
     );
-    sheet
 }
 
 /// Prints lines that all sheets share only once, at the top.
@@ -217,7 +238,7 @@ fn paragraphs<'s>(sheets: impl Iterator<Item = &'s PolicySheet>) -> String {
 fn add_host_budget(
     sheet: &mut PolicySheet,
     spec: &ModelSpec,
-    keeps: &DeclaredMemory,
+    caches: &CacheSummary<'_>,
     here: &MachineLimits<'_>,
 ) {
     let recycle = &spec.recycle;
@@ -255,10 +276,21 @@ fn add_host_budget(
             format!("{size} is more than the {memory} of this machine: it is never reached"),
         );
     }
-    for line in keeps.source_sentences() {
+    for line in caches.declared.source_sentences() {
         sheet.add_line("caches", line);
     }
-    let kept = keeps.bytes();
+    if !caches.bounds.is_empty() {
+        let set: Vec<String> = caches.bounds.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        sheet.add_line(
+            "caches",
+            format!(
+                "llama-warden sets {} ({:.1} % of the machine's memory for each cache); `args` or `env` overrides that",
+                set.join(" and "),
+                warden_policies::defaults().loading.cache_share * 100.0
+            ),
+        );
+    }
+    let kept = caches.declared.bytes();
     let least = soft.or(hard).and_then(MemoryLimit::bytes);
     if let Some(budget) = least.filter(|budget| budget.0 <= kept) {
         sheet.add_line(
@@ -445,7 +477,6 @@ fn line(name: &str, text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use super::*;
     use warden_config::machine::HostMachine;
@@ -508,10 +539,13 @@ mod tests {
             MachineLimits { memory, gpus: &[], notes: &notes },
         );
         let fleet = &resolved.fleet;
-        let keeps = DeclaredMemory::from_command(&[], &BTreeMap::new(), Some(11_100));
+        let bounds = resolved.models[0].mitigations.applied_cache_bounds();
+        let env = bounds.iter().cloned().collect();
+        let keeps = DeclaredMemory::from_command(&[], &env, Some(11_100));
+        let caches = CacheSummary { declared: &keeps, bounds };
         let on = |here: &MachineLimits<'_>| {
             let sheets: Vec<PolicySheet> =
-                fleet.models.iter().map(|spec| model_sheet(spec, &keeps, here)).collect();
+                fleet.models.iter().map(|spec| model_sheet(spec, &caches, here)).collect();
             join_sheets(&sheets) + &shared_budgets(&fleet.shared, here)
         };
         insta::assert_snapshot!(on(&with) + "\n---\n" + &on(&without));

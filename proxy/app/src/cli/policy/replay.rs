@@ -188,6 +188,7 @@ impl PlannedServer {
         let mut env: BTreeMap<String, String> = machine.text_vars().into_iter().collect();
         env.retain(|name, _| !launch.command.env_remove.contains(name));
         env.extend(launch.command.env.iter().cloned());
+        env.extend(launch.cache_bounds.iter().cloned());
         let build = launch.facts.as_ref().and_then(|facts| facts.number);
         let mut declared = DeclaredMemory::from_command(&launch.command.args, &env, build);
         declared.set_available(machine.memory.0);
@@ -195,7 +196,7 @@ impl PlannedServer {
     }
 
     fn into_advised(self) -> AdvisedServer {
-        let LaunchSettings { command, mitigations, facts } = self.launch;
+        let LaunchSettings { command, mitigations, facts, .. } = self.launch;
         let facts = facts.as_ref();
         let provenance = facts.and_then(|facts| facts.provenance.as_ref());
         AdvisedServer {

@@ -95,6 +95,7 @@ impl ConfigResolver<'_> {
         let models = self.loaded.models.iter().zip(specs).map(|((name, model), spec)| {
             let command = &spec.command;
             let mut env: BTreeMap<String, String> = inherited.iter().cloned().collect();
+            env.extend(spec.start.cache_bounds.iter().cloned());
             env.retain(|name, _| !command.env_remove.contains(name));
             env.extend(command.env.iter().cloned());
             let slots = arguments::slots(&command.args);

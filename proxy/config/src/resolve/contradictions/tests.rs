@@ -66,7 +66,7 @@ fn each_contradiction_is_told_with_its_place_its_numbers_and_a_cure() {
         (format!("{}[shared.host]\nhard = \"5KiB\"\n", model("")), "w.toml:6"),
         (model("policy.host.hard = \"64GiB\""), "w.toml:4"),
         (
-            "[models.a]\nmodel = \"m.gguf\"\nargs = [\"-np\", \"2\", \"--ctx-checkpoints\", \"8\"]\npolicy.host.soft = \"4GiB\"\n".to_owned(),
+            "[models.a]\nmodel = \"m.gguf\"\nargs = [\"-np\", \"2\", \"--ctx-checkpoints\", \"8\", \"-cram\", \"8192\"]\npolicy.host.soft = \"4GiB\"\n".to_owned(),
             "w.toml:4",
         ),
         (

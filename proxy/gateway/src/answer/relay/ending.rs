@@ -178,6 +178,10 @@ impl AnswerRelay {
             self.flight.prompt_bytes = 0;
             return;
         }
+        if let Some(repeats) = meter.ends_in_repetition() {
+            // Record cancelled answers, too: the client may have left because of the repetition.
+            lease.record_repetition(repeats, sent.conversation());
+        }
         let counts = meter.has_counters();
         let events = self.events.as_ref().map(EventSplitter::event_count);
         let seen = (!is_ok || !counts).then_some(events.unwrap_or(0));

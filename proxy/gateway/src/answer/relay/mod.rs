@@ -125,7 +125,7 @@ impl AnswerRelay {
                 read_ahead,
                 flight,
                 backend: Some(backend),
-                meter: terms.tail_bytes.map(AnswerMeter::new),
+                meter: terms.tail_bytes.map(|limit| AnswerMeter::new(limit).with_text(terms.generates)),
                 events: terms.events.map(|terms| EventSplitter::new(terms.limit)),
                 remember,
                 onward: AnswerContinuation::new(again, terms.events),

@@ -206,7 +206,8 @@ impl AnswerRelay {
         self.backend = Some(backend);
         // Drop an incomplete event of the first backend.
         self.events = self.terms.events.map(|terms| EventSplitter::new(terms.limit));
-        self.meter = self.terms.tail_bytes.map(AnswerMeter::new);
+        let generates = self.terms.generates;
+        self.meter = self.terms.tail_bytes.map(|limit| AnswerMeter::new(limit).with_text(generates));
         self.onward.translator = translator.map(Box::new);
         self.timers = RelayTimers { comment: self.timers.comment.take(), ..RelayTimers::default() };
         // The first backend was only a canary, so the request may be moved again if this backend dies.

@@ -101,6 +101,15 @@ impl ExpectedProcess {
     }
 }
 
+/// Facts about a request's prompt that decide where and when it may run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptFacts {
+    /// Number of tokens, if known. Admission depends on it.
+    pub tokens: Option<u64>,
+    /// Conversation key: hash of the client's identifier or of the conversation's beginning, if computed.
+    pub conversation: Option<u64>,
+}
+
 enum QueueAnswer {
     Granted(GrantedSlot),
     /// `paused`: total pause of the time limits when the request came.
@@ -160,18 +169,18 @@ impl LeaseQueue {
     pub(crate) async fn lease(
         self: &Arc<Self>,
         kind: LeaseKind,
-        tokens: Option<u64>,
+        prompt: PromptFacts,
     ) -> Result<Lease, LeaseDenied> {
-        self.wait_for_lease(kind, tokens, LeaseTurn::First).await
+        self.wait_for_lease(kind, prompt, LeaseTurn::First).await
     }
 
     /// Waits for another lease after the death of the first one's generation, even in a full queue.
     pub(crate) async fn lease_again(
         self: &Arc<Self>,
         kind: LeaseKind,
-        tokens: Option<u64>,
+        prompt: PromptFacts,
     ) -> Result<Lease, LeaseDenied> {
-        self.wait_for_lease(kind, tokens, LeaseTurn::Repeated).await
+        self.wait_for_lease(kind, prompt, LeaseTurn::Repeated).await
     }
 
     /// Returns a lease without waiting. A failed attempt does not count as a request.
@@ -192,11 +201,11 @@ impl LeaseQueue {
     async fn wait_for_lease(
         self: &Arc<Self>,
         kind: LeaseKind,
-        tokens: Option<u64>,
+        prompt: PromptFacts,
         turn: LeaseTurn,
     ) -> Result<Lease, LeaseDenied> {
         let asked = Instant::now();
-        let requested = self.update(|state, outbox| state.request(kind, tokens, turn, asked, outbox));
+        let requested = self.update(|state, outbox| state.request(kind, prompt, turn, asked, outbox));
         let (ticket, mut answer, wait, paused) = match requested? {
             QueueAnswer::Granted(granted) => return Ok(self.make_lease(granted)),
             QueueAnswer::Queued { ticket, answer, wait, paused } => (ticket, answer, wait, paused),
@@ -269,7 +278,7 @@ impl QueueState {
     fn request(
         &mut self,
         kind: LeaseKind,
-        tokens: Option<u64>,
+        prompt: PromptFacts,
         turn: LeaseTurn,
         now: Instant,
         outbox: &mut QueueOutbox,
@@ -287,9 +296,10 @@ impl QueueState {
             return Err(denied);
         }
         let depth = self.limits.depth;
+        let preference = prompt.conversation.map(|key| self.lease_preference(key)).unwrap_or_default();
         let answer = match turn {
-            LeaseTurn::First => self.dispatch.request(kind),
-            LeaseTurn::Repeated => self.dispatch.request_again(kind),
+            LeaseTurn::First => self.dispatch.request_with_preference(kind, &preference),
+            LeaseTurn::Repeated => self.dispatch.request_again(kind, &preference),
         };
         let answer = match answer {
             // Requests that wait for memory count too.
@@ -302,21 +312,22 @@ impl QueueState {
         let (wait, paused) = (self.limits.wait, self.limits.paused());
         match answer {
             LeaseAnswer::Granted(generation) => {
-                let Some(tokens) = tokens.filter(|_| self.admit.checks_prompts()) else {
+                if prompt.tokens.is_none() || !self.admit.checks_prompts() {
+                    self.record_replica(generation, prompt);
                     let granted = self.occupy_slot(generation, kind, Duration::ZERO);
                     // Unreachable: the table contains each open generation.
                     return granted.map(QueueAnswer::Granted).ok_or(LeaseDenied::ShuttingDown);
-                };
+                }
                 // The request waits if its prompt does not fit into memory.
                 let ticket = self.dispatch.issue_ticket();
-                let answer = self.add_waiter(ticket, now, Some(tokens));
+                let answer = self.add_waiter(ticket, now, prompt);
                 self.settle(vec![LeaseGrant { ticket, generation, kind }], outbox);
                 Ok(QueueAnswer::Queued { ticket, answer, wait, paused })
             }
             LeaseAnswer::Queued(ticket) => {
                 outbox.wake = !open;
                 self.queued += 1;
-                let answer = self.add_waiter(ticket, now, tokens);
+                let answer = self.add_waiter(ticket, now, prompt);
                 Ok(QueueAnswer::Queued { ticket, answer, wait, paused })
             }
             LeaseAnswer::Full { waiting } => {

@@ -1,6 +1,7 @@
 //! Queue functions for the model's task: opening and closing generations, and refusing requests.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,6 +19,7 @@ impl LeaseQueue {
         self.update(|state, outbox| {
             let opened = OpenedGate { waiting: state.waiting(), gap: state.take_gap() };
             state.table.add(cell);
+            self.has_replicas.store(state.table.has_replicas(), Ordering::Relaxed);
             state.refusal.take_if(|refusal| !refusal.is_final());
             let grants = state.dispatch.open(cell.id, limit);
             state.settle(grants, outbox);

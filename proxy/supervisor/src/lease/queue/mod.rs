@@ -23,6 +23,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::health::{AnswerHistory, HealthSymptom, RepetitionRun};
 use warden_policies::loading::ModelActivity;
 use warden_policies::sample::MemoryKind;
 use warden_policies::{ByteSize, GenerationId, ModelName};
@@ -52,10 +53,13 @@ pub(crate) struct LeaseQueue {
     pub(crate) wake: Notify,
     /// True if admission is on and prompt prices are known. Requests read this flag without the lock.
     checks_prompts: AtomicBool,
+    /// True once a second replica has opened. Requests read this flag without the lock.
+    pub(super) has_replicas: AtomicBool,
     pub(crate) settings: ClientSettings,
     pub(crate) turns: ConversationStore,
     pub(crate) is_canary: AtomicBool,
     pub(crate) ward: RequestWard,
+    pub(crate) answers: ModelAnswers,
     state: Mutex<QueueState>,
 }
 
@@ -71,16 +75,41 @@ impl ModelJournal {
     }
 }
 
+/// Judged answers of all processes of a model.
+#[derive(Debug, Default)]
+pub(crate) struct ModelAnswers {
+    history: Mutex<AnswerHistory>,
+    /// True if the latest judged answer ended in a repetition.
+    repeats: AtomicBool,
+}
+
+impl ModelAnswers {
+    /// Records a judged answer of a process; returns the symptom of its latest answers.
+    pub(crate) fn record_answer(
+        &self,
+        run: &mut RepetitionRun,
+        repeats: bool,
+        conversation: Option<u64>,
+    ) -> Option<HealthSymptom> {
+        let mut history = lock(&self.history);
+        run.record_answer(repeats, conversation, &mut history);
+        self.repeats.store(run.is_repeating(), Ordering::Relaxed);
+        run.symptom(&history)
+    }
+}
+
 impl LeaseQueue {
     pub(crate) fn new(model: ModelName, journal: Arc<EventJournal>, depth: usize, wait: Duration) -> Self {
         let journal = ModelJournal { model, journal };
         Self {
             wake: Notify::new(),
             checks_prompts: AtomicBool::new(false),
+            has_replicas: AtomicBool::new(false),
             settings: ClientSettings::default(),
             turns: ConversationStore::default(),
             is_canary: AtomicBool::new(false),
             ward: RequestWard::new(journal.clone()),
+            answers: ModelAnswers::default(),
             state: Mutex::new(QueueState::new(depth, wait)),
             journal,
         }
@@ -181,6 +210,12 @@ impl LeaseQueue {
         if self.with_state(|state| state.predecessor.replace(reported)) {
             self.wake.notify_one();
         }
+    }
+
+    /// Returns true if requests need a conversation key: for the choice of a replica, or because answers end
+    /// in repetitions.
+    pub(crate) fn needs_conversation_key(&self) -> bool {
+        self.has_replicas.load(Ordering::Relaxed) || self.answers.repeats.load(Ordering::Relaxed)
     }
 
     pub(crate) fn any_open(&self) -> bool {

@@ -8,11 +8,12 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use warden_policies::admission::AdmissionMode;
-use warden_policies::dispatch::{LeaseDispatch, LeaseGrant, LeaseKind, QueueTicket};
+use warden_policies::conversation_replicas::ConversationReplicas;
+use warden_policies::dispatch::{LeaseDispatch, LeaseGrant, LeaseKind, LeasePreference, QueueTicket};
 use warden_policies::loading::ModelActivity;
 use warden_policies::{GenerationId, QuickMap};
 
-use super::ask::{ExpectedProcess, NextProcess, QueueLimits};
+use super::ask::{ExpectedProcess, NextProcess, PromptFacts, QueueLimits};
 use super::gate::QueueRefusal;
 use super::table::{GenerationCounts, GenerationTable};
 use crate::error::LeaseDenied;
@@ -29,6 +30,7 @@ pub(crate) struct QueueState {
     pub(super) waiters: QuickMap<QueueTicket, QueueWaiter>,
     pub(crate) predecessor: PredecessorQueue,
     pub(crate) table: GenerationTable,
+    homes: ConversationReplicas,
     pub(super) refusal: Option<QueueRefusal>,
     pub(super) asked: u64,
     pub(super) queued: u64,
@@ -81,7 +83,7 @@ type AnswerSender = oneshot::Sender<Result<Lease, LeaseDenied>>;
 pub(super) struct QueueWaiter {
     answer: AnswerSender,
     pub(super) since: Instant,
-    tokens: Option<u64>,
+    prompt: PromptFacts,
 }
 
 pub(super) struct GrantedSlot {
@@ -107,6 +109,7 @@ impl QueueState {
             waiters: QuickMap::default(),
             predecessor: PredecessorQueue::default(),
             table: GenerationTable::new(),
+            homes: ConversationReplicas::default(),
             refusal: None,
             asked: 0,
             queued: 0,
@@ -145,7 +148,7 @@ impl QueueState {
     fn hand_out(&mut self, grant: LeaseGrant, outbox: &mut QueueOutbox) -> Vec<LeaseGrant> {
         let LeaseGrant { ticket, generation, kind } = grant;
         let Some(waiter) = self.waiters.get(&ticket) else { return Vec::new() };
-        let judged = waiter.tokens.map_or(AdmissionDecision::Fits, |tokens| {
+        let judged = waiter.prompt.tokens.map_or(AdmissionDecision::Fits, |tokens| {
             self.admit.judge_prompt(&self.dispatch, generation, tokens, true)
         });
         if let Some((action, short)) = judged.action() {
@@ -172,6 +175,7 @@ impl QueueState {
         let Some(waiter) = self.waiters.remove(&ticket) else {
             return self.dispatch.release(generation, kind);
         };
+        self.record_replica(generation, waiter.prompt);
         match self.occupy_slot(generation, kind, waiter.since.elapsed()) {
             Some(granted) => {
                 outbox.answers.push((waiter.answer, Ok(granted)));
@@ -190,11 +194,33 @@ impl QueueState {
         &mut self,
         ticket: QueueTicket,
         since: Instant,
-        tokens: Option<u64>,
+        prompt: PromptFacts,
     ) -> oneshot::Receiver<Result<Lease, LeaseDenied>> {
         let (answer, receiver) = oneshot::channel();
-        self.waiters.insert(ticket, QueueWaiter { answer, since, tokens });
+        self.waiters.insert(ticket, QueueWaiter { answer, since, prompt });
         receiver
+    }
+
+    /// Returns the open generation of the conversation's last replica. For a new conversation, returns each
+    /// generation's number of conversations.
+    pub(super) fn lease_preference(&self, conversation: u64) -> LeasePreference {
+        // Skip closed generations: a replaced process has the same replica number.
+        let open = self.table.entries.iter().filter(|(id, _)| self.dispatch.is_open(**id));
+        let mut replicas = open.map(|(id, entry)| (*id, entry.cell.replica()));
+        if let Some(home) = self.homes.replica(conversation) {
+            let home = replicas.find(|(_, replica)| *replica == home).map(|(id, _)| id);
+            return LeasePreference { home, ..LeasePreference::default() };
+        }
+        let conversations =
+            replicas.map(|(id, replica)| (id, self.homes.count_conversations(replica))).collect();
+        LeasePreference { home: None, conversations }
+    }
+
+    /// Records the replica of a granted request's conversation.
+    pub(super) fn record_replica(&mut self, generation: GenerationId, prompt: PromptFacts) {
+        if let Some((conversation, entry)) = prompt.conversation.zip(self.table.entries.get(&generation)) {
+            self.homes.record_replica(conversation, entry.cell.replica());
+        }
     }
 
     pub(super) fn occupy_slot(

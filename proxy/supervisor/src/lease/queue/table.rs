@@ -56,6 +56,10 @@ impl GenerationTable {
         });
     }
 
+    pub(super) fn has_replicas(&self) -> bool {
+        self.entries.values().any(|entry| entry.cell.replica() > 0)
+    }
+
     pub(super) fn remove(&mut self, generation: GenerationId) -> Option<GenerationEntry> {
         let entry = self.entries.remove(&generation)?;
         self.last_idle = self.last_idle.max(entry.idle_since.unwrap_or_else(Instant::now));

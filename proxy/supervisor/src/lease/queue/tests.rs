@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use warden_policies::ServerFacts;
 
-use super::ask::NextProcess;
+use super::ask::{NextProcess, PromptFacts};
 use super::*;
 use crate::error::{BackendFailure, LeaseDenied};
 use crate::lease::ExchangeOutcome;
@@ -27,6 +27,60 @@ fn cell(id: u64) -> Arc<GenerationCell> {
     ))
 }
 
+fn replica(id: u64, number: u32) -> Arc<GenerationCell> {
+    let cell = cell(id);
+    cell.replica.store(number, Ordering::Relaxed);
+    cell
+}
+
+/// Answers a turn of a conversation, and returns the generation.
+async fn turn(leases: &Arc<LeaseQueue>, conversation: u64) -> u64 {
+    let prompt = PromptFacts { conversation: Some(conversation), ..PromptFacts::default() };
+    leases.lease(LeaseKind::Slot, prompt).await.unwrap().generation().0
+}
+
+#[tokio::test]
+async fn conversations_spread_over_replicas_and_return_to_theirs_also_after_a_replacement() {
+    let leases = leases(8);
+    leases.open_gate(&replica(1, 0), 4);
+    assert!(!leases.needs_conversation_key());
+    leases.open_gate(&replica(2, 1), 4);
+    assert!(leases.needs_conversation_key());
+    let first = [turn(&leases, 10).await, turn(&leases, 11).await, turn(&leases, 12).await];
+    assert_eq!(first, [1, 2, 1]);
+    for (conversation, generation) in [(12, 1), (11, 2), (10, 1), (11, 2)] {
+        assert_eq!(turn(&leases, conversation).await, generation);
+    }
+    // The next process of replica 1 serves already when the old one is closed.
+    leases.open_gate(&replica(3, 1), 4);
+    leases.close_gate(GenerationId(2));
+    assert_eq!((turn(&leases, 11).await, turn(&leases, 10).await), (3, 1));
+    leases.close_gate(GenerationId(1));
+    assert_eq!(turn(&leases, 10).await, 3, "its replica does not serve");
+    leases.open_gate(&replica(4, 0), 4);
+    assert_eq!(turn(&leases, 10).await, 3, "it has moved");
+}
+
+#[tokio::test]
+async fn a_conversation_that_waited_stays_where_it_was_answered() {
+    let leases = leases(8);
+    leases.open_gate(&replica(1, 0), 1);
+    leases.open_gate(&replica(2, 1), 1);
+    let busy = [
+        leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap(),
+        leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap(),
+    ];
+    let ours = Arc::clone(&leases);
+    let prompt = PromptFacts { conversation: Some(7), ..PromptFacts::default() };
+    let waiting = waits(&leases, async move { ours.lease(LeaseKind::Slot, prompt).await }).await;
+    let [first, second] = busy;
+    let free = second.generation();
+    drop(second);
+    assert_eq!(waiting.await.unwrap().unwrap().generation(), free);
+    drop(first);
+    assert_eq!(turn(&leases, 7).await, free.0);
+}
+
 fn failure() -> BackendFailure {
     let kind = crate::error::FailureKind::BadModel;
     BackendFailure { kind, message: "bad".to_owned(), lines: Vec::new(), failures: 1 }
@@ -35,7 +89,7 @@ fn failure() -> BackendFailure {
 /// Spawns a request that is in the queue when this returns.
 async fn queued(leases: &Arc<LeaseQueue>, kind: LeaseKind) -> AbortOnDropHandle<Result<Lease, LeaseDenied>> {
     let ours = Arc::clone(leases);
-    waits(leases, async move { ours.lease(kind, None).await }).await
+    waits(leases, async move { ours.lease(kind, PromptFacts::default()).await }).await
 }
 
 async fn waits(
@@ -55,7 +109,7 @@ async fn an_open_generation_is_leased_at_once_and_given_back_by_dropping() {
     let leases = leases(4);
     let cell = cell(1);
     leases.open_gate(&cell, 1);
-    let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     assert_eq!((lease.generation(), leases.in_flight(cell.id)), (GenerationId(1), 1));
     assert_eq!(leases.idle_since(cell.id), None);
     drop(lease);
@@ -69,7 +123,7 @@ async fn a_look_is_no_use_but_a_drain_waits_for_it() {
     let leases = leases(4);
     let cell = cell(1);
     leases.open_gate(&cell, 1);
-    drop(leases.lease(LeaseKind::Slot, None).await.unwrap());
+    drop(leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap());
     let rested = leases.idle_since(cell.id).unwrap();
     let look = || leases.lease_now(LeaseKind::Read, None).unwrap();
     tokio::time::advance(WAIT).await;
@@ -78,7 +132,7 @@ async fn a_look_is_no_use_but_a_drain_waits_for_it() {
     drop(looks);
     assert_eq!((leases.idle_since(cell.id), leases.loader_view().idle_for), (Some(rested), WAIT));
     // A request that ends meanwhile counts as use.
-    let (looks, runs) = (look(), leases.lease(LeaseKind::Slot, None).await.unwrap());
+    let (looks, runs) = (look(), leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap());
     drop(runs);
     assert_eq!(leases.idle_since(cell.id), None, "it is not idle yet");
     drop(looks);
@@ -97,7 +151,7 @@ async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_loo
     let leases = leases(4);
     let cell = cell(1);
     leases.open_gate(&cell, 1);
-    let cycle = || async { drop(leases.lease(LeaseKind::Slot, None).await.unwrap()) };
+    let cycle = || async { drop(leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap()) };
     let woken =
         || async { tokio::time::timeout(Duration::from_millis(20), leases.wake.notified()).await.is_ok() };
     cycle().await;
@@ -117,7 +171,7 @@ async fn the_task_is_woken_for_the_first_idle_edge_and_then_not_until_it_has_loo
     cycle().await;
     assert!(woken().await, "it does not come back by itself");
     // A waiter for the last request is woken at once.
-    let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     leases.close_gate(cell.id);
     drop(lease);
     assert!(woken().await);
@@ -150,7 +204,7 @@ async fn before_the_first_process_the_gap_begins_with_the_first_request() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_waits_no_longer_than_it_may() {
     let leases = leases(4);
-    let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
+    let denied = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap_err();
     assert_eq!(denied, LeaseDenied::Deadline { waited: WAIT });
     assert_eq!(leases.waiting(), 0);
 }
@@ -161,7 +215,7 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     let (now, wait) = (Instant::now(), WAIT);
     let slow = NextProcess { took: Some(3 * wait), fastest: Some(2 * wait), ..NextProcess::default() };
     leases.with_state(|queue| queue.coming.next = slow);
-    let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
+    let denied = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap_err();
     assert_eq!(denied, LeaseDenied::TooSlow { left: 3 * wait, wait });
     tokio::time::timeout(WAIT, leases.wake.notified()).await.unwrap();
     assert!(leases.needs_process() && leases.loader_view().waiting == 1 && leases.waiting() == 0);
@@ -175,9 +229,9 @@ async fn who_would_wait_in_vain_is_told_at_once_and_is_expected_back() {
     // A repeated request is not refused because of a slow start.
     leases.close_gate(cell.id);
     leases.with_state(|queue| queue.coming.next = slow);
-    let again = leases.lease_again(LeaseKind::Slot, None).await.unwrap_err();
+    let again = leases.lease_again(LeaseKind::Slot, PromptFacts::default()).await.unwrap_err();
     assert!(matches!(again, LeaseDenied::Deadline { .. }), "{again:?}");
-    let _told = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
+    let _told = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap_err();
     assert!(leases.needs_process() && leases.with_state(|queue| queue.refuses_requests()));
     tokio::time::sleep(4 * wait).await;
     assert!(!leases.needs_process() && leases.loader_view().waiting == 0, "nobody is expected for ever");
@@ -188,7 +242,7 @@ async fn a_full_queue_turns_away_at_once_and_says_so_in_one_event() {
     let leases = leases(1);
     let waiting = queued(&leases, LeaseKind::Slot).await;
     for _ in 0..3 {
-        let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
+        let denied = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap_err();
         assert_eq!(denied, LeaseDenied::QueueFull { waiting: 1, depth: 1 });
     }
     assert_eq!(leases.journal.journal.tail().events.len(), 1);
@@ -202,8 +256,9 @@ async fn who_was_let_in_before_waits_beyond_the_depth_and_in_the_order_of_arriva
     let first = queued(&leases, LeaseKind::Slot).await;
     // There are at most as many repeated requests as there were leases.
     let ours = Arc::clone(&leases);
-    let again = waits(&leases, async move { ours.lease_again(LeaseKind::Slot, None).await }).await;
-    let denied = leases.lease(LeaseKind::Slot, None).await.unwrap_err();
+    let again =
+        waits(&leases, async move { ours.lease_again(LeaseKind::Slot, PromptFacts::default()).await }).await;
+    let denied = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap_err();
     assert_eq!(denied, LeaseDenied::QueueFull { waiting: 2, depth: 1 });
     leases.open_gate(&cell(1), 1);
     let first = first.await.unwrap().unwrap();
@@ -215,7 +270,7 @@ async fn who_was_let_in_before_waits_beyond_the_depth_and_in_the_order_of_arriva
 #[tokio::test]
 async fn a_caller_that_leaves_frees_its_place() {
     let leases = leases(4);
-    let mut leaving = Box::pin(leases.lease(LeaseKind::Slot, None));
+    let mut leaving = Box::pin(leases.lease(LeaseKind::Slot, PromptFacts::default()));
     assert!(futures_util::poll!(leaving.as_mut()).is_pending());
     assert_eq!(leases.waiting(), 1);
     drop(leaving);
@@ -226,7 +281,7 @@ async fn a_caller_that_leaves_frees_its_place() {
 #[tokio::test]
 async fn a_lease_granted_to_a_caller_that_leaves_goes_to_the_next() {
     let leases = leases(4);
-    let mut leaving = Box::pin(leases.lease(LeaseKind::Slot, None));
+    let mut leaving = Box::pin(leases.lease(LeaseKind::Slot, PromptFacts::default()));
     assert!(futures_util::poll!(leaving.as_mut()).is_pending());
     let next = queued(&leases, LeaseKind::Slot).await;
     let cell = cell(1);
@@ -246,8 +301,8 @@ async fn what_leases_tell_of_their_ends_is_kept_with_the_generation() {
     let cell = cell(1);
     leases.open_gate(&cell, 2);
     let (one, two) = (
-        leases.lease(LeaseKind::Slot, None).await.unwrap(),
-        leases.lease(LeaseKind::Slot, None).await.unwrap(),
+        leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap(),
+        leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap(),
     );
     one.note_events(2);
     two.note_events(3);
@@ -276,7 +331,7 @@ async fn a_lease_that_outlives_its_process_is_harmless() {
     let leases = leases(4);
     let (old, new) = (cell(1), cell(2));
     leases.open_gate(&old, 1);
-    let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     assert_eq!(*lease.attachment(|| 7_u32), 7);
     assert_eq!(*lease.attachment(|| 8_u32), 7, "one per generation");
     leases.remove_generation(old.id);
@@ -285,7 +340,7 @@ async fn a_lease_that_outlives_its_process_is_harmless() {
     leases.open_gate(&new, 1);
     drop(lease);
     assert_eq!(leases.in_flight(new.id), 0);
-    assert!(leases.lease(LeaseKind::Slot, None).await.is_ok());
+    assert!(leases.lease(LeaseKind::Slot, PromptFacts::default()).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -311,20 +366,26 @@ async fn a_failed_start_is_told_at_once_with_the_time_to_the_next_attempt() {
     leases.set_refusal(Some(QueueRefusal::StartFailed(failure(), again)));
     let expected = LeaseDenied::StartFailed(failure(), Some(Duration::from_secs(2)));
     assert_eq!(waiting.await.unwrap().unwrap_err(), expected);
-    assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), expected);
+    assert_eq!(leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap_err(), expected);
     leases.open_gate(&cell(1), 1);
-    assert!(leases.lease(LeaseKind::Slot, None).await.is_ok(), "what serves is not refused");
+    assert!(
+        leases.lease(LeaseKind::Slot, PromptFacts::default()).await.is_ok(),
+        "what serves is not refused"
+    );
 }
 
 #[tokio::test]
 async fn the_end_lets_those_wait_on_who_can_still_be_served() {
     let leases = leases(4);
     leases.open_gate(&cell(1), 1);
-    let lease = leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     let waiting = queued(&leases, LeaseKind::Slot).await;
     leases.set_refusal(Some(QueueRefusal::ShuttingDown));
     leases.set_refusal(None);
-    assert_eq!(leases.lease(LeaseKind::Slot, None).await.unwrap_err(), LeaseDenied::ShuttingDown);
+    assert_eq!(
+        leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap_err(),
+        LeaseDenied::ShuttingDown
+    );
     drop(lease);
     assert!(waiting.await.unwrap().is_ok());
 }
@@ -340,7 +401,9 @@ async fn under_contention_every_caller_is_answered_and_every_lease_comes_back() 
         callers.spawn(async move {
             let kind = if n % 5 == 0 { LeaseKind::Aux } else { LeaseKind::Slot };
             let patience = if n % 3 == 0 { Duration::from_micros(n * 7 % 900) } else { WAIT };
-            if let Ok(lease) = tokio::time::timeout(patience, leases.lease(kind, None)).await {
+            if let Ok(lease) =
+                tokio::time::timeout(patience, leases.lease(kind, PromptFacts::default())).await
+            {
                 let lease = lease.unwrap();
                 tokio::task::yield_now().await;
                 lease.note_progress();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use warden_policies::ServerFacts;
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 
+use super::ask::PromptFacts;
 use super::ward::{ProcessEnd, SolitudeResult};
 use super::*;
 use crate::lease::SentRequest;
@@ -54,13 +55,13 @@ impl Ward {
     }
 
     async fn sent(&self, request: RequestFingerprint) -> Lease {
-        let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
+        let lease = self.leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
         lease.note_sent(Arc::new(Whole(request)), true);
         lease
     }
 
     async fn reads(&self) -> Lease {
-        let lease = self.leases.lease(LeaseKind::Aux, None).await.unwrap();
+        let lease = self.leases.lease(LeaseKind::Aux, PromptFacts::default()).await.unwrap();
         lease.mark_read_only();
         lease
     }
@@ -83,7 +84,7 @@ impl Ward {
 
     /// Waits until the request runs alone, sends it, and returns while it is on trial.
     async fn tried(&self, request: RequestFingerprint) -> Lease {
-        let lease = self.leases.lease(LeaseKind::Slot, None).await.unwrap();
+        let lease = self.leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
         assert_eq!(lease.wait_alone(request).await, SolitudeResult::Granted);
         lease.note_sent(Arc::new(Whole(request)), true);
         lease
@@ -122,7 +123,7 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     let mut ward = Ward::new();
     let cell = ward.suspecting(A).await;
     let leaving = ward.sent(B).await;
-    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     drop(leaving);
@@ -137,7 +138,7 @@ async fn nobody_is_refused_for_what_a_request_does_whose_client_left_before() {
     ward.leases.ward.release(None);
     let cell = ward.suspecting(A).await;
     drop(ward.sent(B).await);
-    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     ward.die(&cell);
@@ -155,7 +156,7 @@ async fn those_who_run_for_long_do_not_save_a_suspect_from_its_trial_for_ever() 
     let mut cell = ward.suspecting(A).await;
     for times in [1, 2, 4] {
         let long = ward.sent(B).await;
-        let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
+        let lease = ward.leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
         let begun = Instant::now();
         assert_eq!(lease.wait_alone(A).await, SolitudeResult::Shared);
         assert_eq!(begun.elapsed(), alone_wait * times);
@@ -179,7 +180,7 @@ async fn who_only_reads_saves_nobody_from_its_trial() {
     // Other requests without a slot may compute.
     ward.leases.ward.release(None);
     let cell = ward.suspecting(A).await;
-    let _tokenizes = ward.leases.lease(LeaseKind::Aux, None).await.unwrap();
+    let _tokenizes = ward.leases.lease(LeaseKind::Aux, PromptFacts::default()).await.unwrap();
     let watches = ward.reads().await;
     watches.mark_endless();
     let _lease = ward.tried(A).await;
@@ -233,17 +234,17 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     let mut ward = Ward::new();
     let cell = ward.suspecting(A).await;
     let running = ward.sent(B).await;
-    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
-    let mut other = Box::pin(ward.leases.lease(LeaseKind::Slot, None));
+    let mut other = Box::pin(ward.leases.lease(LeaseKind::Slot, PromptFacts::default()));
     assert!(futures_util::poll!(other.as_mut()).is_pending(), "nobody comes between");
     // The client leaves.
     drop(alone);
     drop(lease);
     let other = other.await.unwrap();
     // A drain begins: the request still runs alone, and the drain waits for it.
-    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     ward.leases.close_gate(cell.id);
@@ -257,7 +258,7 @@ async fn who_waits_to_be_alone_gives_its_place_back_however_it_leaves() {
     drop(lease);
     ward.leases.open_gate(&cell, 4);
     let running = ward.sent(B).await;
-    let lease = ward.leases.lease(LeaseKind::Slot, None).await.unwrap();
+    let lease = ward.leases.lease(LeaseKind::Slot, PromptFacts::default()).await.unwrap();
     let mut alone = Box::pin(lease.wait_alone(A));
     assert!(futures_util::poll!(alone.as_mut()).is_pending());
     cell.revoke();

@@ -94,6 +94,10 @@ impl HealthTracker {
         }
         let decodes = reading.answers.metrics.and_then(|metrics| metrics.decodes);
         let hindered = self.is_hindered(now, reading.standing);
+        let (compute_errors, repeating) = {
+            let outcomes = lock(&cell.outcomes);
+            (outcomes.compute_errors, outcomes.repeating)
+        };
         self.health.observe(&HealthObservation {
             at,
             awaited: cell.pulses.awaited_output(self.abandoned_prompt_limit),
@@ -104,7 +108,8 @@ impl HealthTracker {
             gaps: cell.pulses.gap_stats(),
             hindered,
             wake: self.wake,
-            compute_errors: lock(&cell.outcomes).compute_errors,
+            compute_errors,
+            repeating,
         });
         self.note_faults(reading, uses);
     }

@@ -101,7 +101,8 @@ impl ModelTask {
         let start = live.start.adopted.unwrap_or(own_start);
         let is_adopted = live.start.adopted.is_some();
         if !is_adopted {
-            live.memory.note_ready(command, props, &lines, available);
+            let bounded = command.with_variables(&self.env.spec.start.cache_bounds);
+            live.memory.note_ready(&bounded, props, &lines, available);
         }
         live.health.note_ready(command, props, start);
         if let Some(tokens) = props.n_ctx {

@@ -42,9 +42,11 @@ impl ProcessUnit {
             Err(error) => (ListenAddress::Unix(socket.clone()), Some(error)),
         };
         let cell = Arc::new(GenerationCell::new(generation, endpoint.clone(), env.spec.facts));
+        cell.replica.store(self.replica, Ordering::Relaxed);
         let recipe = process_recipe(&env.spec);
         let mut request = recipe.request.clone();
         request.command.args.extend(listen_flags(&endpoint));
+        request.command.env.extend(env.spec.start.cache_bounds.iter().cloned());
         report_file::announce_report(&mut request.command, &socket, recipe.memory_report);
         reclaim_file::announce_reclaim(&mut request.command, &socket, recipe.reclaim);
         let mut live = experience.new_generation(env, Arc::clone(&cell), recipe, socket.clone());

@@ -26,8 +26,14 @@ use crate::model::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
 use crate::view::event::EventKind;
 
 /// After these symptoms the old process serves no better than a new one on the CPU.
-const CANNOT_SERVE: [Reason; 5] =
-    [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
+const CANNOT_SERVE: [Reason; 6] = [
+    Reason::Wedged,
+    Reason::ComputeErrors,
+    Reason::Repeating,
+    Reason::DeviceFault,
+    Reason::Unresponsive,
+    Reason::Crashed,
+];
 
 impl LiveGeneration {
     /// Layers or VRAM that the process lacks, compared with the best process with the same command.

@@ -219,7 +219,11 @@ impl ReplacementTracker {
         let Some(reason) = self.replacement_of(live.id).map(Replacement::reason) else { return false };
         let ill = matches!(
             reason,
-            Reason::MemoryExhausted | Reason::Wedged | Reason::ComputeErrors | Reason::DeviceFault
+            Reason::MemoryExhausted
+                | Reason::Wedged
+                | Reason::ComputeErrors
+                | Reason::Repeating
+                | Reason::DeviceFault
         );
         let facts = live.memory.facts.as_ref();
         let short = facts.is_none_or(|facts| facts.series.iter().any(|series| spec.recycle.is_short(series)));

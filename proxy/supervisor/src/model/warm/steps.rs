@@ -35,6 +35,7 @@ fn is_planned(reason: Reason) -> bool {
             | Reason::Unresponsive
             | Reason::Wedged
             | Reason::ComputeErrors
+            | Reason::Repeating
             | Reason::DeviceFault
             | Reason::Degraded
             | Reason::MemoryExhausted
