@@ -2,6 +2,7 @@
 //! fresh process. A prompt that fits is unaffected. Earlier prompts teach the price of a prompt.
 
 use serde_json::{Value, json};
+use warden_rig::http::json_request;
 use warden_rig::warden::{CHAT, SOON, Setup, chat, json_lines};
 use warden_rig::{Context as _, Http, Outcome, Trouble, Warden, wait_until};
 
@@ -39,9 +40,13 @@ async fn start(mode: &str, toml: &str) -> Result<Warden, Trouble> {
     Ok(warden)
 }
 
+/// Sends a prompt of one conversation, so that all go to the same replica while it has room.
 async fn ask(warden: &Warden, words: usize) -> Result<warden_rig::http::Whole, Trouble> {
     let text: Vec<String> = (0..words).map(|n| format!("w{n}")).collect();
-    warden.http.post(CHAT, &chat(&format!("p-{words}"), "m", &text.join(" "), 2, false)).await
+    let body = chat(&format!("p-{words}"), "m", &text.join(" "), 2, false);
+    let mut request = json_request(CHAT, &body)?;
+    request.headers_mut().insert("x-warden-conversation", "one".parse()?);
+    warden.http.send(request).await
 }
 
 async fn until_read(warden: &Warden) -> Outcome {

@@ -68,7 +68,9 @@ async fn a_server_without_unix_sockets_is_served_by_a_port_once_that_is_known() 
 
 /// Starts llama-warden with a raw-llama that treats unread bodies like this, and waits for the measurement.
 async fn measured_raw(bodies: &str) -> Result<(Warden, raw::Log, Value), Trouble> {
-    let (setup, log) = raw::model(setup(&[("RAW_LLAMA_BODIES", bodies)])?, &BTreeMap::new())?;
+    // Each thread keeps connections of its own, and each request of this test comes by a new connection.
+    let setup = setup(&[("RAW_LLAMA_BODIES", bodies)])?.top("server.threads = 1");
+    let (setup, log) = raw::model(setup, &BTreeMap::new())?;
     let warden = setup.start().await?;
     let measured = until_remembered(&warden).await?;
     warden.until_ready(1).await?;

@@ -16,8 +16,10 @@ use crate::host::{self, PROC};
 /// Maximum number of times that the subreaper's children are read until no new one appears.
 const HANDED_ON_LOOKS: usize = 5;
 
-/// Maximum number of attempts to read an environment that is still empty or incomplete.
+/// Maximum number of attempts to read an environment that is still incomplete.
 const EXEC_LOOKS: usize = 20;
+/// The same for an empty one: on a busy machine, an exec waits for a core meanwhile.
+const EMPTY_LOOKS: usize = 100;
 
 const EXEC_PAUSE: Duration = Duration::from_millis(1);
 
@@ -156,7 +158,7 @@ fn read_stat(pid: u32) -> Option<Stat> {
 fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
     let path: PathBuf = Path::new(PROC).join(pid.to_string()).join("environ");
     let mut environment = Vec::new();
-    for _ in 0..EXEC_LOOKS {
+    for look in 0..EMPTY_LOOKS {
         environment = match std::fs::read(&path) {
             Ok(read) => read,
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => break,
@@ -165,6 +167,9 @@ fn environment_has(pid: u32, wanted: impl Fn(&str) -> bool) -> bool {
         };
         // The text is empty or truncated during an exec, and empty for a zombie.
         if environment.ends_with(&[0]) || RelatedProcess::with_pid(pid).is_none_or(|one| one.is_zombie) {
+            break;
+        }
+        if look >= EXEC_LOOKS && !environment.is_empty() {
             break;
         }
         std::thread::sleep(EXEC_PAUSE);
