@@ -22,10 +22,13 @@ use crate::trace::GatewayTrace;
 const OBJECT_NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
 
 /// Finds all [`OBJECT_NAMES`] in one pass, sixteen bytes at a time where the CPU supports that.
-static NAME_SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
-    let plain = || Config::new().only_rabin_karp(true).builder().extend(OBJECT_NAMES).build();
-    Searcher::new(OBJECT_NAMES).or_else(plain).unwrap_or_else(|| unreachable!("four short words"))
-});
+static NAME_SEARCHER: LazyLock<Searcher> = LazyLock::new(|| searcher_of(&OBJECT_NAMES));
+
+/// Builds a searcher for a few short words.
+pub(super) fn searcher_of(words: &[&str]) -> Searcher {
+    let plain = || Config::new().only_rabin_karp(true).builder().extend(words).build();
+    Searcher::new(words).or_else(plain).unwrap_or_else(|| unreachable!("a few short words"))
+}
 
 /// Beginnings of llama-server's messages about its own failures to compute, in lower case: results of
 /// `llama_decode`, and failures with an image or a recording. Any other answer with status 500 may be due to

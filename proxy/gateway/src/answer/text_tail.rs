@@ -5,7 +5,9 @@
 
 use std::sync::LazyLock;
 
-use aho_corasick::packed::{Config, Searcher};
+use aho_corasick::packed::Searcher;
+
+use super::meter::searcher_of;
 
 /// Members that hold generated text, over all formats, as llama-server writes them: without spaces.
 const TEXT_NAMES: [&str; 5] =
@@ -13,10 +15,7 @@ const TEXT_NAMES: [&str; 5] =
 /// One less than the length of the longest name.
 const NAME_OVERLAP_BYTES: usize = 20;
 
-static TEXT_SEARCHER: LazyLock<Searcher> = LazyLock::new(|| {
-    let plain = || Config::new().only_rabin_karp(true).builder().extend(TEXT_NAMES).build();
-    Searcher::new(TEXT_NAMES).or_else(plain).unwrap_or_else(|| unreachable!("five short words"))
-});
+static TEXT_SEARCHER: LazyLock<Searcher> = LazyLock::new(|| searcher_of(&TEXT_NAMES));
 
 /// Bytes examined for a repetition. Shorter texts are no evidence.
 const JUDGED_BYTES: usize = 128;

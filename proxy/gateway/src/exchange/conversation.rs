@@ -73,7 +73,7 @@ pub(super) async fn conversation_id(
 }
 
 /// Returns the conversation key: a hash of the client's identifier, or of the conversation's beginning. `None`
-/// for a body without messages, and for one that has not arrived or is too long.
+/// if the body has no messages, has not arrived, or is too long.
 pub(super) fn conversation_key(exchange: &HttpExchange, intake: &BodyIntake) -> Option<u64> {
     let mut hasher = DefaultHasher::new();
     if let Some(word) = &exchange.conversation {

@@ -52,6 +52,12 @@ pub(crate) struct RelayTerms {
     pub(crate) reusable: bool,
 }
 
+impl RelayTerms {
+    fn new_meter(&self) -> Option<AnswerMeter> {
+        self.tail_bytes.map(|limit| AnswerMeter::new(limit).with_text(self.generates))
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct EventTerms {
     /// Maximum number of bytes held of an incomplete event.
@@ -125,7 +131,7 @@ impl AnswerRelay {
                 read_ahead,
                 flight,
                 backend: Some(backend),
-                meter: terms.tail_bytes.map(|limit| AnswerMeter::new(limit).with_text(terms.generates)),
+                meter: terms.new_meter(),
                 events: terms.events.map(|terms| EventSplitter::new(terms.limit)),
                 remember,
                 onward: AnswerContinuation::new(again, terms.events),

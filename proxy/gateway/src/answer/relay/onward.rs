@@ -12,8 +12,7 @@ use warden_policies::{ModelName, WorkDone};
 use super::ending::blame_request;
 use super::{AnswerRelay, ContinuationTerms, EventTerms, RelayTimers};
 use crate::answer::{
-    AnswerMeter, AnswerStage, AnswerTranscript, DONE, EventTranslator, RepeatTranslator, StreamCut,
-    continuation,
+    AnswerStage, AnswerTranscript, DONE, EventTranslator, RepeatTranslator, StreamCut, continuation,
 };
 use crate::backend::{AnsweringBackend, BackendSearch, BoxFuture, RelayedAnswer, RepeatableRequest};
 use crate::body::BodyIntake;
@@ -206,8 +205,7 @@ impl AnswerRelay {
         self.backend = Some(backend);
         // Drop an incomplete event of the first backend.
         self.events = self.terms.events.map(|terms| EventSplitter::new(terms.limit));
-        let generates = self.terms.generates;
-        self.meter = self.terms.tail_bytes.map(|limit| AnswerMeter::new(limit).with_text(generates));
+        self.meter = self.terms.new_meter();
         self.onward.translator = translator.map(Box::new);
         self.timers = RelayTimers { comment: self.timers.comment.take(), ..RelayTimers::default() };
         // The first backend was only a canary, so the request may be moved again if this backend dies.
