@@ -71,6 +71,8 @@ pub enum WarmMode {
     /// Slots are saved to files if build, model and disk allow it; else their prompts are evaluated again.
     #[default]
     Auto,
+    /// As `Auto`, and conversations of an unloaded model stay on disk, also after the exit of the program.
+    Disk,
     /// No conversation is kept, and the next process starts cold.
     Off,
 }

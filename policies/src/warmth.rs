@@ -68,8 +68,12 @@ fn is_same_length(conversation: u64, slot: u64) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FileRoom {
     left: u64,
+    /// Bytes that the disk has room for.
+    on_disk: u64,
     /// Bytes per token of the last file; before the first file, an assumed value for large models.
     per_token: f64,
+    /// True if the first file may be written wherever the disk has room at the assumed size.
+    is_first_allowed: bool,
 }
 
 /// Assumed bytes per token before any file was written: 80 layers with 8 heads of 128 in f16 take 320 KiB. A
@@ -80,16 +84,25 @@ impl FileRoom {
     /// Creates room for at most `bytes`, and at most this share of the free space, if known.
     pub fn new(bytes: u64, free: Option<u64>, share: f64) -> Self {
         let of_free = free.map_or(u64::MAX, |free| scale_bytes(free, share));
-        Self { left: bytes.min(of_free), per_token: ASSUMED_TOKEN_BYTES }
+        let left = bytes.min(of_free);
+        Self { left, on_disk: of_free, per_token: ASSUMED_TOKEN_BYTES, is_first_allowed: false }
+    }
+
+    /// Allows the first file wherever the disk has room at the assumed size per token, which is too large for
+    /// most models. The file is kept only if it fits.
+    pub const fn allow_first_file(&mut self) {
+        self.is_first_allowed = true;
     }
 
     /// Returns true if the file of a slot with this many tokens fits; false if the number is unknown.
     pub fn has(&self, tokens: Option<u64>) -> bool {
-        tokens.is_some_and(|tokens| scale_bytes(tokens, self.per_token) <= self.left)
+        let left = if self.is_first_allowed { self.on_disk } else { self.left };
+        tokens.is_some_and(|tokens| scale_bytes(tokens, self.per_token) <= left)
     }
 
     /// Records a written file. Returns false if the file does not fit and must be deleted.
     pub fn record_file(&mut self, tokens: u64, bytes: u64) -> bool {
+        self.is_first_allowed = false;
         if tokens > 0 {
             self.per_token = as_f64(bytes) / as_f64(tokens);
         }

@@ -159,6 +159,7 @@ async fn slot_action(engine: &Engine, slot: &str, query: &str, body: Incoming) -
         }
         return ok(&json!({ "id_slot": slot, "filename": name, "n_saved": tokens, "n_written": file.len() }));
     }
+    tokio::time::sleep(Duration::from_millis(script.restore_ms)).await;
     let restored = std::fs::read(&path).ok().and_then(|file| {
         let beside = std::fs::read(slots::checkpoint_path(&path)).unwrap_or_default();
         let fits = slots::has_checkpoints(script.kept) && beside == slots::checkpoints_of(&file);

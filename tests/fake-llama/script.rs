@@ -81,6 +81,7 @@ pub(crate) struct Script {
     pub(crate) kept: Kept,
     pub(crate) ms_per_prompt_token: f64,
     pub(crate) save_ms: u64,
+    pub(crate) restore_ms: u64,
     pub(crate) save_fault: Option<FileFault>,
     pub(crate) restore_fault: Option<FileFault>,
     /// Refuses `--slot-save-path`, as a server that does not see the directory.

@@ -86,6 +86,7 @@ mod update;
 mod upgrade;
 mod vram;
 mod warm;
+mod warm_disk;
 mod warm_real;
 mod wedged;
 mod wrappers;

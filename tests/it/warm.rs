@@ -11,7 +11,7 @@ use warden_rig::warden::{CHAT, SOON, Setup, json_lines};
 use warden_rig::{Context as _, Outcome, Trouble, Warden, wait_until};
 
 #[derive(Clone, Debug)]
-struct Talk {
+pub(crate) struct Talk {
     messages: Vec<Value>,
 }
 
@@ -22,7 +22,7 @@ impl Talk {
     }
 
     /// Sends the next turn; returns cached and evaluated prompt tokens.
-    async fn turn(&mut self, warden: &Warden, streams: bool) -> Result<(u64, u64), Trouble> {
+    pub(crate) async fn turn(&mut self, warden: &Warden, streams: bool) -> Result<(u64, u64), Trouble> {
         let body = json!({ "model": "m", "messages": self.messages, "max_tokens": 8, "stream": streams });
         let (mut text, mut timings) = (String::new(), Value::Null);
         if streams {
@@ -46,14 +46,14 @@ impl Talk {
     }
 }
 
-async fn started(script: &Value, lines: &str) -> Result<Warden, Trouble> {
+pub(crate) async fn started(script: &Value, lines: &str) -> Result<Warden, Trouble> {
     let lines = format!("on_death = \"continue\"\n{lines}");
     let warden = Setup::new()?.fake("m", script, &lines)?.start().await?;
     warden.until_ready(1).await?;
     Ok(warden)
 }
 
-async fn talks(warden: &Warden, count: usize) -> Result<Vec<Talk>, Trouble> {
+pub(crate) async fn talks(warden: &Warden, count: usize) -> Result<Vec<Talk>, Trouble> {
     let mut all: Vec<Talk> = (0..count).map(Talk::new).collect();
     for (n, talk) in all.iter_mut().enumerate() {
         talk.turn(warden, n % 2 == 1).await?;
@@ -62,7 +62,7 @@ async fn talks(warden: &Warden, count: usize) -> Result<Vec<Talk>, Trouble> {
 }
 
 /// The ledger's figures on the last replacement's conversations.
-fn last(warden: &Warden) -> Result<Value, Trouble> {
+pub(crate) fn last(warden: &Warden) -> Result<Value, Trouble> {
     let entries = json_lines(&warden.recycles())?;
     let entry = entries.last().context("no entry")?;
     if !entry["failed"].is_null() {
@@ -92,12 +92,12 @@ fn directories(warden: &Warden) -> Vec<PathBuf> {
     warden.backends().iter().filter_map(of).collect()
 }
 
-fn files(directory: &Path) -> usize {
+pub(crate) fn files(directory: &Path) -> usize {
     std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
 /// Sends a turn of each conversation, which must evaluate only new tokens.
-async fn all_warm(warden: &Warden, talks: &mut [Talk]) -> Outcome {
+pub(crate) async fn all_warm(warden: &Warden, talks: &mut [Talk]) -> Outcome {
     for (n, talk) in talks.iter_mut().enumerate() {
         let (cached, evaluated) = talk.turn(warden, n % 2 == 0).await?;
         assert!(cached > 400 && evaluated < 16, "conversation {n}: {cached} cached, {evaluated} evaluated");
@@ -524,7 +524,7 @@ async fn left(lines: &str) -> Result<(Warden, Vec<Talk>, PathBuf), Trouble> {
     Ok((warden, talks, directory))
 }
 
-async fn unloaded(warden: &Warden) -> Outcome {
+pub(crate) async fn unloaded(warden: &Warden) -> Outcome {
     wait_until("it is unloaded", SOON, async || {
         warden.state("m").await.is_ok_and(|state| state == "unloaded")
     })

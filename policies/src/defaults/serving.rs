@@ -198,15 +198,22 @@ section!(
         pub loading: WhileLoading where AcceptedValues::OneOf(&["comment", "reasoning", "off"]),
         /// State carried over in a planned replacement: `auto` restores the slots of the latest
         /// conversations from files or by evaluating their prompts again, so that their next turn need not
-        /// (docs/warm.md); `off` keeps nothing of any request. A change takes effect for processes that
-        /// start after it.
-        pub warm: WarmMode where AcceptedValues::OneOf(&["auto", "off"]),
+        /// (docs/warm.md); `disk` also keeps the conversations of an unloaded model in `paths.state_dir`, so
+        /// that they survive an exit of llama-warden and a reboot; `off` keeps nothing of any request. A
+        /// change takes effect for processes that start after it.
+        pub warm: WarmMode where AcceptedValues::OneOf(&["auto", "disk", "off"]),
         /// Most bytes of slot files per replacement, kept in `paths.runtime_dir` during it. `0` writes none.
         pub warm_bytes: ByteSize,
         /// Time for which an unloaded model's conversations are kept in slot files and in memory, so that
         /// it returns warm. Slot files in memory take at most an eighth of the available memory. `0s` keeps
-        /// nothing.
+        /// nothing. With `warm = "disk"`, it is the time for which conversations without a usable slot are
+        /// evaluated again; the others stay for `warm_disk_age`.
         pub warm_away: Duration = "duration",
+        /// Most bytes of the model's conversations on disk with `warm = "disk"`. The least recently used
+        /// conversations are removed first.
+        pub warm_disk_bytes: ByteSize,
+        /// Time after which a conversation on disk is removed, counted from its last save.
+        pub warm_disk_age: Duration = "duration",
     }
 );
 
@@ -224,6 +231,8 @@ section!(
         before_gate: Duration = "duration",
         /// Time limit for saving, restoring, proving and evaluating while the old process serves.
         beside: Duration = "duration",
+        /// Time limit for saving conversations that stay on disk, and for restoring them.
+        to_disk: Duration = "duration",
         /// Time for which prompts are evaluated after the gate opens, whenever nothing else runs.
         behind_gate: Duration = "duration",
         /// Idle time before an evaluation begins after the gate has opened.

@@ -13,8 +13,12 @@ pub(crate) fn wall_time() -> String {
 /// Milliseconds since 1970 (UTC). A past moment counts as now.
 pub(crate) fn unix_ms(moment: Instant) -> u64 {
     let left = moment.saturating_duration_since(Instant::now());
-    let now = u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
-    now.saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+    unix_now_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Present time in milliseconds since 1970 (UTC).
+pub(crate) fn unix_now_ms() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
 /// Local time in minutes of the day, for daily time windows.

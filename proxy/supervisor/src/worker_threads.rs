@@ -30,7 +30,7 @@ pub enum WorkKind {
     Kernel,
     /// Libraries of GPU drivers.
     Driver,
-    /// Files of models, programs, libraries and saved slots.
+    /// Files of models, programs and libraries, and the removal of saved slots.
     ModelFiles,
     /// Configuration file and the files that it names.
     Configuration,
@@ -42,6 +42,8 @@ pub enum WorkKind {
     HandOver,
     /// Long pages, which would keep a serving thread busy for too long.
     Pages,
+    /// Saved slots and conversations on disk: large files, read and written while a model waits.
+    Conversations,
 }
 
 impl WorkKind {
@@ -51,7 +53,7 @@ impl WorkKind {
 }
 
 /// Thread pools, in the order of [`WorkKind`]. With a second thread, a kind continues while one job hangs.
-static POOLS: [WorkPool; 8] = [
+static POOLS: [WorkPool; 9] = [
     // Reading a process takes some milliseconds every few seconds.
     WorkPool::new("work-kernel", 2, 4096),
     // Two threads: at most one full reading and one reading of free memory run at the same time.
@@ -66,6 +68,7 @@ static POOLS: [WorkPool; 8] = [
     // A handover has as few jobs as a change of the configuration.
     WorkPool::new("work-handover", 2, 16),
     WorkPool::new("work-pages", 1, 64),
+    WorkPool::new("work-slots", 2, 256),
 ];
 
 /// Reason why a job was not done. A retry may succeed.

@@ -121,3 +121,40 @@ async fn sliding_windows_with_trained_weights_and_saved_checkpoints_are_carried(
     }
     Ok(())
 }
+
+/// After an exit and a start of llama-warden, conversations go on as if nothing had happened.
+async fn goes_on_after_an_exit(model: &Path, more: &str) -> Outcome {
+    let expected = undisturbed_turns(model, 3).await?;
+    let mut warden = started(model, &format!("warm = \"disk\"\n{more}")).await?;
+    let mut talks = talks();
+    for (round, expected) in expected.iter().enumerate() {
+        if round > 0 {
+            assert_eq!(warden.terminate(SOON * 2).await?, 0);
+            warden = warden.again().await?;
+            warden.until_ready(1).await?;
+        }
+        let turns = talks.turns(&warden.http).await?;
+        assert_eq!(texts(&turns), texts(expected), "round {round}");
+        for ((_, cached, evaluated), (_, _, undisturbed)) in turns.iter().zip(expected) {
+            assert!(round == 0 || *cached > 256, "{turns:?}");
+            assert!(*evaluated <= undisturbed + 2, "{turns:?} instead of {expected:?}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dense_model_with_trained_weights_goes_on_after_an_exit() -> Outcome {
+    match smollm2().await? {
+        Some(model) => goes_on_after_an_exit(&model, "").await,
+        None => Ok(()),
+    }
+}
+
+#[tokio::test]
+async fn sliding_windows_with_trained_weights_go_on_after_an_exit() -> Outcome {
+    match gemma3().await? {
+        Some(model) => goes_on_after_an_exit(&model, "mitigations = [\"slot-checkpoints\"]\n").await,
+        None => Ok(()),
+    }
+}

@@ -99,6 +99,9 @@ impl EventMetrics {
             EventKind::CameBack { warmth } | EventKind::Warmed { warmth } => {
                 self.count_warmth(&model, warmth);
             }
+            EventKind::ConversationsStored { bytes, .. } => {
+                self.slot_files.get_or_create(&ModelLabel { model }).inc_by(*bytes);
+            }
             EventKind::PromptTooLarge { action, .. } => {
                 self.prompts_too_large.get_or_create(&ActionLabels { model, action: action.clone() }).inc();
             }

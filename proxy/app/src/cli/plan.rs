@@ -18,6 +18,7 @@ use warden_policies::book::{
     PlacementRequest, ServerRun,
 };
 use warden_policies::growth::LeakPrior;
+use warden_policies::modes::WarmMode;
 use warden_policies::{ByteSize, defaults, phrases};
 use warden_sensors::gpu::GpuSensors;
 use warden_supervisor::known_memory;
@@ -54,6 +55,8 @@ struct PlanSheet {
     replicas: u32,
     known: Result<ModelMemoryNeeds, String>,
     leaks: Vec<LeakPrior>,
+    /// Bound of the conversations that stay on disk (`warm = "disk"`).
+    disk: Option<ByteSize>,
 }
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
@@ -86,6 +89,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CommandError> {
                 replicas: spec.run.replicas,
                 known: ModelMemoryNeeds::compute(&spec.command, env, server_build(build, has_gpu)),
                 leaks: Vec::new(),
+                disk: (spec.run.warm == WarmMode::Disk).then_some(spec.run.warm_disk_bytes),
             };
             if args.gpus.is_none() {
                 sheet.apply_measurements(&resolved.dirs.state, &spec.command);
@@ -281,6 +285,7 @@ fn model_notes(sheet: &PlanSheet, known: &ModelMemoryNeeds) -> String {
     }
     parts.extend(measured_note(&known.needs));
     parts.extend(later_note(&known.later_memory));
+    parts.extend(sheet.disk.and_then(|disk| disk_note(known, disk)));
     for leak in &sheet.leaks {
         parts.push(format!("it leaks: {}, {}", leak.series, phrases::slope_phrase(&leak.slope)));
     }
@@ -309,6 +314,21 @@ fn later_note(later: &LaterMemory) -> Option<String> {
     let both: Vec<String> = cache.into_iter().chain(checkpoints).collect();
     (!both.is_empty())
         .then(|| format!("it may come to hold on the host, beyond its needs: {}", both.join(", and ")))
+}
+
+/// Conversations that fit on disk if each fills a slot.
+fn disk_note(known: &ModelMemoryNeeds, disk: ByteSize) -> Option<String> {
+    let needs = &known.needs;
+    let is_saved = |part: &NeedPurpose| matches!(part, NeedPurpose::Cache | NeedPurpose::State);
+    let saved = needs.host.iter().chain(&needs.gpu).filter(|(part, _)| is_saved(part));
+    let (bytes, slots) = (saved.map(|(_, bytes)| bytes).sum::<u64>(), needs.slots.max(1));
+    let each = bytes / slots;
+    let count = disk.0.checked_div(each)?;
+    Some(format!(
+        "{disk} on disk have room for {count} conversations of {} tokens, {} each without checkpoints",
+        needs.context / slots,
+        ByteSize(each)
+    ))
 }
 
 /// Returns an upper bound in bytes; `None` if a cache is unbounded.

@@ -36,6 +36,7 @@ use crate::lease::queue::{LeaseQueue, QueueRefusal};
 use crate::memory::loading::LoadingDesk;
 use crate::memory::loading::loader::ModelLoader;
 use crate::model::context::{FleetContext, FleetRecords, FleetStart};
+use crate::model::warm::stored::begin_general_sweep;
 use crate::model::{ControlMessage, TaskMessage};
 use crate::process::host::HostWorld;
 use crate::process::nursery::NurseryHandle;
@@ -456,6 +457,10 @@ impl FleetInner {
         let begun = since.begun.clone();
         let records = FleetRecords { journal, ledger, state, publisher: ViewPublisher::default() };
         let context = FleetContext::new(world, records, &config, loading, common, since);
+        if will.is_none() {
+            let modes = config.models.iter().map(|spec| (&spec.name, spec.run.warm));
+            begin_general_sweep(&context.paths.conversations, modes);
+        }
         let empty = FleetConfig { models: Vec::new(), remotes: Vec::new(), ..config.clone() };
         let inner = Arc::new(Self {
             context: Arc::new(context),

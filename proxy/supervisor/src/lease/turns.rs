@@ -13,6 +13,8 @@ use bytes::Bytes;
 use warden_policies::{GenerationId, warmth};
 
 use crate::lease::prints::PromptHashes;
+use crate::process::conversation_name::ConversationName;
+use crate::process::needs::AnswerIdentity;
 use crate::process::touch::AnswerText;
 use crate::sync::lock;
 
@@ -45,10 +47,69 @@ impl std::fmt::Debug for ConversationTurn {
 pub(crate) struct KeptConversation {
     pub(crate) turn: ConversationTurn,
     prints: PromptHashes,
+    /// Files of the conversation, if its slot is on disk and it has not been continued since.
+    stored_as: Option<StoredAs>,
+    /// Names of this conversation and of its earlier versions on disk.
+    pub(crate) supersedes: Vec<ConversationName>,
+}
+
+/// Files of a conversation on disk.
+#[derive(Debug)]
+pub(crate) struct StoredAs {
+    name: ConversationName,
+    /// Identity of the process that saved the slot.
+    kin: AnswerIdentity,
+    /// True if a process could not use the slot.
+    is_useless: AtomicBool,
+}
+
+impl StoredAs {
+    pub(crate) fn new(name: ConversationName, kin: AnswerIdentity) -> Self {
+        Self { name, kin, is_useless: AtomicBool::new(false) }
+    }
 }
 
 impl KeptConversation {
-    fn bytes(&self) -> u64 {
+    /// Keeps the body only if another process can use it.
+    pub(crate) fn new(mut turn: ConversationTurn) -> Self {
+        let most = warden_policies::defaults().warmth.kept_bytes.0;
+        let fits = |body: &&Bytes| body.len() as u64 <= most / 2;
+        let prints = turn.body.as_ref().filter(fits).and_then(|body| PromptHashes::from_body(body));
+        if prints.is_none() {
+            turn.body = None;
+        }
+        Self { turn, prints: prints.unwrap_or_default(), stored_as: None, supersedes: Vec::new() }
+    }
+
+    /// A conversation that was read from disk, where it has this name.
+    pub(crate) fn from_disk(
+        turn: ConversationTurn,
+        stored_as: Option<StoredAs>,
+        name: ConversationName,
+    ) -> Self {
+        Self { stored_as, supersedes: vec![name], ..Self::new(turn) }
+    }
+
+    /// True if this conversation continues or repeats the other one.
+    pub(crate) fn continues(&self, other: &Self) -> bool {
+        self.prints.continues(&other.prints)
+    }
+
+    /// Name on disk, if the slot there is of use for a process with this identity.
+    pub(crate) fn usable_slot(&self, kin: Option<AnswerIdentity>) -> Option<&ConversationName> {
+        let stored = self.stored_as.as_ref()?;
+        let is_usable = Some(stored.kin) == kin && !stored.is_useless.load(Ordering::Relaxed);
+        is_usable.then_some(&stored.name)
+    }
+
+    /// Notes that a process could not use the slot on disk.
+    pub(crate) fn note_useless_slot(&self) {
+        if let Some(stored) = &self.stored_as {
+            stored.is_useless.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
         let body = self.turn.body.as_ref().map_or(0, Bytes::len);
         (body + self.turn.said.bytes() + self.prints.bytes()) as u64
     }
@@ -102,7 +163,7 @@ impl ConversationStore {
         self.enabled.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn note_turn(&self, generation: GenerationId, mut turn: ConversationTurn) {
+    pub(crate) fn note_turn(&self, generation: GenerationId, turn: ConversationTurn) {
         let numbers = &warden_policies::defaults().warmth;
         if let Some((tokens, ms)) = turn.prefill.filter(|(tokens, _)| *tokens >= MIN_TELLING_TOKENS) {
             self.note_pace(tokens, ms);
@@ -112,33 +173,39 @@ impl ConversationStore {
         if !self.is_enabled() || turn.tokens < numbers.least_tokens {
             return;
         }
-        let most = numbers.kept_bytes.0;
-        let fits = |body: &Bytes| body.len() as u64 <= most / 2;
-        let prints = turn.body.as_ref().filter(|body| fits(body)).map(|body| PromptHashes::from_body(body));
-        let prints = if let Some(Some(prints)) = prints {
-            // The body may be part of a larger buffer that would stay allocated.
-            turn.body = turn.body.map(|body| Bytes::copy_from_slice(&body));
-            prints
-        } else {
-            turn.body = None;
-            PromptHashes::default()
-        };
-        let new = Arc::new(KeptConversation { turn, prints });
+        let mut new = KeptConversation::new(turn);
+        // The body may be part of a larger buffer that would stay allocated.
+        new.turn.body = new.turn.body.map(|body| Bytes::copy_from_slice(&body));
+        let mut all = lock(&self.all);
+        let earlier = all.iter().filter(|(_, old)| new.continues(old));
+        new.supersedes = earlier.flat_map(|(_, old)| old.supersedes.iter().cloned()).collect();
+        let new = Arc::new(new);
         if let Some((_, made_of, restored)) = unproven
             && restored.iter().any(|old| new.disproves_restore(old))
         {
             lock(&self.restored).unused_by = Some(made_of);
         }
-        let mut all = lock(&self.all);
-        all.retain(|(_, old)| !new.prints.continues(&old.prints));
+        all.retain(|(_, old)| !new.continues(old));
         all.push_front((generation, new));
-        let mut bytes = 0_u64;
-        let mut count = 0;
-        all.retain(|(_, one)| {
-            bytes = bytes.saturating_add(one.bytes());
-            count += 1;
-            count <= numbers.conversations && bytes <= most
-        });
+        drop_excess(&mut all);
+    }
+
+    /// Adds conversations from disk, latest first, behind all others. Newer versions of them are kept.
+    pub(crate) fn add_stored(
+        &self,
+        generation: GenerationId,
+        stored: impl IntoIterator<Item = Arc<KeptConversation>>,
+    ) {
+        if !self.is_enabled() {
+            return;
+        }
+        let mut all = lock(&self.all);
+        for old in stored {
+            if !all.iter().any(|(_, newer)| newer.continues(&old)) {
+                all.push_back((generation, old));
+            }
+        }
+        drop_excess(&mut all);
     }
 
     pub(crate) fn watch_restored(
@@ -198,7 +265,7 @@ impl ConversationStore {
     /// Assigns conversations to another generation, and drops those that cannot be evaluated again.
     pub(crate) fn move_all(&self, from: GenerationId, to: GenerationId) {
         let mut all = lock(&self.all);
-        all.retain(|(has, kept)| *has != from || kept.turn.body.is_some());
+        all.retain(|(has, kept)| *has != from || kept.turn.body.is_some() || kept.stored_as.is_some());
         all.iter_mut().filter(|(has, _)| *has == from).for_each(|(has, _)| *has = to);
     }
 
@@ -209,6 +276,18 @@ impl ConversationStore {
             *has = to;
         }
     }
+}
+
+/// Drops the oldest conversations beyond the limits of a model.
+fn drop_excess(all: &mut VecDeque<(GenerationId, Arc<KeptConversation>)>) {
+    let numbers = &warden_policies::defaults().warmth;
+    let mut bytes = 0_u64;
+    let mut count = 0;
+    all.retain(|(_, one)| {
+        bytes = bytes.saturating_add(one.bytes());
+        count += 1;
+        count <= numbers.conversations && bytes <= numbers.kept_bytes.0
+    });
 }
 
 #[cfg(test)]

@@ -56,6 +56,8 @@ pub(crate) struct FleetRecords {
 pub(crate) struct FleetPaths {
     pub(crate) runtime_dir: PathBuf,
     pub(crate) traces: PathBuf,
+    /// Conversations of models with `warm = "disk"`.
+    pub(crate) conversations: PathBuf,
 }
 
 /// The previous instance of the program, which still serves its requests.
@@ -111,6 +113,7 @@ impl FleetContext {
             paths: FleetPaths {
                 runtime_dir: config.runtime_dir.clone(),
                 traces: config.state_dir.join("traces"),
+                conversations: config.state_dir.join("conversations"),
             },
             fleet_memory: FleetMemory::default(),
             leak_history: LeakHistory::open(&config.state_dir, Some(records.state.clone())),

@@ -75,6 +75,7 @@ impl ModelTask {
             ControlMessage::Remove => {
                 self.life.is_published = false;
                 self.life.end = self.life.end.or(Some(TaskEnd::Removed));
+                self.experience.close_store();
                 self.stop_all("the model was removed from the configuration");
             }
             ControlMessage::Shutdown(deadline) => {
@@ -159,7 +160,11 @@ impl ModelTask {
             }
         }
         let run = &self.env.spec.run;
-        let allowed = run.warm != WarmMode::Off && !run.warm_away.is_zero();
+        let allowed = match run.warm {
+            WarmMode::Auto => !run.warm_away.is_zero(),
+            WarmMode::Disk => true,
+            WarmMode::Off => false,
+        };
         let replicas = if allowed { run.replicas } else { 0 };
         self.experience.drop_state(&self.env.leases, |kept| kept.replica >= replicas);
         self.room.report_settings(&self.env);
@@ -167,6 +172,7 @@ impl ModelTask {
         self.room.plan_stay(&self.env, &needed, remade);
         self.set_replicas();
         self.env.enable_conversations();
+        self.experience.follow_warm_mode(&self.env);
         if remade {
             self.life.timers.configuration = None;
             for path in self.env.leases.settings.clear() {

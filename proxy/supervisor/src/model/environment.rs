@@ -1,12 +1,15 @@
 //! Settings of a model, and what its task shares with others: the fleet's state, the leases and the log.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use warden_policies::modes::WarmMode;
 use warden_policies::share::ReplacementReach;
 use warden_policies::{GenerationId, GpuIndex, Reason, RecycleDecision};
 
 use super::context::{FleetContext, ReplacementPermit};
+use super::warm::stored::save::StoreReport;
+use crate::clock;
 use crate::lease::queue::LeaseQueue;
 use crate::process::hints;
 use crate::spec::{SharedSpec, WatchConfig};
@@ -33,12 +36,31 @@ impl TaskEnvironment {
         }
     }
 
+    /// Logs that the conversations of a process are on disk, or why they are not.
+    pub(super) fn log_stored(
+        &self,
+        generation: GenerationId,
+        took: Duration,
+        result: &Result<StoreReport, String>,
+    ) {
+        let saved = result.as_ref().copied().unwrap_or_default();
+        let kind = EventKind::ConversationsStored {
+            conversations: saved.conversations,
+            slots: saved.slots,
+            bytes: saved.bytes,
+            took_ms: clock::millis(took),
+            no_file: saved.no_file.filter(|_| saved.slots < saved.conversations),
+            failed: result.as_ref().err().cloned(),
+        };
+        self.log_event(Some(generation), kind);
+    }
+
     pub(super) fn lease_limit(&self, slots: Option<u32>) -> u32 {
         self.spec.requests.max_in_flight.or(slots).unwrap_or(self.spec.lifecycle.unknown_slots)
     }
 
     pub(super) fn enable_conversations(&self) {
-        let keeps = self.spec.run.warm == WarmMode::Auto && hints::stays_cold(&self.spec.command).is_none();
+        let keeps = self.spec.run.warm != WarmMode::Off && hints::stays_cold(&self.spec.command).is_none();
         self.leases.turns.set_enabled(keeps);
     }
 

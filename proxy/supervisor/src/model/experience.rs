@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use warden_policies::GenerationId;
 use warden_policies::admission::PromptPrice;
 
@@ -11,6 +12,7 @@ use super::environment::TaskEnvironment;
 use super::generation::{HealthTracker, LiveGeneration, ProcessRecipe, ReclaimCounts};
 use super::loading::dead_starts::DeadStarts;
 use super::warm::KeptState;
+use super::warm::stored::StoredConversations;
 use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
 use crate::memory::leak_history;
@@ -38,6 +40,10 @@ pub(super) struct ModelExperience {
     pub(super) reclaims: ReclaimCounts,
     /// Conversations and slots kept while the model is unloaded.
     pub(super) kept_state: Vec<KeptState>,
+    /// Conversations on disk, with `warm = "disk"`.
+    pub(super) stored: Option<Arc<StoredConversations>>,
+    /// Time for removing expired conversations from disk.
+    pub(super) next_sweep: Option<Instant>,
 }
 
 impl ModelExperience {

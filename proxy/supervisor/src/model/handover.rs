@@ -194,6 +194,8 @@ impl ProcessUnit {
         live.start.spawned = env.context.epoch + record.spawned;
         live.start.adopted = Some(record.loading);
         live.child.started_with = Some(record.command.clone());
+        // The process saves where its own settings said.
+        live.warm.files = live.warm.files.take_if(|files| files.are_stored() == record.stores_slots);
         if let Some(files) = &live.warm.files {
             files.set_others(true);
         }
@@ -264,6 +266,7 @@ impl LiveGeneration {
             facts: self.cell.facts(),
             kin: self.cell.kin.get().copied(),
             saves_for_us: self.cell.saves_for_us.load(Ordering::Relaxed),
+            stores_slots: self.warm.files.as_ref().is_some_and(|files| files.are_stored()),
             spawned: self.start.spawned.saturating_duration_since(epoch),
             loading: self.start.adopted.or(load_time).unwrap_or_default(),
             work: self.cell.work(),

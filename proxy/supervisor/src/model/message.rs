@@ -18,6 +18,7 @@ use warden_policies::{GenerationId, ServerFacts};
 
 use super::generation::ProcessRecipe;
 use super::warm::pack::SavedSlots;
+use super::warm::stored::save::StoreReport;
 use super::warm::unpack::WarmingResult;
 use crate::error::{ControlError, SpawnError};
 use crate::lease::refused::ModelRefusal;
@@ -60,6 +61,8 @@ pub(crate) enum HelperReport {
     Probed(ProbeReport),
     /// The drained process has saved its slots.
     Packed(Box<SavedSlots>),
+    /// The drained process has saved its conversations to disk, or cannot.
+    Stored(Duration, Result<StoreReport, String>),
     /// Warming that continued after the gate opened has ended.
     Warmed(Box<WarmthReport>),
     /// Client settings that could not be applied to this process.

@@ -47,7 +47,7 @@ mod replacement;
 mod settle;
 mod show;
 mod unit;
-mod warm;
+pub(crate) mod warm;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -112,6 +112,7 @@ impl ModelTask {
         };
         model.set_replicas();
         model.env.enable_conversations();
+        model.experience.follow_warm_mode(&model.env);
         model.room.join(&model.env, model.mail.outbox.clone());
         if let Some(will) = will {
             model.inherit_will(will);
@@ -168,7 +169,8 @@ impl ModelTask {
             let of_model = self.life.timers.next_deadline(Instant::now());
             let end = self.life.end_deadline(self.env.spec.lifecycle.stop_grace);
             let expiries = self.experience.kept_state.iter().map(|kept| kept.until);
-            let deadline = of_units.chain(of_model).chain(end).chain(expiries).min();
+            let deadline =
+                of_units.chain(of_model).chain(end).chain(expiries).chain(self.experience.next_sweep).min();
             let leases = Arc::clone(&self.env.leases);
             tokio::select! {
                 message = self.mail.inbox.recv() => match message {
@@ -272,6 +274,7 @@ impl ModelTask {
         take_due(&mut self.life.timers.configuration, now);
         take_due(&mut self.life.timers.idle, now);
         self.experience.drop_state(&self.env.leases, |kept| kept.until <= now);
+        self.experience.sweep_store(&self.env, now);
         let is_replacing = !self.replacements.is_empty();
         if let Some(replica) = self.life.take_recovery(&self.env, &self.units, is_replacing, now) {
             self.replace_replica(replica, Reason::Degraded);

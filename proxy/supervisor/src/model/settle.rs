@@ -96,7 +96,7 @@ impl ModelTask {
             let Some(unit) = self.units.get_mut(id) else { continue };
             let replacements = &mut self.replacements;
             if unit.is_drained(&self.env.leases)
-                && self.experience.is_packed(&self.env, &mut self.mail, replacements, unit, is_over)
+                && self.experience.is_packed(&self.env, &mut self.mail, replacements, unit, self.life.end)
             {
                 self.step_machine(id, LifecycleEvent::Drained);
             }

@@ -37,6 +37,9 @@ pub(crate) struct HeirRecord {
     #[serde(default)]
     pub(crate) kin: Option<AnswerIdentity>,
     pub(crate) saves_for_us: bool,
+    /// True if the process saves slots into the model's directory of conversations on disk.
+    #[serde(default)]
+    pub(crate) stores_slots: bool,
     /// Start time by the fleet's clock.
     pub(crate) spawned: Duration,
     pub(crate) loading: Duration,

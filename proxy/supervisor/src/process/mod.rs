@@ -25,6 +25,7 @@
 pub(crate) mod backend_http;
 pub(crate) mod child;
 pub(crate) mod control_group;
+pub(crate) mod conversation_name;
 pub(crate) mod directories;
 pub(crate) mod discreet;
 pub(crate) mod endpoint;

@@ -5,7 +5,8 @@
 //! A `--slot-save-path` in the model's command names an operator's directory, which other programs may use
 //! too, even in a container or over the network, where our PIDs mean nothing. So our file names contain a
 //! random token, and an empty mark file with the token is locked while the files may be needed. Files whose
-//! mark is not locked are removed.
+//! mark is not locked are removed. The same holds for a model's directory of conversations on disk
+//! (`warm = "disk"`), which instances may share.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -19,17 +20,18 @@ use warden_policies::server_flags::last_value;
 
 use crate::process::directories;
 use crate::process::private_dir::is_at;
+use crate::process::trusted_path;
 use crate::spec::ServerCommand;
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_detached};
 
 pub(crate) const SLOT_PATH_FLAG: &str = "--slot-save-path";
 const FILE_PREFIX: &str = "llama-warden-";
-const FILE_SUFFIX: &str = ".slot";
+pub(crate) const FILE_SUFFIX: &str = ".slot";
 const DIRECTORY_EXTENSION: &str = "slots";
 const MARK_SUFFIX: &str = ".mark";
 /// File that a server with the fix `slot-checkpoints` writes next to a slot file.
-const CHECKPOINT_SUFFIX: &str = ".checkpoints";
+pub(crate) const CHECKPOINT_SUFFIX: &str = ".checkpoints";
 
 /// A slot directory. Dropping the last handle removes our files, in the background where possible.
 #[derive(Debug)]
@@ -40,13 +42,22 @@ pub(crate) struct SlotFiles {
 #[derive(Debug)]
 struct SlotDirectory {
     path: PathBuf,
-    /// True if all files in the directory are ours.
-    own: bool,
+    owner: DirectoryOwner,
     token: String,
     /// Locked file that shows other instances that our files are in use.
     mark: Mutex<Option<File>>,
     /// True if another instance owns the files.
     left: AtomicBool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DirectoryOwner {
+    /// One process: the directory is made and removed with it.
+    Process,
+    /// The model: the directory has its conversations on disk.
+    Model,
+    /// The operator, who named it in the model's command.
+    Operator,
 }
 
 /// Slot directory of the generation with this socket.
@@ -55,14 +66,21 @@ pub(crate) fn slot_directory(socket: &Path) -> PathBuf {
 }
 
 impl SlotFiles {
-    pub(crate) fn from_command(command: &ServerCommand, socket: &Path) -> Self {
-        let (path, own) = match given_directory(command) {
-            Some(path) => (command.resolve_path(path), false),
-            None => (slot_directory(socket), true),
+    /// `stored`: directory of the model's conversations on disk, if they are to stay there.
+    pub(crate) fn from_command(command: &ServerCommand, socket: &Path, stored: Option<&Path>) -> Self {
+        let (path, owner) = match (given_directory(command), stored) {
+            (Some(path), _) => (command.resolve_path(path), DirectoryOwner::Operator),
+            (None, Some(path)) => (path.to_owned(), DirectoryOwner::Model),
+            (None, None) => (slot_directory(socket), DirectoryOwner::Process),
         };
         let token = format!("{:016x}", rand::random::<u64>());
         let left = AtomicBool::new(false);
-        Self { place: Some(SlotDirectory { path, own, token, mark: Mutex::default(), left }) }
+        Self { place: Some(SlotDirectory { path, owner, token, mark: Mutex::default(), left }) }
+    }
+
+    /// True if the process saves into the directory of the model's conversations on disk.
+    pub(crate) fn are_stored(&self) -> bool {
+        self.place.as_ref().is_some_and(|place| place.owner == DirectoryOwner::Model)
     }
 
     /// Sets whether another instance owns the directory. Dropping this value then removes nothing.
@@ -78,28 +96,22 @@ impl SlotFiles {
 
     /// Prepares the directory. Returns true if it has added the flag for our directory.
     pub(crate) fn announce(&self, command: &mut ServerCommand) -> io::Result<bool> {
-        let Some(SlotDirectory { path, own, token, mark, .. }) = &self.place else { return Ok(false) };
-        if !own {
+        let Some(SlotDirectory { path, owner, token, mark, .. }) = &self.place else { return Ok(false) };
+        if *owner == DirectoryOwner::Model {
+            trusted_path::make_private_dir(path)?;
+        }
+        if *owner != DirectoryOwner::Process {
             sweep_directory(path);
             *lock(mark) = Some(create_mark(path, token)?);
-            return Ok(false);
         }
-        let create = || DirBuilder::new().mode(0o700).create(path);
-        match create() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                directories::restore_directory(path).map_err(io::Error::other)?;
-                create()?;
-            }
-            // An earlier supervisor with the same PID has left this directory.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => {
-                clear_directory(path);
-            }
-            made => made?,
+        match owner {
+            DirectoryOwner::Operator => return Ok(false),
+            DirectoryOwner::Model => {}
+            DirectoryOwner::Process => make_directory(path)?,
         }
         command.args.extend([SLOT_PATH_FLAG.to_owned(), path.to_string_lossy().into_owned()]);
         Ok(true)
     }
-
     pub(crate) fn file_name(&self, number: usize) -> String {
         let token = self.place.as_ref().map_or("", |place| &place.token);
         format!("{FILE_PREFIX}{token}-{number}{FILE_SUFFIX}")
@@ -120,15 +132,15 @@ impl SlotFiles {
         seal(&self.path().join(checkpoint_name(name))).unwrap_or(0)
     }
 
-    /// Moves a file and its checkpoints from another directory on the same disk.
+    /// Moves a file and its checkpoints from another directory.
     pub(crate) fn adopt_file(&self, other: &Self, name: &str) -> io::Result<()> {
         let (from, to) = (other.path(), self.path());
         if from == to {
             return Ok(());
         }
-        fs::rename(from.join(name), to.join(name))?;
+        move_file(&from.join(name), &to.join(name))?;
         let checkpoints = checkpoint_name(name);
-        match fs::rename(from.join(&checkpoints), to.join(&checkpoints)) {
+        match move_file(&from.join(&checkpoints), &to.join(&checkpoints)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 // The server then evaluates the prompt, and the proof shows it.
                 tracing::warn!(%error, "the checkpoints of a slot cannot be moved");
@@ -136,6 +148,16 @@ impl SlotFiles {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Renames a file and its checkpoints, so that they stay in the directory.
+    pub(crate) fn keep_file(&self, name: &str, kept: &str) -> io::Result<()> {
+        let path = self.path();
+        match fs::rename(path.join(checkpoint_name(name)), path.join(checkpoint_name(kept))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::rename(path.join(name), path.join(kept))
     }
 
     /// Removes a file, and files that the server wrote next to it.
@@ -152,6 +174,17 @@ impl SlotFiles {
 
     pub(crate) fn are_in_memory(&self) -> bool {
         rustix::fs::statfs(self.path()).is_ok_and(|disk| is_in_memory(&disk))
+    }
+}
+
+/// Moves a file, also to another disk: a change of `warm` changes the directory of the next process.
+fn move_file(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+            fs::copy(from, to)?;
+            fs::remove_file(from)
+        }
+        moved => moved,
     }
 }
 
@@ -197,11 +230,11 @@ impl Drop for SlotFiles {
 
 impl Drop for SlotDirectory {
     fn drop(&mut self) {
-        let Self { path, own, token, mark, left } = self;
+        let Self { path, owner, token, mark, left } = self;
         if left.load(Ordering::Relaxed) {
             return;
         }
-        if *own {
+        if *owner == DirectoryOwner::Process {
             return remove(path);
         }
         let mark = mark.get_mut().unwrap_or_else(PoisonError::into_inner).take();
@@ -209,6 +242,23 @@ impl Drop for SlotDirectory {
         if mark.is_some() {
             drop(fs::remove_file(mark_path(path, token)));
         }
+    }
+}
+
+/// Makes the directory of one process.
+fn make_directory(path: &Path) -> io::Result<()> {
+    let create = || DirBuilder::new().mode(0o700).create(path);
+    match create() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            directories::restore_directory(path).map_err(io::Error::other)?;
+            create()
+        }
+        // An earlier supervisor with the same PID has left this directory.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_ours(path) => {
+            clear_directory(path);
+            Ok(())
+        }
+        made => made,
     }
 }
 
@@ -270,7 +320,7 @@ fn create_mark(directory: &Path, token: &str) -> io::Result<File> {
 }
 
 /// Removes files of killed processes from an operator's directory.
-fn sweep_directory(directory: &Path) {
+pub(crate) fn sweep_directory(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let token = name.to_str().and_then(|name| name.strip_prefix(FILE_PREFIX)?.strip_suffix(MARK_SUFFIX));
@@ -288,6 +338,11 @@ fn sweep_directory(directory: &Path) {
 
 fn is_token(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// True for the name of a slot file that a process has saved, or of a file next to it.
+pub(crate) fn is_slot_file(name: &str) -> bool {
+    file_token(name).is_some()
 }
 
 /// Token in the name of one of our files, or of a file next to it.
@@ -317,7 +372,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let socket = base.path().join("m-7-g1.sock");
         let mut told = command(&["-c", "512"]);
-        let files = SlotFiles::from_command(&told, &socket);
+        let files = SlotFiles::from_command(&told, &socket, None);
         files.announce(&mut told).unwrap();
         let path = base.path().join("m-7-g1.slots");
         assert_eq!(told.args[2..], [SLOT_PATH_FLAG.to_owned(), path.to_str().unwrap().to_owned()]);
@@ -342,7 +397,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let of = |generation: u64| {
             let socket = base.path().join(format!("m-7-g{generation}.sock"));
-            let files = SlotFiles::from_command(&command(&[]), &socket);
+            let files = SlotFiles::from_command(&command(&[]), &socket, None);
             files.announce(&mut command(&[])).unwrap();
             files
         };
@@ -361,7 +416,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let of = |generation: u64| {
             let socket = base.path().join(format!("m-7-g{generation}.sock"));
-            let files = SlotFiles::from_command(&command(&[]), &socket);
+            let files = SlotFiles::from_command(&command(&[]), &socket, None);
             files.announce(&mut command(&[])).unwrap();
             files
         };
@@ -406,14 +461,14 @@ mod tests {
         let held = File::open(&of(alive)[2]).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
         let socket = Path::new("/run/w/m-7-g1.sock");
-        let files = SlotFiles::from_command(&own, socket);
+        let files = SlotFiles::from_command(&own, socket, None);
         files.announce(&mut told).unwrap();
         assert_eq!(told, own, "it has been told");
         assert!(has_given_directory(&own) && kept.exists() && foreign.exists());
         assert!(of(alive).iter().all(|file| file.exists()) && !of(dead).iter().any(|file| file.exists()));
         files.create_file(&files.file_name(0)).unwrap();
         // The next start of another instance finds our mark locked.
-        let other = SlotFiles::from_command(&own, socket);
+        let other = SlotFiles::from_command(&own, socket, None);
         other.announce(&mut told).unwrap();
         assert_eq!(files.seal_file(&files.file_name(0)).unwrap(), 0);
         drop((files, other));

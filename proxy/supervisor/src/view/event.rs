@@ -10,7 +10,7 @@ use warden_policies::growth::{GrowthVerdict, SeriesGrowth};
 use warden_policies::quarantine::RequestFingerprint;
 use warden_policies::sample::GpuIndex;
 use warden_policies::start_search::StartFinding;
-use warden_policies::warmth::WarmthReport;
+use warden_policies::warmth::{NoFileReason, WarmthReport};
 use warden_policies::{GenerationId, ModelName, Reason, RecycleDecision};
 
 use crate::clock;
@@ -213,6 +213,23 @@ pub enum EventKind {
     CameBack {
         /// Conversations carried over so far. A later `warmed` event reports the remaining prompts.
         warmth: WarmthReport,
+    },
+    /// The conversations of an ending process were saved to disk (`warm = "disk"`), or could not be.
+    ConversationsStored {
+        /// Number of the process's conversations on disk.
+        conversations: u64,
+        /// Number of these whose slot is on disk.
+        slots: u64,
+        /// Bytes written by this save.
+        bytes: u64,
+        /// Milliseconds spent saving.
+        took_ms: u64,
+        /// Reason why slots are missing.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        no_file: Option<NoFileReason>,
+        /// Reason why they could not be saved.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        failed: Option<String>,
     },
     /// Prompts that a replacement left for later were evaluated or given up.
     Warmed {

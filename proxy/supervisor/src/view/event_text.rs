@@ -77,6 +77,16 @@ impl EventKind {
             Self::RecycleDone { entry } => entry.sentence(),
             Self::Reclaimed { entry } => describe_reclaim(entry),
             Self::CameBack { warmth } => format!("loaded again: {warmth}"),
+            Self::ConversationsStored { failed: Some(why), .. } => {
+                format!("conversations are not on disk: {why}")
+            }
+            Self::ConversationsStored { conversations, slots, bytes, took_ms, no_file, .. } => {
+                let bytes = ByteSize(*bytes);
+                let why = no_file.map(|why| format!("; {}", why.words())).unwrap_or_default();
+                format!(
+                    "on disk: {conversations} conversations, {slots} with slots; {bytes} written in {took_ms} ms{why}"
+                )
+            }
             Self::Warmed { warmth } => format!("behind the gate: {warmth}"),
             Self::PolicyOff { message } => format!("replacing by policy is off: {message}"),
             Self::CanaryBegan { binary, share } => {

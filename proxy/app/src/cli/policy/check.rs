@@ -8,6 +8,7 @@ use warden_policies::admission::AdmissionMode;
 use warden_policies::declared_memory::DeclaredMemory;
 use warden_policies::modes::WarmMode;
 use warden_policies::recycle::{AnswersMode, GrowthMode, RecyclePolicy};
+use warden_policies::units::format_span;
 use warden_policies::warmth::NoFileReason;
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 use warden_sensors::gpu::{GpuDevice, GpuSensors};
@@ -102,16 +103,25 @@ fn describe_warm_start(spec: &ModelSpec) -> String {
     let again = "before the switch if the old process keeps serving, else whenever nothing else runs";
     let hindrance = warden_supervisor::no_slot_files(&spec.command)
         .or_else(|| (spec.run.warm_bytes.0 == 0).then_some(NoFileReason::Off));
+    let stays = if spec.run.warm == WarmMode::Disk {
+        format!(
+            "; after an unload or the exit of llama-warden, conversations stay on disk for {}, in {} at most",
+            format_span(spec.run.warm_disk_age),
+            spec.run.warm_disk_bytes
+        )
+    } else {
+        String::new()
+    };
     match hindrance {
         Some(why) => {
             format!(
-                "prompts of the latest conversations are evaluated again, {again}; no slot files: {}",
+                "prompts of the latest conversations are evaluated again, {again}; no slot files: {}{stays}",
                 why.words()
             )
         }
         None => format!(
             "slots of the latest conversations are carried over in files of {} at most; where build or model does \
-             not allow that, their prompts are evaluated again, {again}",
+             not allow that, their prompts are evaluated again, {again}{stays}",
             spec.run.warm_bytes
         ),
     }

@@ -124,6 +124,9 @@ impl ModelTask {
             && unit.role == UnitRole::Current
         {
             self.experience.kept_state.retain(|kept| kept.replica != unit.replica);
+            if let Some(store) = &self.experience.stored {
+                store.note_restored(unit.replica);
+            }
         }
         // `step_machine` opens the gate before it publishes the event.
         self.step_machine(id, LifecycleEvent::ProbeReady);

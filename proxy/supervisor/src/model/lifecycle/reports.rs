@@ -29,6 +29,9 @@ impl ModelTask {
             self.replacements.pace.note_returned(&self.env, returned);
             self.life.note_action();
         }
+        if let HelperReport::Stored(took, result) = &report {
+            self.env.log_stored(generation, *took, result);
+        }
         let Some(id) = self.units.with_generation(generation).map(|unit| unit.id) else {
             match report {
                 HelperReport::Spawned(Ok(process)) => {
@@ -61,6 +64,12 @@ impl ModelTask {
             HelperReport::Packed(parcel) => {
                 if let Some((phase, live)) = self.units.phase_and_live(id) {
                     self.experience.note_packed(&mut self.replacements, phase, live, *parcel);
+                }
+                self.life.note_action();
+            }
+            HelperReport::Stored(_, result) => {
+                if let Some(unit) = self.units.get_mut(id) {
+                    self.experience.note_stored(&self.env, unit, &result);
                 }
                 self.life.note_action();
             }
@@ -129,6 +138,12 @@ impl ModelTask {
             }
             _ => LifecycleEvent::Exited(cause),
         };
+        if phase == BackendPhase::Stopping
+            && let Some(store) = &self.experience.stored
+        {
+            // The process did not die while conversations were restored: we ended it.
+            store.note_restored(unit.replica);
+        }
         if never_ready {
             self.experience.note_warming_death(&self.env.leases, &self.replacements, unit.replica);
         }

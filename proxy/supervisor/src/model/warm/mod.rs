@@ -14,6 +14,7 @@
 //! | `behind` | evaluates prompts after the gate has opened |
 //! | `steps` | the task's actions |
 //! | `away` | keeps state while a model is unloaded |
+//! | `stored` | keeps conversations on disk, beyond the exit of the program |
 //!
 //! The decisions are in [`warden_policies::warmth`].
 
@@ -21,6 +22,7 @@ mod away;
 mod behind;
 pub(super) mod pack;
 mod steps;
+pub(crate) mod stored;
 pub(super) mod unpack;
 
 pub(super) use self::away::KeptState;

@@ -3,6 +3,7 @@
 //! With a unified KV cache, the server moves the contents of idle slots to its prompt cache. A small request
 //! for the conversation brings them back into a slot, at the cost of one token.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::process::needs::AnswerIdentity;
 use crate::process::slot_files::SlotFiles;
 use crate::process::slot_talk::{self, SlotFailure, TouchResult};
 use crate::process::{BackendProcess, touch};
+use crate::worker_threads::{WorkKind, run_job};
 
 #[derive(Debug)]
 pub(crate) struct SlotPacking {
@@ -29,6 +31,8 @@ pub(crate) struct SlotPacking {
     pub(crate) pace: Option<f64>,
     pub(crate) shows_within: Duration,
     pub(crate) alone: bool,
+    /// True if the files stay on disk. Slots that are there already are not saved again.
+    pub(crate) to_disk: bool,
     pub(crate) until: Instant,
 }
 
@@ -51,7 +55,30 @@ pub(crate) struct SavedSlot {
     pub(crate) slot: u32,
     pub(crate) tokens: u64,
     pub(crate) conversation: Option<Arc<KeptConversation>>,
+    /// True for a file that stays on disk.
+    pub(crate) is_stored: bool,
 }
+
+impl SavedSlot {
+    /// Notes that a process could not use the file.
+    pub(crate) fn note_useless(&self) {
+        if let Some(kept) = &self.conversation {
+            kept.note_useless_slot();
+        }
+    }
+}
+
+impl SavedSlots {
+    /// Takes the slot with this conversation out.
+    pub(crate) fn take_slot_of(&mut self, kept: &Arc<KeptConversation>) -> Option<SavedSlot> {
+        let is_its = |slot: &SavedSlot| slot.conversation.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept));
+        let index = self.slots.iter().position(is_its)?;
+        Some(self.slots.remove(index))
+    }
+}
+
+/// Time for an operation on files after the time limit, so that files are not left behind.
+const LEAST_DISK_TIME: Duration = Duration::from_millis(500);
 
 enum SaveResult {
     Packed,
@@ -72,7 +99,12 @@ impl SlotPacking {
             bytes: 0,
             took: Duration::ZERO,
         };
-        let mut room = FileRoom::new(self.bytes, self.files.free_bytes(self.available), numbers.room);
+        let available = self.available;
+        let free = self.on_disk(move |files| files.free_bytes(available)).await.flatten();
+        let mut room = FileRoom::new(self.bytes, free, numbers.room);
+        if self.to_disk {
+            room.allow_first_file();
+        }
         let sizes: Vec<u64> = self.conversations.iter().map(|kept| kept.tokens()).collect();
         let told = slot_talk::list_slots(self.process.as_ref(), self.time_left()).await;
         let facts: Vec<SlotFacts> = match told {
@@ -102,6 +134,9 @@ impl SlotPacking {
                 empty.push(id);
                 continue;
             }
+            if self.to_disk && tokens.is_some_and(|tokens| !self.is_to_store(tokens, &parcel)) {
+                continue;
+            }
             match self.save_slot(id, id, tokens, None, &mut room, &mut parcel).await {
                 SaveResult::Packed => {}
                 SaveResult::TooSmall => empty.push(id),
@@ -117,7 +152,11 @@ impl SlotPacking {
             self.recall_cached(&empty, &mut room, &mut parcel).await;
         }
         let packed = |kept: &Arc<KeptConversation>| {
-            parcel.slots.iter().any(|slot| slot.conversation.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept)))
+            self.is_stored(kept)
+                || parcel
+                    .slots
+                    .iter()
+                    .any(|slot| slot.conversation.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept)))
         };
         if parcel.no_file.is_none() && !empty.is_empty() && !self.conversations.iter().all(packed) {
             parcel.no_file = Some(NoFileReason::Empty);
@@ -157,14 +196,22 @@ impl SlotPacking {
             return SaveResult::Failed(NoFileReason::Room);
         }
         let name = self.files.file_name(parcel.slots.len());
-        if let Err(error) = self.files.create_file(&name) {
-            tracing::warn!(%error, "cannot make a file for a slot");
-            return SaveResult::Failed(NoFileReason::Failed);
+        let file = name.clone();
+        match self.on_disk(move |files| files.create_file(&file)).await {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                tracing::warn!(%error, "cannot make a file for a slot");
+                return SaveResult::Failed(NoFileReason::Failed);
+            }
+            None => return SaveResult::Failed(NoFileReason::Time),
         }
         let begun = Instant::now();
         let saved = slot_talk::save_slot(self.process.as_ref(), slot, &name, self.time_left()).await;
         let took = begun.elapsed();
-        let sealed = self.files.seal_file(&name);
+        let file = name.clone();
+        let sealed = self.on_disk(move |files| (files.seal_file(&file), files.seal_checkpoints(&file))).await;
+        let (sealed, checkpoints) =
+            sealed.unwrap_or_else(|| (Err(io::Error::from(io::ErrorKind::TimedOut)), 0));
         let outcome = match (saved, sealed) {
             // The slot has become busy: the server saves it only when it is free again.
             (Err(SlotFailure::Silent), _) => SaveResult::Failed(NoFileReason::Time),
@@ -177,10 +224,10 @@ impl SlotPacking {
                 SaveResult::Failed(NoFileReason::Room)
             }
             (Ok((tokens, bytes)), Ok(_)) => {
-                let bytes = bytes.saturating_add(self.files.seal_checkpoints(&name));
+                let bytes = bytes.saturating_add(checkpoints);
                 if !room.record_file(tokens, bytes) {
                     SaveResult::Failed(NoFileReason::Room)
-                } else if warmth::is_worthwhile(tokens, took.as_secs_f64() * 1000.0, self.pace) {
+                } else if self.is_worthwhile(tokens, took) {
                     let of = of.cloned().or_else(|| self.find_conversation(tokens, parcel));
                     parcel.bytes += bytes;
                     parcel.slots.push(SavedSlot {
@@ -188,6 +235,7 @@ impl SlotPacking {
                         slot: place,
                         tokens,
                         conversation: of,
+                        is_stored: false,
                     });
                     return SaveResult::Packed;
                 } else {
@@ -195,8 +243,34 @@ impl SlotPacking {
                 }
             }
         };
-        self.files.remove_file(&name);
+        self.on_disk(move |files| files.remove_file(&name)).await;
         outcome
+    }
+
+    fn is_worthwhile(&self, tokens: u64, took: Duration) -> bool {
+        // A file that stays on disk is written while no client waits, so only reading it counts.
+        let uses = if self.to_disk { 0.5 } else { 1.0 };
+        warmth::is_worthwhile(tokens, took.as_secs_f64() * 1000.0 * uses, self.pace)
+    }
+
+    /// True if the slot of a conversation is on disk already.
+    fn is_stored(&self, kept: &KeptConversation) -> bool {
+        self.to_disk && kept.usable_slot(Some(self.kin)).is_some()
+    }
+
+    /// True if a slot with this many tokens has a known conversation that is not on disk.
+    fn is_to_store(&self, tokens: u64, parcel: &SavedSlots) -> bool {
+        self.find_conversation(tokens, parcel).is_some_and(|kept| !self.is_stored(&kept))
+    }
+
+    /// Does something with the files on a worker thread, because disks may hang. `None`: it takes too long.
+    async fn on_disk<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&SlotFiles) -> T + Send + 'static,
+    ) -> Option<T> {
+        let files = Arc::clone(&self.files);
+        let working = run_job(WorkKind::Conversations, move || job(&files));
+        tokio::time::timeout(self.time_left().max(LEAST_DISK_TIME), working).await.ok()?.ok()
     }
 
     /// Finds the conversation that a slot holds, by its number of tokens.
@@ -215,7 +289,7 @@ impl SlotPacking {
         let packed: Vec<Arc<KeptConversation>> =
             parcel.slots.iter().filter_map(|slot| slot.conversation.clone()).collect();
         let is_packed = |kept: &&Arc<KeptConversation>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
-        let missing = self.conversations.iter().filter(|kept| !is_packed(kept));
+        let missing = self.conversations.iter().filter(|kept| !is_packed(kept) && !self.is_stored(kept));
         for (kept, place) in missing.zip(empty) {
             // For a named slot, the server does not search the prompt cache.
             let request = kept.turn.body.as_ref();

@@ -1,7 +1,9 @@
 //! Actions of the task's parts that carry conversations over.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::lifecycle::{AfterStop, BackendPhase, LifecycleTimer};
@@ -11,13 +13,16 @@ use warden_policies::{GenerationId, Reason};
 
 use super::behind::GateWarmer;
 use super::pack::{SavedSlots, SlotPacking};
+use super::stored::save::{ConversationSave, EndedConversations, StoreReport};
+use super::stored::{LoadQuery, StoreLimits, StoredConversations, stored_generation};
 use super::unpack::{ProcessWarming, SharedWarmState, WarmState, WarmingResult};
 use super::{KeptState, away};
 use crate::clock;
 use crate::lease::queue::LeaseQueue;
 use crate::model::environment::TaskEnvironment;
 use crate::model::experience::ModelExperience;
-use crate::model::generation::{LiveGeneration, PackProgress, process_recipe};
+use crate::model::generation::{LiveGeneration, PackProgress, process_recipe, take_due};
+use crate::model::life::TaskEnd;
 use crate::model::message::{HelperReport, TaskMail};
 use crate::model::replacement::{Replacement, ReplacementTracker};
 use crate::model::unit::{ProcessUnit, UnitList, UnitRole};
@@ -26,6 +31,16 @@ use crate::process::slot_files::{self, SlotFiles};
 use crate::spec::{ServerCommand, SharedSpec};
 use crate::sync::lock;
 use crate::view::event::EventKind;
+
+const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+
+impl TaskEnvironment {
+    /// Bounds of the model's conversations on disk. `count`: slots of a process.
+    fn store_limits(&self, count: usize) -> StoreLimits {
+        let run = &self.spec.run;
+        StoreLimits { bytes: run.warm_disk_bytes.0, age: run.warm_disk_age, count }
+    }
+}
 
 /// True if replacements for this reason are planned and their old process is healthy.
 fn is_planned(reason: Reason) -> bool {
@@ -54,7 +69,37 @@ impl ModelExperience {
     pub(crate) fn slot_files(&self, spec: &SharedSpec, socket: &Path) -> Option<Arc<SlotFiles>> {
         let command = &spec.command;
         let saves = self.command_no_file(spec, command).is_none();
-        saves.then(|| Arc::new(SlotFiles::from_command(command, socket)))
+        let stored = self.stored.as_ref().map(|store| store.directory());
+        saves.then(|| Arc::new(SlotFiles::from_command(command, socket, stored)))
+    }
+
+    /// Follows the setting `warm`: opens the model's conversations on disk, or removes them.
+    pub(crate) fn follow_warm_mode(&mut self, env: &TaskEnvironment) {
+        if env.spec.run.warm != WarmMode::Disk {
+            self.close_store();
+        } else if self.stored.is_none() && env.spec.canary_of.is_none() {
+            let store = StoredConversations::new(&env.context.paths.conversations, &env.spec.name);
+            self.stored = Some(Arc::new(store));
+            self.next_sweep = Some(Instant::now());
+        }
+    }
+
+    /// Removes the model's conversations on disk.
+    pub(crate) fn close_store(&mut self) {
+        self.next_sweep = None;
+        if let Some(store) = self.stored.take() {
+            store.begin_removal();
+        }
+    }
+
+    /// Removes expired conversations from disk, each hour.
+    pub(crate) fn sweep_store(&mut self, env: &TaskEnvironment, now: Instant) {
+        if let Some(store) = &self.stored
+            && take_due(&mut self.next_sweep, now)
+        {
+            store.begin_sweep(env.store_limits(usize::MAX));
+            self.next_sweep = Some(clock::after(now, SWEEP_INTERVAL));
+        }
     }
 
     /// Detects from output lines that the slot directory prevented a start: a wrapper may run the server
@@ -123,6 +168,7 @@ impl ModelExperience {
             pace: env.leases.turns.prompt_pace(),
             shows_within: env.spec.lifecycle.slot_shows_within,
             alone,
+            to_disk: false,
             until: clock::after(Instant::now(), warden_policies::defaults().warmth.before_gate / 2),
         })
     }
@@ -133,11 +179,35 @@ impl ModelExperience {
         env: &TaskEnvironment,
         unit: &ProcessUnit,
     ) -> Option<ProcessWarming> {
-        let left = self.kept_state.iter().find(|kept| kept.replica == unit.replica)?;
-        if env.spec.run.warm == WarmMode::Off || env.leases.turns.conversations_of(left.from).is_empty() {
+        if env.spec.run.warm == WarmMode::Off {
             return None;
         }
-        unit.make_unpacking(env, left.from, &left.warm_state, left.no_file, false)
+        let left = self.kept_state.iter().find(|kept| kept.replica == unit.replica);
+        if let Some(left) = left.filter(|left| !env.leases.turns.conversations_of(left.from).is_empty()) {
+            return unit.make_unpacking(env, left.from, &left.warm_state, left.no_file, false);
+        }
+        self.stored_unpacking(env, unit)
+    }
+
+    /// Inputs for warming a new process from the conversations on disk.
+    fn stored_unpacking(&self, env: &TaskEnvironment, unit: &ProcessUnit) -> Option<ProcessWarming> {
+        let store = self.stored.as_ref()?;
+        // A process of the previous instance has its conversations.
+        if unit.live.as_ref().is_none_or(|live| live.start.adopted.is_some()) {
+            return None;
+        }
+        let state = Arc::new(Mutex::new(Some(WarmState::Saved(None))));
+        let mut unpacking = unit.make_unpacking(env, stored_generation(unit.replica), &state, None, false)?;
+        let query = LoadQuery {
+            replica: unit.replica,
+            replicas: env.spec.run.replicas,
+            kin: None,
+            fresh_for: env.spec.run.warm_away,
+            limits: env.store_limits(usize::MAX),
+            deadline: Instant::now(),
+        };
+        unpacking.stored = Some((Arc::clone(store), query));
+        Some(unpacking)
     }
 
     /// False while the slots of a drained process are being saved.
@@ -147,19 +217,26 @@ impl ModelExperience {
         mail: &mut TaskMail,
         replacements: &mut ReplacementTracker,
         unit: &mut ProcessUnit,
-        is_over: bool,
+        end: Option<TaskEnd>,
     ) -> bool {
         let Some(live) = &mut unit.live else { return true };
         let reason = replacements.replacement_of(live.id).map(Replacement::reason);
+        let store = self.stored.clone().filter(|_| env.spec.run.warm == WarmMode::Disk);
         let goes = unit.machine.after_stop() == Some(AfterStop::Idle)
             && reason.is_none()
             && unit.replica < env.spec.run.replicas
             && env.spec.run.warm != WarmMode::Off
             && live.is_well()
-            && !env.spec.run.warm_away.is_zero();
+            && (store.is_some() || !env.spec.run.warm_away.is_zero());
         let follows = unit.machine.after_stop() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
         let planned = unit.role == UnitRole::Current && (follows || goes);
-        if !planned || live.child.short_grace || live.probing.crashed_at.is_some() || is_over {
+        // At the exit of the program, only conversations that stay on disk are of use.
+        let until = match end {
+            None => clock::after(Instant::now(), warden_policies::defaults().warmth.to_disk),
+            Some(TaskEnd::Shutdown(deadline)) if goes && store.is_some() => deadline,
+            Some(_) => return true,
+        };
+        if !planned || live.child.short_grace || live.probing.crashed_at.is_some() {
             return true;
         }
         match live.warm.packed {
@@ -179,6 +256,31 @@ impl ModelExperience {
             return true;
         }
         let mut packing = self.make_packing(env, live, true);
+        if let Some(store) = store.filter(|_| goes) {
+            live.warm.packed = PackProgress::UnderWay;
+            let until = until.min(clock::after(Instant::now(), warden_policies::defaults().warmth.to_disk));
+            // The requests are done: the drain timer now limits the saving.
+            if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
+                *at = (*at).max(clock::after(until, env.spec.lifecycle.probe_timeout));
+            }
+            let slots = live.start.slots.and_then(|slots| usize::try_from(slots).ok()).unwrap_or(1);
+            let packing = packing.and_then(|packing| {
+                if packing.files.are_stored() { Ok(packing) } else { Err(NoFileReason::Build) }
+            });
+            let ended = EndedConversations {
+                replica,
+                kin: live.cell.kin.get().copied(),
+                conversations: env.leases.turns.conversations_of(generation),
+            };
+            let limits = env.store_limits(slots);
+            let save = ConversationSave { store, ended, packing, limits, until };
+            mail.spawn_helper(generation, async move {
+                let begun = Instant::now();
+                let result = save.run().await.map_err(|error| error.to_string());
+                HelperReport::Stored(begun.elapsed(), result)
+            });
+            return false;
+        }
         if goes {
             let no_file = packing.as_ref().err().copied();
             let kept = KeptState::new(replica, generation, no_file, env.spec.run.warm_away);
@@ -206,6 +308,29 @@ impl ModelExperience {
         }
         mail.spawn_helper(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
         false
+    }
+
+    /// Handles the end of a save to disk. What is on disk is no longer needed in memory.
+    pub(crate) fn note_stored(
+        &mut self,
+        env: &TaskEnvironment,
+        unit: &mut ProcessUnit,
+        result: &Result<StoreReport, String>,
+    ) {
+        let (phase, replica) = (unit.phase(), unit.replica);
+        let Some(live) = &mut unit.live else { return };
+        if phase != BackendPhase::Draining {
+            // After a cancelled drain, conversations are saved again at the next drain.
+            live.warm.packed = PackProgress::NotYet;
+            return;
+        }
+        live.warm.packed = PackProgress::Done;
+        self.kept_state.retain(|kept| kept.replica != replica);
+        if result.is_ok() {
+            env.leases.turns.forget_generation(live.id);
+        } else if !env.spec.run.warm_away.is_zero() {
+            self.kept_state.push(KeptState::new(replica, live.id, None, env.spec.run.warm_away));
+        }
     }
 
     pub(crate) fn note_packed(
@@ -262,6 +387,7 @@ impl ProcessUnit {
             from,
             cell: Arc::clone(&live.cell),
             files: live.warm.files.clone(),
+            stored: None,
             no_file,
             shows_within: env.spec.lifecycle.slot_shows_within,
             urgent,
@@ -295,8 +421,11 @@ impl ReplacementTracker {
         if from == live.id {
             return None;
         }
-        if env.spec.run.warm == WarmMode::Off || env.leases.turns.conversations_of(from).is_empty() {
+        if env.spec.run.warm == WarmMode::Off {
             return None;
+        }
+        if env.leases.turns.conversations_of(from).is_empty() {
+            return experience.stored_unpacking(env, unit);
         }
         let mut no_file = replacement.no_file;
         let urgent = matches!(
@@ -339,7 +468,8 @@ impl ReplacementTracker {
             env.leases.turns.watch_restored(to, kin.made_of, &restored);
         }
         self.note_warm(from, &warmth);
-        if experience.kept_state.extract_if(.., |kept| kept.from == from).count() > 0 {
+        let was_kept = experience.kept_state.extract_if(.., |kept| kept.from == from).count() > 0;
+        if was_kept || from == stored_generation(live.cell.replica.load(Ordering::Relaxed)) {
             env.log_event(Some(to), EventKind::CameBack { warmth });
         }
         let Some(process) = live.child.process.clone() else { return };

@@ -1,6 +1,7 @@
 //! Warms the new process before it serves: restores slots and proves that they are used. If the old process
 //! still serves, the remaining prompts are evaluated too.
 
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use warden_policies::GenerationId;
 use warden_policies::warmth::{self, CacheProof, ColdReason, NoFileReason, WarmthReport};
 
 use super::pack::{SavedSlot, SavedSlots, SlotPacking};
+use super::stored::{LoadQuery, StoredConversations};
 use crate::clock;
 use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
@@ -17,6 +19,7 @@ use crate::process::slot_files::SlotFiles;
 use crate::process::slot_talk::{self, TouchResult};
 use crate::process::{BackendProcess, touch};
 use crate::sync::lock;
+use crate::worker_threads::{WorkKind, run_detached, run_job};
 
 /// Conversations and slots to carry over. If they kill the first ready process, later ones get none.
 pub(crate) type SharedWarmState = Arc<Mutex<Option<WarmState>>>;
@@ -36,6 +39,8 @@ pub(crate) struct ProcessWarming {
     pub(crate) from: GenerationId,
     pub(crate) cell: Arc<GenerationCell>,
     pub(crate) files: Option<Arc<SlotFiles>>,
+    /// Conversations of the model on disk, to be loaded first.
+    pub(crate) stored: Option<(Arc<StoredConversations>, LoadQuery)>,
     pub(crate) no_file: Option<NoFileReason>,
     pub(crate) shows_within: Duration,
     /// True if memory may run out, so that there is little time.
@@ -60,19 +65,31 @@ pub(crate) struct WarmingResult {
 
 impl ProcessWarming {
     /// Returns `None` if there is nothing to do.
-    pub(crate) async fn run(self, process: &dyn BackendProcess, slots: Option<u32>) -> Option<WarmingResult> {
+    pub(crate) async fn run(
+        mut self,
+        process: &dyn BackendProcess,
+        slots: Option<u32>,
+    ) -> Option<WarmingResult> {
         let state = lock(&self.warm_state).take()?;
         let begun = Instant::now();
         let numbers = warden_policies::defaults().warmth;
         let is_beside = matches!(state, WarmState::Serving(_));
         let is_patient = is_beside && !self.urgent;
-        let until = clock::after(begun, if is_patient { numbers.beside } else { numbers.before_gate });
+        let limit = match () {
+            () if self.stored.is_some() => numbers.to_disk,
+            () if is_patient => numbers.beside,
+            () => numbers.before_gate,
+        };
+        let until = clock::after(begun, limit);
         let until = match self.start {
             Some(start) => until.min(start.checked_sub(START_RESERVE).unwrap_or(begun)).max(begun),
             None => until,
         };
         let parcel = match state {
-            WarmState::Saved(parcel) => parcel,
+            WarmState::Saved(parcel) => match self.stored.take() {
+                Some((store, query)) => self.load_stored(store, query, slots.unwrap_or(1), until).await,
+                None => parcel,
+            },
             WarmState::Serving(Some(mut packing)) => {
                 // The old deadline was set when the new process began to load.
                 packing.until = clock::after(begun, numbers.before_gate / 2);
@@ -101,6 +118,45 @@ impl ProcessWarming {
         run.done.warmth.evaluate_ms = clock::millis(evaluating.elapsed());
         run.done.took = begun.elapsed();
         Some(run.done)
+    }
+
+    /// Reads conversations from disk. Returns the slot files that the process can use, latest first.
+    async fn load_stored(
+        &self,
+        store: Arc<StoredConversations>,
+        mut query: LoadQuery,
+        slots: u32,
+        until: Instant,
+    ) -> Option<Box<SavedSlots>> {
+        query.kin = self.cell.kin.get().copied();
+        query.limits.count = query.limits.count.min(usize::try_from(slots).unwrap_or(usize::MAX));
+        // The other half of the time is for restoring them.
+        query.deadline = until - until.saturating_duration_since(Instant::now()) / 2;
+        let loading = run_job(WorkKind::Conversations, move || store.load(&query));
+        let loaded = match tokio::time::timeout_at(until, loading).await {
+            Ok(Ok(loaded)) => loaded,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "conversations on disk are not loaded");
+                return None;
+            }
+            Err(_) => {
+                tracing::warn!("conversations on disk cannot be loaded in time");
+                return None;
+            }
+        };
+        let conversations = loaded.iter().map(|stored| Arc::clone(&stored.conversation));
+        self.leases.turns.add_stored(self.from, conversations);
+        let with_slot = loaded.into_iter().filter_map(|stored| stored.slot.zip(Some(stored.conversation)));
+        let saved = (0..slots).zip(with_slot).map(|(slot, ((name, tokens), conversation))| SavedSlot {
+            name,
+            slot,
+            tokens,
+            conversation: Some(conversation),
+            is_stored: true,
+        });
+        let (files, kin) = (self.files.clone().filter(|files| files.are_stored())?, *self.cell.kin.get()?);
+        let slots = saved.collect();
+        Some(Box::new(SavedSlots { files, kin, slots, no_file: None, bytes: 0, took: Duration::ZERO }))
     }
 }
 
@@ -186,18 +242,24 @@ impl WarmingRun<'_> {
                 self.done.warmth.record_no_file(NoFileReason::Time);
                 break;
             }
-            let tokens = match files.adopt_file(&parcel.files, &packed.name) {
-                Ok(()) => slot_talk::restore_slot(self.process, packed.slot, &packed.name, left).await.ok(),
-                Err(error) => {
-                    tracing::warn!(%error, "a slot's file is gone");
-                    None
-                }
+            let is_there = packed.is_stored || adopt_file(files, &parcel.files, &packed.name, left).await;
+            let tokens = if is_there {
+                slot_talk::restore_slot(self.process, packed.slot, &packed.name, left).await.ok()
+            } else {
+                None
             };
-            files.remove_file(&packed.name);
+            if !packed.is_stored {
+                let (files, name) = (Arc::clone(files), packed.name.clone());
+                let removal = run_detached(WorkKind::Conversations, move || files.remove_file(&name));
+                if let Err(error) = removal {
+                    tracing::warn!(%error, "a slot's file is removed with its process");
+                }
+            }
             if tokens == Some(packed.tokens) {
                 self.done.used.push(packed.slot);
                 restored.push(packed);
             } else {
+                packed.note_useless();
                 self.done.warmth.record_no_file(NoFileReason::Failed);
             }
         }
@@ -215,9 +277,11 @@ impl WarmingRun<'_> {
                 self.prove_use(packed, left).await
             };
         }
-        if use_of == RestoreUse::Unknown {
+        match use_of {
             // The first request to each remaining slot will show whether it is used.
-            unseen.for_each(|packed| self.note_unchecked(packed));
+            RestoreUse::Unknown => unseen.for_each(|packed| self.note_unchecked(packed)),
+            RestoreUse::None => unseen.for_each(|packed| packed.note_useless()),
+            RestoreUse::Shown => {}
         }
     }
 
@@ -244,6 +308,7 @@ impl WarmingRun<'_> {
                 RestoreUse::Shown
             }
             TouchResult::Counted(cached, evaluated) => {
+                kept.note_useless_slot();
                 let is_first = self.done.warmth.carried == 0;
                 // The check itself has evaluated the prompt.
                 self.done.warmth.evaluated += 1;
@@ -277,6 +342,20 @@ impl WarmingRun<'_> {
             Some(_) => {}
         }
     }
+}
+
+/// Moves a slot file to the directory of the new process. Returns false if that is not possible in time.
+async fn adopt_file(to: &Arc<SlotFiles>, from: &Arc<SlotFiles>, name: &str, limit: Duration) -> bool {
+    let (to, from, name) = (Arc::clone(to), Arc::clone(from), name.to_owned());
+    let moving = run_job(WorkKind::Conversations, move || to.adopt_file(&from, &name));
+    let error = match tokio::time::timeout(limit, moving).await {
+        Ok(Ok(Ok(()))) => return true,
+        Ok(Ok(Err(error))) => error,
+        Ok(Err(error)) => error.into(),
+        Err(_) => io::ErrorKind::TimedOut.into(),
+    };
+    tracing::warn!(%error, "a slot's file is gone");
+    false
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
