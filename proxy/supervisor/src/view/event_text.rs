@@ -77,16 +77,7 @@ impl EventKind {
             Self::RecycleDone { entry } => entry.sentence(),
             Self::Reclaimed { entry } => describe_reclaim(entry),
             Self::CameBack { warmth } => format!("loaded again: {warmth}"),
-            Self::ConversationsStored { failed: Some(why), .. } => {
-                format!("conversations are not on disk: {why}")
-            }
-            Self::ConversationsStored { conversations, slots, bytes, took_ms, no_file, .. } => {
-                let bytes = ByteSize(*bytes);
-                let why = no_file.map(|why| format!("; {}", why.words())).unwrap_or_default();
-                format!(
-                    "on disk: {conversations} conversations, {slots} with slots; {bytes} written in {took_ms} ms{why}"
-                )
-            }
+            Self::ConversationsStored { .. } => self.describe_stored(),
             Self::Warmed { warmth } => format!("behind the gate: {warmth}"),
             Self::PolicyOff { message } => format!("replacing by policy is off: {message}"),
             Self::CanaryBegan { binary, share } => {
@@ -100,6 +91,24 @@ impl EventKind {
             Self::RequestCancelled { request, state, by } => {
                 format!("request {request} ({state}) was cancelled by {by}")
             }
+        }
+    }
+}
+
+impl EventKind {
+    fn describe_stored(&self) -> String {
+        match self {
+            Self::ConversationsStored { failed: Some(why), .. } => {
+                format!("conversations are not on disk: {why}")
+            }
+            Self::ConversationsStored { conversations, slots, bytes, took_ms, no_file, .. } => {
+                let bytes = ByteSize(*bytes);
+                let why = no_file.map(|why| format!("; {}", why.words())).unwrap_or_default();
+                format!(
+                    "on disk: {conversations} conversations, {slots} with slots; {bytes} written in {took_ms} ms{why}"
+                )
+            }
+            _ => String::new(),
         }
     }
 }

@@ -16,22 +16,14 @@ use crate::model::environment::TaskEnvironment;
 use crate::model::generation::{LiveGeneration, PendingSignal};
 use crate::model::message::{HelperReport, TaskMail, TaskMessage};
 use crate::model::unit::{ProcessUnit, UnitId};
+use crate::model::warm::stored::save::StoreReport;
 use crate::process::failure::{self, StartEnd, StartLateness};
 use crate::process::{BackendProcess, discreet, reclaim_file, report_file, until_stalled};
 use crate::view::event::EventKind;
 
 impl ModelTask {
     pub(crate) fn take_report(&mut self, generation: GenerationId, report: HelperReport) {
-        if let HelperReport::MemoryReturned(returned) = &report {
-            self.life.dying.retain(|known| *known != generation);
-            self.env.context.fleet_memory.remove_generation(generation);
-            self.replacements.note_after_exit(generation, &returned.gpus);
-            self.replacements.pace.note_returned(&self.env, returned);
-            self.life.note_action();
-        }
-        if let HelperReport::Stored(took, result) = &report {
-            self.env.log_stored(generation, *took, result);
-        }
+        self.note_late_report(generation, &report);
         let Some(id) = self.units.with_generation(generation).map(|unit| unit.id) else {
             match report {
                 HelperReport::Spawned(Ok(process)) => {
@@ -67,12 +59,7 @@ impl ModelTask {
                 }
                 self.life.note_action();
             }
-            HelperReport::Stored(_, result) => {
-                if let Some(unit) = self.units.get_mut(id) {
-                    self.experience.note_stored(&self.env, unit, &result);
-                }
-                self.life.note_action();
-            }
+            HelperReport::Stored(_, result) => self.note_stored(id, &result),
             HelperReport::Warmed(warmth) => self.replacements.note_later(&self.env, generation, *warmth),
             HelperReport::SettingsFailed(messages) => self.env.log_lost_settings(generation, messages),
             HelperReport::MemoryLine(line, _pending) => {
@@ -109,6 +96,28 @@ impl ModelTask {
             HelperReport::Sampled { taken, sample } => self.note_sample(id, &taken, &sample),
             HelperReport::Reclaimed(answer) => self.note_reclaimed(id, &answer),
         }
+    }
+
+    /// Handles reports that may also come after the end of the process.
+    fn note_late_report(&mut self, generation: GenerationId, report: &HelperReport) {
+        match report {
+            HelperReport::MemoryReturned(returned) => {
+                self.life.dying.retain(|known| *known != generation);
+                self.env.context.fleet_memory.remove_generation(generation);
+                self.replacements.note_after_exit(generation, &returned.gpus);
+                self.replacements.pace.note_returned(&self.env, returned);
+                self.life.note_action();
+            }
+            HelperReport::Stored(took, result) => self.env.log_stored(generation, *took, result),
+            _ => {}
+        }
+    }
+
+    fn note_stored(&mut self, id: UnitId, result: &Result<StoreReport, String>) {
+        if let Some(unit) = self.units.get_mut(id) {
+            self.experience.note_stored(&self.env, unit, result);
+        }
+        self.life.note_action();
     }
 
     /// Handles the end of a process, requested or not.

@@ -77,6 +77,17 @@ impl SavedSlots {
     }
 }
 
+/// Moves the smallest slot worth saving to the front. The bytes per token are unknown before the first file, so
+/// a larger slot might not fit.
+fn put_smallest_first(order: &mut Vec<u32>, tokens_of: impl Fn(u32) -> Option<u64>) {
+    let least = warden_policies::defaults().warmth.least_tokens;
+    let worth = |id: &u32| tokens_of(*id).filter(|tokens| *tokens >= least);
+    if let Some(small) = order.iter().copied().filter(|id| worth(id).is_some()).min_by_key(worth) {
+        order.retain(|id| *id != small);
+        order.insert(0, small);
+    }
+}
+
 /// Time for an operation on files after the time limit, so that files are not left behind.
 const LEAST_DISK_TIME: Duration = Duration::from_millis(500);
 
@@ -118,15 +129,8 @@ impl SlotPacking {
         let mut empty = Vec::new();
         let tokens_of = |id: u32| facts.iter().find(|slot| slot.id == id).and_then(|slot| slot.tokens);
         let mut order = warmth::slots_to_save(&facts, &sizes, 0);
-        // The bytes per token are unknown at first. If the latest slot might be too large, save a small
-        // one first.
-        let worth = |id: &u32| tokens_of(*id).filter(|tokens| *tokens >= numbers.least_tokens);
-        if let Some(first) = order.first()
-            && !room.has(self.expected_tokens(tokens_of(*first)))
-            && let Some(small) = order.iter().copied().filter(|id| worth(id).is_some()).min_by_key(worth)
-        {
-            order.retain(|id| *id != small);
-            order.insert(0, small);
+        if order.first().is_some_and(|first| !room.has(self.expected_tokens(tokens_of(*first)))) {
+            put_smallest_first(&mut order, tokens_of);
         }
         for id in order {
             let tokens = tokens_of(id);

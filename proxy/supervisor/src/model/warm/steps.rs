@@ -255,32 +255,11 @@ impl ModelExperience {
         if env.leases.turns.conversations_of(generation).is_empty() {
             return true;
         }
-        let mut packing = self.make_packing(env, live, true);
         if let Some(store) = store.filter(|_| goes) {
-            live.warm.packed = PackProgress::UnderWay;
-            let until = until.min(clock::after(Instant::now(), warden_policies::defaults().warmth.to_disk));
-            // The requests are done: the drain timer now limits the saving.
-            if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
-                *at = (*at).max(clock::after(until, env.spec.lifecycle.probe_timeout));
-            }
-            let slots = live.start.slots.and_then(|slots| usize::try_from(slots).ok()).unwrap_or(1);
-            let packing = packing.and_then(|packing| {
-                if packing.files.are_stored() { Ok(packing) } else { Err(NoFileReason::Build) }
-            });
-            let ended = EndedConversations {
-                replica,
-                kin: live.cell.kin.get().copied(),
-                conversations: env.leases.turns.conversations_of(generation),
-            };
-            let limits = env.store_limits(slots);
-            let save = ConversationSave { store, ended, packing, limits, until };
-            mail.spawn_helper(generation, async move {
-                let begun = Instant::now();
-                let result = save.run().await.map_err(|error| error.to_string());
-                HelperReport::Stored(begun.elapsed(), result)
-            });
+            self.begin_store(env, mail, unit, store, until);
             return false;
         }
+        let mut packing = self.make_packing(env, live, true);
         if goes {
             let no_file = packing.as_ref().err().copied();
             let kept = KeptState::new(replica, generation, no_file, env.spec.run.warm_away);
@@ -308,6 +287,40 @@ impl ModelExperience {
         }
         mail.spawn_helper(generation, async move { HelperReport::Packed(Box::new(packing.run().await)) });
         false
+    }
+
+    /// Starts a helper that saves the conversations of a drained process to disk.
+    fn begin_store(
+        &self,
+        env: &TaskEnvironment,
+        mail: &mut TaskMail,
+        unit: &mut ProcessUnit,
+        store: Arc<StoredConversations>,
+        until: Instant,
+    ) {
+        let replica = unit.replica;
+        let Some(live) = &mut unit.live else { return };
+        live.warm.packed = PackProgress::UnderWay;
+        let until = until.min(clock::after(Instant::now(), warden_policies::defaults().warmth.to_disk));
+        // The requests are done: the drain timer now limits the saving.
+        if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
+            *at = (*at).max(clock::after(until, env.spec.lifecycle.probe_timeout));
+        }
+        let packing = self.make_packing(env, live, true).and_then(|packing| {
+            if packing.files.are_stored() { Ok(packing) } else { Err(NoFileReason::Build) }
+        });
+        let ended = EndedConversations {
+            replica,
+            kin: live.cell.kin.get().copied(),
+            conversations: env.leases.turns.conversations_of(live.id),
+        };
+        let slots = live.start.slots.and_then(|slots| usize::try_from(slots).ok()).unwrap_or(1);
+        let save = ConversationSave { store, ended, packing, limits: env.store_limits(slots), until };
+        mail.spawn_helper(live.id, async move {
+            let begun = Instant::now();
+            let result = save.run().await.map_err(|error| error.to_string());
+            HelperReport::Stored(begun.elapsed(), result)
+        });
     }
 
     /// Handles the end of a save to disk. What is on disk is no longer needed in memory.
