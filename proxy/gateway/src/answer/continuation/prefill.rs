@@ -22,6 +22,7 @@ use warden_policies::units::{as_f64, scale_bytes};
 use super::repeat::PromptShift;
 use super::request::{NoContinuationReason, body_bytes, check_stateless, is_greedy, settings_unknown};
 use super::spelling;
+use super::tool_call::{self, PartialCall};
 use super::transcript::{AnswerStage, AnswerTranscript};
 use crate::answer::AnswerFormat;
 
@@ -54,7 +55,10 @@ const STATEFUL_MEMBERS: [&str; 12] = [
 pub(super) struct PrefillContinuation {
     kind: AnswerFormat,
     body: Map<String, Value>,
+    /// Generated text so far. For a tool call, empty until [`Self::set_call_text`].
     pub(super) text: String,
+    pub(super) call: Option<PartialCall>,
+    must_call: bool,
 }
 
 /// Counters and text of an answer of one token.
@@ -79,13 +83,16 @@ impl PrefillContinuation {
         if heard.stage != AnswerStage::Unfinished {
             return why("only its final counters are missing");
         }
-        let Some(text) = heard.one_text() else {
-            return why("it has more than one text");
+        let (text, call) = match (heard.one_text(), heard.begun_call()) {
+            (Some(text), _) => (text, None),
+            (None, Some(call)) => (heard.decode_string(), Some(PartialCall::from_begun(call))),
+            (None, None) => return why("it has more than one text, or one call after it"),
         };
         if body.get("cache_prompt") == Some(&Value::Bool(false)) {
             return why("it sets `cache_prompt` to false");
         }
-        if text.is_empty() || text.contains('\u{FFFD}') || spelling::has_marks(text) {
+        let is_empty = text.is_empty() && call.is_none();
+        if is_empty || text.contains('\u{FFFD}') || spelling::has_marks(text) {
             return why("its text would be tokenized differently as the beginning of a message");
         }
         let said = |name: &&&str| body.get(**name).is_some_and(|value| !is_unset(value));
@@ -94,8 +101,9 @@ impl PrefillContinuation {
         }
         let choice = body.get("tool_choice").unwrap_or(&Value::Null);
         let chosen = choice["type"].as_str().or(choice.as_str());
-        if !choice.is_null() && !matches!(chosen, Some("auto" | "none")) {
-            return why("it has to call a tool");
+        let must_call = matches!(chosen, Some("required" | "any" | "tool"));
+        if !choice.is_null() && !must_call && !matches!(chosen, Some("auto" | "none")) {
+            return why("it has to call one tool of several");
         }
         let turns = match kind {
             AnswerFormat::Responses => "input",
@@ -115,7 +123,43 @@ impl PrefillContinuation {
         if let Some(name) = LIMIT_MEMBERS.iter().find(odd) {
             return Err(format!("`{name}` is no number of tokens"));
         }
-        Ok(Self { kind, body, text: text.to_owned() })
+        let text = if call.is_some() { String::new() } else { text.to_owned() };
+        Ok(Self { kind, body, text, call, must_call })
+    }
+
+    /// Builds the request that reports how a call begins, if the answer breaks off in a call.
+    pub(super) fn trigger_request(&self) -> Option<Result<Vec<u8>, NoContinuationReason>> {
+        self.call.as_ref().map(|call| call.trigger_request(self.kind, &self.body))
+    }
+
+    /// Builds the request for a short call of the same tool.
+    pub(super) fn short_call_request(&self, trigger: &str) -> Result<Vec<u8>, NoContinuationReason> {
+        let call = self.call.as_ref().ok_or_else(|| "it calls no tool".to_owned())?;
+        call.short_call_request(self.kind, &self.body, trigger)
+    }
+
+    /// Sets the generated text of a call, by the answer to [`Self::short_call_request`]. From now on, requests
+    /// require a call: the grammar of an optional call would start only at the beginning of a call.
+    pub(super) fn set_call_text(&mut self, trigger: &str, answer: &[u8]) -> Result<(), NoContinuationReason> {
+        let Some(call) = &self.call else { return Ok(()) };
+        self.text = call.generated_text(trigger, answer)?;
+        let required = match self.kind {
+            AnswerFormat::Messages => json!({ "type": "any" }),
+            _ => json!("required"),
+        };
+        self.body.insert("tool_choice".to_owned(), required);
+        self.must_call = true;
+        Ok(())
+    }
+
+    /// Builds the request that shows the grammar of the answer, if it must be or have a tool call.
+    pub(super) fn grammar_request(&self) -> Option<Vec<u8>> {
+        self.must_call.then(|| tool_call::grammar_request(self.kind, &self.body, &self.text))
+    }
+
+    /// Builds the two requests that show whether the template appends the text to the prompt.
+    pub(super) fn template_requests(&self) -> [Vec<u8>; 2] {
+        tool_call::template_requests(self.kind, &self.body, &self.text)
     }
 
     /// Builds the request for one token, without the client's text.
@@ -226,6 +270,7 @@ impl PrefillContinuation {
     /// Checks that the server continues after `text`, a prefix of `tokens` tokens of the client's text.
     /// `first` has the counters without the text, `before` those with the previous, shorter prefix.
     pub(super) fn check_continues(
+        &self,
         first: &PrefillCounts,
         before: Option<&PrefillCounts>,
         now: &PrefillCounts,
@@ -237,13 +282,25 @@ impl PrefillContinuation {
             None => first.prompt..=first.prompt + 1,
             Some(before) => before.prompt.saturating_sub(2)..=before.prompt + 1,
         };
-        if now.prompt != first.prompt + tokens || !known.contains(&now.cached) {
-            return Err(
-                "its build does not continue after a text, or the prompt is no longer cached".to_owned()
-            );
+        if !known.contains(&now.cached) {
+            return Err("the prompt is no longer cached".to_owned());
         }
-        // One token cannot spell two or more, so a server that returns the text has repeated it.
-        if tokens < 2 || !now.text.starts_with(text) {
+        self.check_appended(first, now, (text, tokens))
+    }
+
+    /// Checks that the server continues after `text`, which its template appends to the prompt.
+    pub(super) fn check_appended(
+        &self,
+        first: &PrefillCounts,
+        now: &PrefillCounts,
+        (text, tokens): (&str, u64),
+    ) -> Result<(), NoContinuationReason> {
+        if now.prompt != first.prompt + tokens {
+            return Err("its build does not continue after a text".to_owned());
+        }
+        // One token cannot spell two or more, so a server that returns the text has repeated it. A call is
+        // compared when its rest arrives.
+        if self.call.is_none() && (tokens < 2 || !now.text.starts_with(text)) {
             return Err("its build does not repeat the text that it continues".to_owned());
         }
         Ok(())

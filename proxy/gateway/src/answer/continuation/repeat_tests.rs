@@ -341,6 +341,25 @@ fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
 }
 
 #[test]
+fn a_different_answer_leaves_the_first_one_to_another_method() {
+    let kin = warden_supervisor::AnswerIdentity { made_of: 1, but_for_binary: 2, answer_tokens: None };
+    let first = FirstServer { kin, by_canary: false };
+    let heard = role("one") + &delta("one", &json!({ "content": "Once" })) + &delta("one", &json!({ "content": " upon" }));
+    let begin = || repeat(AnswerFormat::Chat, &heard).or_otherwise(Some(first));
+    let mut differs = begin();
+    differs.translate((role("two") + &delta("two", &json!({ "content": "Once" }))).as_bytes()).unwrap();
+    assert!(differs.translate(delta("two", &json!({ "content": " more" })).as_bytes()).is_err());
+    let (left, _, _) = differs.take_answer().unwrap();
+    assert_eq!((left.decode_string(), left.frame.is_some()), ("Once upon", true));
+    assert_eq!(left.pieces().collect::<Vec<_>>(), ["Once", " upon"]);
+    assert!(differs.take_answer().is_none() && !differs.is_catching_up());
+    let mut same = begin();
+    same.translate((role("two") + &delta("two", &json!({ "content": "Once upon a" }))).as_bytes()).unwrap();
+    assert!(!same.may_continue_otherwise() && same.take_answer().is_none(), "the client has more");
+    assert!(repeat(AnswerFormat::Chat, &heard).take_answer().is_none());
+}
+
+#[test]
 fn what_stood_in_the_prompt_counts_as_answer() {
     let message = |id: &str, text: &str| {
         named(&json!({ "type": "message_start", "message": { "id": id } }))

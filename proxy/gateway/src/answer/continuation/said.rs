@@ -38,8 +38,33 @@ pub(super) enum AnswerItem {
 const CONTENT_MARKS: [&str; 5] =
     ["start", "block 0 text ", "created", "item \"message\" ", "part \"output_text\""];
 
+/// Marks after a text, before the tool call that follows it.
+const CONTENT_END_MARKS: [&str; 4] =
+    ["stop 0", "response.output_text.done", "response.content_part.done", "response.output_item.done"];
+
+/// A tool call that has begun, and the text before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BegunCall<'a> {
+    pub(super) before: &'a str,
+    pub(super) name: &'a str,
+    pub(super) arguments: &'a str,
+}
+
 /// Bytes that an entry needs apart from its text.
 const ENTRY_OVERHEAD: usize = 48;
+
+/// Returns the tool's name if a mark begins a call, in the words of [`super::reading`].
+fn called_tool(mark: &str) -> Option<&str> {
+    let name = match mark.strip_prefix("item \"function_call\" ") {
+        Some(name) => name,
+        None => {
+            let numbered = mark.strip_prefix("call ").or_else(|| mark.strip_prefix("block "))?;
+            let (_, rest) = numbered.split_once(' ')?;
+            if mark.starts_with("block ") { rest.strip_prefix("tool_use ")? } else { rest }
+        }
+    };
+    Some(name).filter(|name| !name.is_empty())
+}
 
 #[derive(Debug)]
 enum ContentEntry {
@@ -86,6 +111,30 @@ impl AnswerContent {
         let is_content =
             matches!(last, ContentEntry::Text(channel, _) if channel.kind == ChannelKind::Content);
         (is_content && before.iter().all(begins)).then_some(&self.text)
+    }
+
+    /// Returns the tool call of an answer that is at most one text and one unfinished call after it.
+    pub(super) fn begun_call(&self) -> Option<BegunCall<'_>> {
+        let (mut before, mut call, mut from) = (0, None, 0);
+        for entry in &self.entries {
+            match (entry, call) {
+                (ContentEntry::Text(channel, end), None) if channel.kind == ChannelKind::Content => {
+                    (before, from) = (*end, *end);
+                }
+                (ContentEntry::Text(channel, end), Some(name)) if channel.kind == ChannelKind::Arguments => {
+                    call = Some(name);
+                    from = *end;
+                }
+                (ContentEntry::Mark(mark), None) => match called_tool(mark) {
+                    Some(name) => call = Some(name),
+                    None if CONTENT_MARKS.iter().chain(&CONTENT_END_MARKS).any(|own| mark.starts_with(own)) => {}
+                    None => return None,
+                },
+                // Reasoning, a second text or call, or the end of the call.
+                _ => return None,
+            }
+        }
+        Some(BegunCall { before: self.text.get(..before)?, name: call?, arguments: self.text.get(before..from)? })
     }
 
     pub(super) fn has_no_text(&self) -> bool {
@@ -149,6 +198,11 @@ impl ContentComparison {
         if self.has_passed_all() && self.entry_index > 0 {
             *self = Self::default();
         }
+    }
+
+    /// Returns the client's content and forgets it.
+    pub(super) fn take_content(&mut self) -> AnswerContent {
+        std::mem::take(self).said
     }
 
     /// Compares a text of the second answer with the content at the current position. Fails if the client has
@@ -254,6 +308,36 @@ mod tests {
         assert_eq!(begun(&thought).compare_mark("block 2", &[]), Err(ContentMismatch));
         assert_eq!(begun(&thought).compare_text(TextChannel::REASONING, "x"), Err(ContentMismatch));
         assert_eq!(begun(&thought).compare_mark("block 1", &["a".into(), "b".into()]), Err(ContentMismatch));
+    }
+
+    #[test]
+    fn a_call_has_begun_after_at_most_one_text() {
+        let with = |marks: &[&str], before: &str, call: &str, arguments: &str| {
+            let mut said = AnswerContent::default();
+            let (start, end) = marks.split_at(marks.len() / 2);
+            start.iter().for_each(|mark| said.add_mark(mark, Vec::new()));
+            said.add_text(TextChannel::CONTENT, before);
+            end.iter().for_each(|mark| said.add_mark(mark, Vec::new()));
+            said.add_mark(call, vec!["id".to_owned()]);
+            said.add_text(TextChannel { kind: ChannelKind::Arguments, index: 1 }, arguments);
+            said
+        };
+        let call = |before, arguments| Some(BegunCall { before, name: "f g", arguments });
+        assert_eq!(with(&[], "", "call 0 f g", "{").begun_call(), call("", "{"));
+        assert_eq!(with(&[], "so", "call 0 f g", "").begun_call(), call("so", ""));
+        let marks = ["start", "block 0 text ", "stop 0", "stop 0"];
+        assert_eq!(with(&marks, "so", "block 1 tool_use f g", "{").begun_call(), call("so", "{"));
+        let marks = ["created", "item \"message\" ", "response.output_text.done", "response.output_item.done"];
+        assert_eq!(with(&marks, "so", "item \"function_call\" f g", "{").begun_call(), call("so", "{"));
+        assert_eq!(with(&["start", "stop 1"], "", "call 0 f", "{").begun_call(), None);
+        let mut two = with(&[], "", "call 0 f", "{}");
+        two.add_mark("call 1 f", Vec::new());
+        assert_eq!(two.begun_call(), None);
+        let mut thought = AnswerContent::default();
+        thought.add_text(TextChannel::REASONING, "so");
+        thought.add_mark("call 0 f", Vec::new());
+        assert_eq!(thought.begun_call(), None);
+        assert_eq!(AnswerContent::default().begun_call(), None);
     }
 
     #[test]

@@ -57,8 +57,9 @@ pub(super) fn tokenize_request(heard: &AnswerTranscript) -> Vec<u8> {
         .into_bytes()
 }
 
-pub(super) fn count_request(text: &str) -> Vec<u8> {
-    json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
+/// Builds the request for the number of tokens of a text. `has_marks`: the text has special tokens.
+pub(super) fn count_request(text: &str, has_marks: bool) -> Vec<u8> {
+    json!({ "content": text, "add_special": false, "parse_special": has_marks }).to_string().into_bytes()
 }
 
 pub(super) fn read_count(answer: &[u8]) -> Result<u64, NoContinuationReason> {

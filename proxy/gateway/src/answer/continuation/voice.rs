@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use warden_policies::WorkDone;
 
-use super::repeat::RepeatTranslator;
+use super::repeat::{RepeatTranslator, UnrepeatedAnswer};
 use super::rest::RestTranslator;
 
 /// Last line of a stream in `OpenAI`'s dialect.
@@ -34,6 +34,19 @@ impl EventTranslator {
 
     pub(crate) fn is_catching_up(&self) -> bool {
         matches!(self, Self::Repeat(repeat) if repeat.is_catching_up())
+    }
+
+    /// Returns whether another method may continue the answer if its repetition differs.
+    pub(crate) fn may_continue_otherwise(&self) -> bool {
+        matches!(self, Self::Repeat(repeat) if repeat.may_continue_otherwise())
+    }
+
+    /// Returns what another method needs, once.
+    pub(crate) fn take_answer(&mut self) -> Option<UnrepeatedAnswer> {
+        match self {
+            Self::Rest(_) => None,
+            Self::Repeat(repeat) => repeat.take_answer(),
+        }
     }
 
     pub(crate) fn sequence(&self) -> Option<u64> {

@@ -1,0 +1,213 @@
+//! Continues answers on processes that do not repeat themselves, as on a GPU: each start of llama-server
+//! favours other tokens. Answers with a format, tool calls and other routes continue all the same, as one
+//! valid answer.
+
+use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use warden_rig::real::{self, sample_model};
+use warden_rig::real_weights;
+
+use super::anew::{MESSAGES, RESPONSES, TEMPLATE};
+use super::*;
+
+/// Tokens that another start favours: common words of both vocabularies.
+const FAVOURED: [u32; 12] = [260, 28, 284, 314, 282, 288, 281, 335, 411, 480, 523, 608];
+
+/// Calls tools like the sample's template, without thoughts.
+const CALLS: &str = "{%- if tools -%}<|im_start|>system\nYou call tools.\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
+    To call one: <tool_call>\n{\"name\": <name>, \"arguments\": <arguments>}\n</tool_call><|im_end|>\n{% endif -%}\
+    {%- for m in messages -%}<|im_start|>{{ m.role }}\n{{ m.content }}\
+    {%- for call in m.tool_calls or [] %}\n<tool_call>\n{\"name\": \"{{ call.function.name }}\", \"arguments\": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor -%}\
+    <|im_end|>\n{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}";
+
+/// Starts a model whose processes give different answers to one request, although their command is the same.
+async fn started_unlike(
+    home: &Path,
+    model: &Path,
+    slots: &str,
+    template: Option<&str>,
+) -> Result<Warden, Trouble> {
+    let server = real::llama_server().await?;
+    let starts = home.join("starts");
+    let biases = FAVOURED.iter().fold(String::new(), |mut all, token| {
+        // Writing to a String cannot fail.
+        drop(write!(all, " --logit-bias {token}+$bias"));
+        all
+    });
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in *--port*)\necho >> '{starts}'\nbias=$(( $(wc -l < '{starts}') % 4 ))\n\
+         set -- \"$@\"{biases};;\nesac\nexec '{server}' \"$@\"\n",
+        starts = starts.display(),
+        server = server.display()
+    );
+    let binary = home.join("llama-server");
+    std::fs::write(&binary, script)?;
+    std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755))?;
+    let mut flags = vec!["-np", slots, "-c", "8192", "--cache-ram", "0", "--jinja"];
+    flags.extend(REPRODUCIBLE);
+    let path = home.join("template.jinja");
+    if let Some(template) = template {
+        std::fs::write(&path, template)?;
+        flags.extend(["--chat-template-file", path.to_str().context("a path")?]);
+    }
+    let lines = format!(
+        "binary = '{}'\nmodel = '{}'\nargs = {}\npreload = true\n{GOING_ON}",
+        binary.display(),
+        model.display(),
+        json!(flags)
+    );
+    let warden = Setup::new()?.top("log.children = false").model("m", &lines).start().await?;
+    warden.until_ready(1).await?;
+    Ok(warden)
+}
+
+fn with(own: &Value, more: &Value) -> Value {
+    let mut body = json!({ "model": "m", "stream": true });
+    for (name, value) in own.as_object().into_iter().chain(more.as_object()).flatten() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// What an answer must be, apart from being one answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Text,
+    Schema,
+    /// Calls of `weather`, each with a city.
+    Calls,
+}
+
+/// Requests of all routes, each with the form of its answer.
+fn requests() -> Vec<(&'static str, Form, &'static str, Value)> {
+    let messages = json!([{ "role": "user", "content": "Tell me about the weather in a city." }]);
+    let city = json!({ "type": "object", "required": ["city"],
+        "properties": { "city": { "type": "string", "minLength": 60, "maxLength": 90 } } });
+    let function = json!({ "name": "weather", "parameters": city });
+    let chat = json!({ "messages": messages, "max_tokens": 300, "stream_options": { "include_usage": true },
+        "chat_template_kwargs": { "enable_thinking": false } });
+    let tools = json!([{ "type": "function", "function": function }]);
+    let format = json!({ "type": "json_schema", "json_schema": { "schema": city } });
+    let mut flat = function.clone();
+    flat["type"] = json!("function");
+    let message = json!({ "messages": messages, "max_tokens": 300, "chat_template_kwargs": { "enable_thinking": false } });
+    let response = json!({ "input": "Tell me about the weather in a city.", "max_output_tokens": 300,
+        "chat_template_kwargs": { "enable_thinking": false } });
+    let any = json!({ "tool_choice": { "type": "any" }, "tools": [{ "name": "weather", "input_schema": city }] });
+    vec![
+        ("a schema", Form::Schema, CHAT, with(&chat, &json!({ "response_format": format }))),
+        (
+            "a call",
+            Form::Calls,
+            CHAT,
+            with(&chat, &json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false })),
+        ),
+        ("a call", Form::Calls, MESSAGES, with(&message, &any)),
+        ("a call", Form::Calls, RESPONSES, with(&response, &json!({ "tools": [flat], "tool_choice": "required" }))),
+        ("a text", Form::Text, CHAT, with(&chat, &json!({ "max_tokens": 60 }))),
+        ("a text", Form::Text, MESSAGES, with(&message, &json!({ "max_tokens": 60 }))),
+        ("a text", Form::Text, RESPONSES, with(&response, &json!({ "max_output_tokens": 60 }))),
+    ]
+}
+
+/// Fails unless this is one whole answer of its form.
+fn check_whole(form: Form, heard: &Heard, context: &str) {
+    assert!(heard.ends.len() == 1 && heard.done && heard.behind == 0, "{context}: {heard:?}");
+    assert_eq!((heard.ids, heard.late_roles), (1, 0), "{context}: {heard:?}");
+    let is_cut = ["length", "max_tokens", "incomplete"].contains(&heard.ends[0].as_str());
+    let is_city = |text: &str| {
+        serde_json::from_str::<Value>(text).is_ok_and(|value| {
+            value["city"].as_str().is_some_and(|city| (60..=90).contains(&city.chars().count()))
+        })
+    };
+    match form {
+        Form::Text => assert!(heard.calls.is_empty() && !heard.text.is_empty(), "{context}: {heard:?}"),
+        Form::Schema => assert!(is_cut || is_city(&heard.text), "{context}: {heard:?}"),
+        Form::Calls => {
+            let mut calls = heard.calls.split("weather{").skip(1).map(|call| format!("{{{call}"));
+            assert!(
+                is_cut || (heard.call_ids > 0 && calls.all(|call| is_city(&call))),
+                "{context}: {heard:?}"
+            );
+            assert!(
+                heard.calls.is_empty() || heard.calls.starts_with("weather"),
+                "{context}, the tool's name: {heard:?}"
+            );
+        }
+    }
+}
+
+/// Kills the server of each request at several events. Returns how many answers continued, and the errors.
+async fn killed_everywhere(warden: &Warden, temperature: &Value) -> Result<(u64, Vec<String>), Trouble> {
+    let (mut whole, mut errors) = (0, Vec::new());
+    for (what, form, path, mut body) in requests() {
+        body["temperature"] = temperature.clone();
+        for kill in 0..kills() {
+            let at = 4 + usize::try_from(kill).unwrap_or(0) * 9 % 34;
+            let heard = asked(warden, path, &body, Some(at)).await?;
+            let context = format!("{path}, {what}, temperature {temperature}, killed at event {at}");
+            match &heard.error {
+                Some(error) => errors.push(format!("{context}: {error}: {heard:?}")),
+                None => {
+                    check_whole(form, &heard, &context);
+                    whole += 1;
+                }
+            }
+        }
+    }
+    println!("unlike each other: {whole} continued, {} ended with an error", errors.len());
+    errors.iter().for_each(|error| println!("  {error}"));
+    Ok((whole, errors))
+}
+
+#[tokio::test]
+async fn calls_and_formats_continue_on_a_process_that_answers_otherwise() -> Outcome {
+    let home = tempfile::tempdir()?;
+    let model = sample_model(SamplePreset::Tools)?;
+    let warden = started_unlike(home.path(), &model, "2", Some(TEMPLATE)).await?;
+    for temperature in [json!(0), json!(0.7)] {
+        let (whole, errors) = killed_everywhere(&warden, &temperature).await?;
+        assert!(errors.is_empty() && whole > 0, "{whole} continued\n{}", errors.join("\n"));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn trained_calls_and_formats_continue_on_a_process_that_answers_otherwise() -> Outcome {
+    let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
+    let home = tempfile::tempdir()?;
+    let warden = started_unlike(home.path(), &model, "2", Some(CALLS)).await?;
+    for temperature in [json!(0), json!(0.8)] {
+        let (whole, errors) = killed_everywhere(&warden, &temperature).await?;
+        assert!(errors.is_empty() && whole > 0, "{whole} continued\n{}", errors.join("\n"));
+    }
+    Ok(())
+}
+
+/// A template without tools: a required tool has no grammar, and the answer is a text.
+#[tokio::test]
+async fn a_text_of_a_model_without_tools_continues_where_a_tool_is_required() -> Outcome {
+    let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
+    let home = tempfile::tempdir()?;
+    let warden = started_unlike(home.path(), &model, "2", None).await?;
+    let tools = requests().into_iter().filter(|(_, form, ..)| *form == Form::Calls);
+    for (_, _, path, mut body) in tools {
+        for name in ["max_tokens", "max_output_tokens"] {
+            if body[name].is_number() {
+                body[name] = json!(50);
+            }
+        }
+        for temperature in [json!(0), json!(0.8)] {
+            body["temperature"] = temperature.clone();
+            for kill in 0..kills() {
+                let at = 5 + usize::try_from(kill).unwrap_or(0) * 7 % 30;
+                let heard = asked(&warden, path, &body, Some(at)).await?;
+                assert!(heard.error.is_none(), "{path}, {temperature}, killed at {at}: {heard:?}");
+                check_whole(Form::Text, &heard, path);
+            }
+        }
+    }
+    Ok(())
+}
