@@ -157,6 +157,12 @@ impl PrefillContinuation {
         self.must_call.then(|| tool_call::grammar_request(self.kind, &self.body, &self.text))
     }
 
+    /// Builds the request that shows whether the build repeats the beginning of an answer. `None` if the text
+    /// of `tokens` tokens itself shows it: one token cannot spell two or more.
+    pub(super) fn echo_request(&self, tokens: u64) -> Option<Vec<u8>> {
+        (self.call.is_none() && tokens < 2).then(|| tool_call::echo_request(&self.body))
+    }
+
     /// Builds the two requests that show whether the template appends the text to the prompt.
     pub(super) fn template_requests(&self) -> [Vec<u8>; 2] {
         tool_call::template_requests(self.kind, &self.body, &self.text)
@@ -285,6 +291,10 @@ impl PrefillContinuation {
         if !known.contains(&now.cached) {
             return Err("the prompt is no longer cached".to_owned());
         }
+        // One token cannot spell two or more, so a server that returns the text has repeated it.
+        if tokens < 2 {
+            return Err(not_repeated_reason());
+        }
         self.check_appended(first, now, (text, tokens))
     }
 
@@ -298,10 +308,9 @@ impl PrefillContinuation {
         if now.prompt != first.prompt + tokens {
             return Err("its build does not continue after a text".to_owned());
         }
-        // One token cannot spell two or more, so a server that returns the text has repeated it. A call is
-        // compared when its rest arrives.
-        if self.call.is_none() && (tokens < 2 || !now.text.starts_with(text)) {
-            return Err("its build does not repeat the text that it continues".to_owned());
+        // A call is compared when its rest arrives.
+        if self.call.is_none() && !now.text.starts_with(text) {
+            return Err(not_repeated_reason());
         }
         Ok(())
     }
@@ -338,6 +347,10 @@ impl PrefillContinuation {
         body.insert("stream".to_owned(), json!(false));
         body
     }
+}
+
+pub(super) fn not_repeated_reason() -> NoContinuationReason {
+    "its build does not repeat the text that it continues".to_owned()
 }
 
 fn is_unset(value: &Value) -> bool {

@@ -5,7 +5,7 @@ use warden_supervisor::AnswerIdentity;
 
 use super::ContinuationStop;
 use super::asking::ContinuationClient;
-use super::prefill::PrefillContinuation;
+use super::prefill::{PrefillContinuation, not_repeated_reason};
 use super::repeat::PromptShift;
 use super::{request, spelling, tool_call};
 
@@ -38,6 +38,12 @@ pub(super) async fn prefill_request(
     let tokens = spelling::read_count(&asking.ask(Some("/tokenize"), count).await?)?;
     let rest = prefill.rest_request(tokens, kin.and_then(|kin| kin.answer_tokens))?;
     let is_appended = is_appended(asking, prefill).await?;
+    if is_appended
+        && let Some(question) = prefill.echo_request(tokens)
+        && !tool_call::is_echoed(&asking.ask(CHAT_PATH, question).await?)
+    {
+        return Err(not_repeated_reason().into());
+    }
     let first = prefill.read_counts(&asking.ask(None, prefill.first_request()).await?)?;
     if is_appended {
         let now = prefill.read_counts(&asking.ask(None, prefill.second_request(&prefill.text)).await?)?;

@@ -143,6 +143,22 @@ pub(super) fn grammar_start(answer: &[u8], text: &str) -> Result<Option<String>,
     }
 }
 
+/// Text that a server repeats if it repeats the beginning of an answer; no single token spells it.
+const ECHO_TEXT: &str = "One, two, three, four";
+
+/// Builds the request that shows whether the build repeats the beginning of an answer.
+pub(super) fn echo_request(body: &Map<String, Value>) -> Vec<u8> {
+    let mut chat = short_chat(body, "a", Some(ECHO_TEXT));
+    chat.insert("max_tokens".to_owned(), json!(1));
+    body_bytes(chat)
+}
+
+/// Reads the answer to [`echo_request`].
+pub(super) fn is_echoed(answer: &[u8]) -> bool {
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+    answer["choices"][0]["message"]["content"].as_str().is_some_and(|text| text.starts_with(ECHO_TEXT))
+}
+
 /// Builds a short chat, with `text` as the beginning of its answer, that reports the settings.
 fn short_chat(body: &Map<String, Value>, question: &str, text: Option<&str>) -> Map<String, Value> {
     let mut chat = template_chat(body, question, text);
