@@ -2,14 +2,13 @@
 //! favours other tokens. Answers with a format, tool calls and other routes continue all the same, as one
 //! valid answer.
 
-use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use warden_rig::real::{self, sample_model};
 use warden_rig::real_weights;
 
-use super::anew::{MESSAGES, PLAIN, RESPONSES};
+use super::anew::{MESSAGES, PLAIN, RESPONSES, TEMPLATE};
 use super::*;
 
 /// Tokens that another start favours: common words of both vocabularies.
@@ -31,14 +30,11 @@ async fn started_unlike(
 ) -> Result<Warden, Trouble> {
     let server = real::llama_server().await?;
     let starts = home.join("starts");
-    let biases = FAVOURED.iter().fold(String::new(), |mut all, token| {
-        // Writing to a String cannot fail.
-        drop(write!(all, " --logit-bias {token}+$bias"));
-        all
-    });
+    let biases: Vec<String> = FAVOURED.iter().map(|token| format!("--logit-bias {token}+$bias")).collect();
     let script = format!(
         "#!/bin/sh\ncase \"$*\" in *.gguf*)\necho >> '{starts}'\nbias=$(( $(wc -l < '{starts}') % 4 ))\n\
-         set -- \"$@\"{biases};;\nesac\nexec '{server}' \"$@\"\n",
+         set -- \"$@\" {biases};;\nesac\nexec '{server}' \"$@\"\n",
+        biases = biases.join(" "),
         starts = starts.display(),
         server = server.display()
     );
@@ -80,22 +76,23 @@ enum Form {
     Calls,
 }
 
-/// Requests of all routes, each with the form of its answer.
-fn requests() -> Vec<(&'static str, Form, &'static str, Value)> {
+/// Requests of all routes, each with the form of its answer. With `thinks`, a thought comes first.
+fn requests(thinks: bool) -> Vec<(&'static str, Form, &'static str, Value)> {
     let messages = json!([{ "role": "user", "content": "Tell me about the weather in a city." }]);
     let city = json!({ "type": "object", "required": ["city"],
         "properties": { "city": { "type": "string", "minLength": 60, "maxLength": 90 } } });
     let function = json!({ "name": "weather", "parameters": city });
     let chat = json!({ "messages": messages, "max_tokens": 300, "stream_options": { "include_usage": true },
-        "chat_template_kwargs": { "enable_thinking": false } });
+        "chat_template_kwargs": { "enable_thinking": thinks } });
     let tools = json!([{ "type": "function", "function": function }]);
     let format = json!({ "type": "json_schema", "json_schema": { "schema": city } });
     let mut flat = function.clone();
     flat["type"] = json!("function");
-    let message = json!({ "messages": messages, "max_tokens": 300, "chat_template_kwargs": { "enable_thinking": false } });
+    let message = json!({ "messages": messages, "max_tokens": 300, "chat_template_kwargs": { "enable_thinking": thinks } });
     let response = json!({ "input": "Tell me about the weather in a city.", "max_output_tokens": 300,
-        "chat_template_kwargs": { "enable_thinking": false } });
-    let any = json!({ "tool_choice": { "type": "any" }, "tools": [{ "name": "weather", "input_schema": city }] });
+        "chat_template_kwargs": { "enable_thinking": thinks } });
+    let any =
+        json!({ "tool_choice": { "type": "any" }, "tools": [{ "name": "weather", "input_schema": city }] });
     vec![
         ("a schema", Form::Schema, CHAT, with(&chat, &json!({ "response_format": format }))),
         (
@@ -105,7 +102,12 @@ fn requests() -> Vec<(&'static str, Form, &'static str, Value)> {
             with(&chat, &json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false })),
         ),
         ("a call", Form::Calls, MESSAGES, with(&message, &any)),
-        ("a call", Form::Calls, RESPONSES, with(&response, &json!({ "tools": [flat], "tool_choice": "required" }))),
+        (
+            "a call",
+            Form::Calls,
+            RESPONSES,
+            with(&response, &json!({ "tools": [flat], "tool_choice": "required" })),
+        ),
         ("a text", Form::Text, CHAT, with(&chat, &json!({ "max_tokens": 60 }))),
         ("a text", Form::Text, MESSAGES, with(&message, &json!({ "max_tokens": 60 }))),
         ("a text", Form::Text, RESPONSES, with(&response, &json!({ "max_output_tokens": 60 }))),
@@ -141,9 +143,17 @@ fn check_whole(form: Form, heard: &Heard, context: &str) {
 }
 
 /// Kills the server of each request at several events. Returns how many answers continued, and the errors.
-async fn killed_everywhere(warden: &Warden, temperature: &Value) -> Result<(u64, Vec<String>), Trouble> {
+async fn killed_everywhere(
+    warden: &Warden,
+    temperature: &Value,
+    thinks: bool,
+) -> Result<(u64, Vec<String>), Trouble> {
     let (mut whole, mut errors) = (0, Vec::new());
-    for (what, form, path, mut body) in requests() {
+    for (what, form, path, mut body) in requests(thinks) {
+        if thinks {
+            body["reasoning_budget_tokens"] = json!(20);
+            body["thinking"] = json!({ "type": "enabled", "budget_tokens": 20 });
+        }
         body["temperature"] = temperature.clone();
         for kill in 0..kills() {
             let at = 4 + usize::try_from(kill).unwrap_or(0) * 9 % 34;
@@ -169,7 +179,7 @@ async fn calls_and_formats_continue_on_a_process_that_answers_otherwise() -> Out
     let model = sample_model(SamplePreset::Tools)?;
     let warden = started_unlike(home.path(), &model, "2", Some(PLAIN)).await?;
     for temperature in [json!(0), json!(0.7)] {
-        let (whole, errors) = killed_everywhere(&warden, &temperature).await?;
+        let (whole, errors) = killed_everywhere(&warden, &temperature, false).await?;
         assert!(errors.is_empty() && whole > 0, "{whole} continued\n{}", errors.join("\n"));
     }
     Ok(())
@@ -181,7 +191,19 @@ async fn trained_calls_and_formats_continue_on_a_process_that_answers_otherwise(
     let home = tempfile::tempdir()?;
     let warden = started_unlike(home.path(), &model, "2", Some(CALLS)).await?;
     for temperature in [json!(0), json!(0.8)] {
-        let (whole, errors) = killed_everywhere(&warden, &temperature).await?;
+        let (whole, errors) = killed_everywhere(&warden, &temperature, false).await?;
+        assert!(errors.is_empty() && whole > 0, "{whole} continued\n{}", errors.join("\n"));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn thoughts_and_what_follows_them_continue_on_a_process_that_answers_otherwise() -> Outcome {
+    let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
+    let home = tempfile::tempdir()?;
+    let warden = started_unlike(home.path(), &model, "2", Some(TEMPLATE)).await?;
+    for temperature in [json!(0), json!(0.8)] {
+        let (whole, errors) = killed_everywhere(&warden, &temperature, true).await?;
         assert!(errors.is_empty() && whole > 0, "{whole} continued\n{}", errors.join("\n"));
     }
     Ok(())
@@ -193,7 +215,7 @@ async fn a_text_of_a_model_without_tools_continues_where_a_tool_is_required() ->
     let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
     let home = tempfile::tempdir()?;
     let warden = started_unlike(home.path(), &model, "2", None).await?;
-    let tools = requests().into_iter().filter(|(_, form, ..)| *form == Form::Calls);
+    let tools = requests(false).into_iter().filter(|(_, form, ..)| *form == Form::Calls);
     for (_, _, path, mut body) in tools {
         for name in ["max_tokens", "max_output_tokens"] {
             if body[name].is_number() {

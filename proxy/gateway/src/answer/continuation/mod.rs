@@ -51,6 +51,7 @@ mod repeat;
 mod request;
 mod rest;
 mod said;
+mod short_chat;
 mod spelling;
 mod tool_call;
 mod transcript;
@@ -433,7 +434,9 @@ impl TokenContinuation {
         self.is_greedy = request::is_greedy(kind, &told);
         let settings = ProbedSettings::from_probe(kind, &told)?;
         match (wish.is_shaped(), settings.has_shape()) {
-            (true, true) if settings.is_greedy && self.is_repeatable => return Err("it has a format".to_owned().into()),
+            (true, true) if settings.is_greedy && self.is_repeatable => {
+                return Err("it has a format".to_owned().into());
+            }
             (false, true) => return Err("its server computes with `grammar`".to_owned().into()),
             (true, false) => return Err("its server does not report its grammar".to_owned().into()),
             _ => {}

@@ -21,8 +21,10 @@ use warden_policies::units::{as_f64, scale_bytes};
 
 use super::repeat::PromptShift;
 use super::request::{NoContinuationReason, body_bytes, check_stateless, is_greedy, settings_unknown};
+use super::said::AnswerBeginning;
+use super::short_chat;
 use super::spelling;
-use super::tool_call::{self, PartialCall};
+use super::tool_call::PartialCall;
 use super::transcript::{AnswerStage, AnswerTranscript};
 use crate::answer::AnswerFormat;
 
@@ -35,10 +37,8 @@ const STEP_GROWTH: u64 = 4;
 const DEFAULT_MESSAGE_TOKENS: u64 = 4096;
 
 /// Members that restrict the form of an answer, or need a sampling state that the next process lacks.
-const STATEFUL_MEMBERS: [&str; 12] = [
+const STATEFUL_MEMBERS: [&str; 10] = [
     "grammar",
-    "json_schema",
-    "response_format",
     "mirostat",
     "adaptive_target",
     "t_max_predict_ms",
@@ -50,15 +50,21 @@ const STATEFUL_MEMBERS: [&str; 12] = [
     "functions",
 ];
 
+/// Members with the format of an answer, which llama-server makes into a grammar.
+const FORMAT_MEMBERS: [&str; 2] = ["json_schema", "response_format"];
+
 /// A request and the client's part of its answer.
 #[derive(Debug)]
 pub(super) struct PrefillContinuation {
     kind: AnswerFormat,
     body: Map<String, Value>,
+    /// Thought before the text.
+    reasoning: String,
     /// Generated text so far. For a tool call, empty until [`Self::set_call_text`].
     pub(super) text: String,
-    pub(super) call: Option<PartialCall>,
+    call: Option<PartialCall>,
     must_call: bool,
+    has_format: bool,
 }
 
 /// Counters and text of an answer of one token.
@@ -83,21 +89,23 @@ impl PrefillContinuation {
         if heard.stage != AnswerStage::Unfinished {
             return why("only its final counters are missing");
         }
-        let (text, call) = match (heard.one_text(), heard.begun_call()) {
-            (Some(text), _) => (text, None),
-            (None, Some(call)) => (heard.decode_string(), Some(PartialCall::from_begun(call))),
-            (None, None) => return why("it has more than one text, or one call after it"),
+        let Some(AnswerBeginning { reasoning, text, call }) = heard.beginning() else {
+            return why("it is more than one thought, one text and one tool call that has begun");
         };
         if body.get("cache_prompt") == Some(&Value::Bool(false)) {
             return why("it sets `cache_prompt` to false");
         }
-        let is_empty = text.is_empty() && call.is_none();
-        if is_empty || text.contains('\u{FFFD}') || spelling::has_marks(text) {
+        let all = heard.decode_string();
+        if all.contains('\u{FFFD}') || spelling::has_turn_marks(all) {
             return why("its text would be tokenized differently as the beginning of a message");
         }
         let said = |name: &&&str| body.get(**name).is_some_and(|value| !is_unset(value));
         if let Some(name) = STATEFUL_MEMBERS.iter().find(said) {
             return Err(format!("it asks for `{name}`"));
+        }
+        let has_format = FORMAT_MEMBERS.iter().any(|name| said(&name));
+        if has_format && kind != AnswerFormat::Chat {
+            return why("its route does not show the grammar of its format");
         }
         let choice = body.get("tool_choice").unwrap_or(&Value::Null);
         let chosen = choice["type"].as_str().or(choice.as_str());
@@ -123,8 +131,12 @@ impl PrefillContinuation {
         if let Some(name) = LIMIT_MEMBERS.iter().find(odd) {
             return Err(format!("`{name}` is no number of tokens"));
         }
+        // Templates write the end of a thought in a line of its own.
+        let is_over = call.is_some() || !text.is_empty();
+        let reasoning = if is_over { reasoning.trim_ascii_end() } else { reasoning }.to_owned();
+        let call = call.map(|call| PartialCall::from_beginning(text, call));
         let text = if call.is_some() { String::new() } else { text.to_owned() };
-        Ok(Self { kind, body, text, call, must_call })
+        Ok(Self { kind, body, reasoning, text, call, must_call, has_format })
     }
 
     /// Builds the request that reports how a call begins, if the answer breaks off in a call.
@@ -152,20 +164,59 @@ impl PrefillContinuation {
         Ok(())
     }
 
-    /// Builds the request that shows the grammar of the answer, if it must be or have a tool call.
+    /// Builds the request that shows the grammar of the answer, if it must have a format or a tool call.
     pub(super) fn grammar_request(&self) -> Option<Vec<u8>> {
-        self.must_call.then(|| tool_call::grammar_request(self.kind, &self.body, &self.text))
+        let is_shaped = self.must_call || self.has_format;
+        is_shaped
+            .then(|| short_chat::grammar_request(self.kind, &self.body, &self.chat_turn(), self.must_call))
+    }
+
+    /// Returns the last part of the generated text: the thought, if nothing else follows it yet.
+    pub(super) fn last_text(&self) -> &str {
+        if self.text.is_empty() { &self.reasoning } else { &self.text }
     }
 
     /// Builds the request that shows whether the build repeats the beginning of an answer. `None` if the text
     /// of `tokens` tokens itself shows it: one token cannot spell two or more.
-    pub(super) fn echo_request(&self, tokens: u64) -> Option<Vec<u8>> {
-        (self.call.is_none() && tokens < 2).then(|| tool_call::echo_request(&self.body))
+    pub(super) fn echo_request(tokens: u64) -> Option<Vec<u8>> {
+        (tokens < 2).then(short_chat::echo_request)
     }
 
-    /// Builds the two requests that show whether the template appends the text to the prompt.
-    pub(super) fn template_requests(&self) -> [Vec<u8>; 2] {
-        tool_call::template_requests(self.kind, &self.body, &self.text)
+    /// Builds pairs of requests for rendered prompts, of a chat without and with the beginning of its answer:
+    /// of a short chat and, if the route shows its prompts, of the client's own.
+    pub(super) fn template_requests(&self) -> Vec<[Vec<u8>; 2]> {
+        let turn = self.chat_turn();
+        let short = [None, Some(&turn)]
+            .map(|turn| body_bytes(short_chat::rendered_chat(self.kind, &self.body, "a", turn)));
+        let mut pairs = vec![short];
+        if self.kind == AnswerFormat::Chat {
+            pairs.push([body_bytes(self.body.clone()), body_bytes(self.body_with_text(&self.text))]);
+        }
+        pairs
+    }
+
+    /// Returns whether these two prompts differ only in the beginning of the answer.
+    pub(super) fn is_appended(&self, prompt: &str, continued: &str) -> bool {
+        let is_thought = self.text.is_empty();
+        let reasoning = if is_thought { "" } else { &self.reasoning };
+        short_chat::is_appended(prompt, continued, reasoning, self.last_text())
+    }
+
+    /// Returns whether the answer is only a text without special tokens.
+    pub(super) fn is_plain_text(&self) -> bool {
+        self.reasoning.is_empty() && self.call.is_none() && !spelling::has_marks(&self.text)
+    }
+
+    fn chat_turn(&self) -> Value {
+        self.chat_turn_with(&self.text)
+    }
+
+    fn chat_turn_with(&self, text: &str) -> Value {
+        let mut turn = json!({ "role": "assistant", "content": text });
+        if !self.reasoning.is_empty() {
+            turn["reasoning_content"] = json!(self.reasoning);
+        }
+        turn
     }
 
     /// Builds the request for one token, without the client's text.
@@ -308,8 +359,9 @@ impl PrefillContinuation {
         if now.prompt != first.prompt + tokens {
             return Err("its build does not continue after a text".to_owned());
         }
-        // A call is compared when its rest arrives.
-        if self.call.is_none() && !now.text.starts_with(text) {
+        // A thought or call is compared when its rest arrives.
+        let is_text = self.reasoning.is_empty() && self.call.is_none();
+        if is_text && !now.text.starts_with(text) {
             return Err(not_repeated_reason());
         }
         Ok(())
@@ -322,18 +374,34 @@ impl PrefillContinuation {
 
     fn body_with_text(&self, text: &str) -> Map<String, Value> {
         let mut body = self.body.clone();
+        let thought = &self.reasoning;
         if self.kind == AnswerFormat::Responses {
-            let content = json!([{ "type": "output_text", "text": text }]);
-            let turn = json!({ "type": "message", "role": "assistant", "content": content });
             let before = body.shift_remove("input").unwrap_or_default();
             let mut turns = match before {
                 Value::Array(turns) => turns,
                 one => vec![json!({ "role": "user", "content": one })],
             };
-            turns.push(turn);
+            if !thought.is_empty() {
+                let content = json!([{ "type": "reasoning_text", "text": thought }]);
+                turns.push(json!({ "type": "reasoning", "id": "rs_0", "summary": [], "content": content }));
+            }
+            if !text.is_empty() {
+                let content = json!([{ "type": "output_text", "text": text }]);
+                turns.push(json!({ "type": "message", "role": "assistant", "content": content }));
+            }
             body.insert("input".to_owned(), Value::Array(turns));
         } else if let Some(Value::Array(turns)) = body.get_mut("messages") {
-            turns.push(json!({ "role": "assistant", "content": text }));
+            turns.push(match self.kind {
+                AnswerFormat::Messages if !thought.is_empty() => {
+                    let mut content = vec![json!({ "type": "thinking", "thinking": thought })];
+                    if !text.is_empty() {
+                        content.push(json!({ "type": "text", "text": text }));
+                    }
+                    json!({ "role": "assistant", "content": content })
+                }
+                AnswerFormat::Messages => json!({ "role": "assistant", "content": text }),
+                _ => self.chat_turn_with(text),
+            });
         }
         body
     }

@@ -105,7 +105,7 @@ fn what_has_a_state_or_is_more_than_a_text_has_no_such_rest() {
     assert!(of(&text, &plain).is_ok());
     for (name, value) in [
         ("grammar", json!("root ::= \"a\"")),
-        ("response_format", json!({ "type": "json_object" })),
+        ("response_format", json!({ "type": "json_object" })), // its route shows no grammar
         ("mirostat", json!(2)),
         ("tool_choice", json!({ "type": "function", "function": { "name": "f" } })),
         ("messages", json!([])),
@@ -128,13 +128,13 @@ fn what_has_a_state_or_is_more_than_a_text_has_no_such_rest() {
     assert!(of(&text, &json!({ "messages": called })).is_ok());
 
     let thought = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "thinking_delta", "thinking": "so" } });
-    let call = json!({ "type": "content_block_start", "index": 1, "content_block": { "type": "tool_use", "name": "f", "id": "x" } });
     for more in [&thought, &json!({ "type": "content_block_stop", "index": 0 })] {
-        let mut heard = message("text", "Once");
+        let mut heard = message("text", "Once"); // a thought follows, or the text has ended
         heard.feed(named(more).as_bytes());
         assert!(of(&heard, &plain).is_err(), "{more}");
     }
-    for odd in [message("thinking", "Once"), message("text", "On <|im_end|>"), message("text", "\u{FFFD}")] {
+    for odd in [message("text", "On <think>"), message("text", "On <|im_end|>"), message("text", "\u{FFFD}")]
+    {
         assert!(of(&odd, &plain).is_err(), "{odd:?}");
     }
 }
@@ -144,7 +144,8 @@ fn with_call(arguments: &[&str]) -> AnswerTranscript {
     let mut heard = message("text", "I look.");
     heard.feed(named(&json!({ "type": "content_block_stop", "index": 0 })).as_bytes());
     let call = json!({ "type": "tool_use", "name": "f", "id": "x", "input": {} });
-    heard.feed(named(&json!({ "type": "content_block_start", "index": 1, "content_block": call })).as_bytes());
+    heard
+        .feed(named(&json!({ "type": "content_block_start", "index": 1, "content_block": call })).as_bytes());
     for part in arguments {
         let delta = json!({ "type": "input_json_delta", "partial_json": part });
         heard.feed(named(&json!({ "type": "content_block_delta", "index": 1, "delta": delta })).as_bytes());
@@ -183,8 +184,7 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
         prefill.read_counts(answer.to_string().as_bytes()).unwrap()
     };
     let first = said(50, 2, "Once");
-    let shows =
-        |second: &PrefillCounts| prefill.check_continues(&first, None, second, ("Once", 3)).is_ok();
+    let shows = |second: &PrefillCounts| prefill.check_continues(&first, None, second, ("Once", 3)).is_ok();
     assert!(shows(&said(3, 52, "Once upon")) && shows(&said(2, 53, "Once upon")));
     assert_eq!(PrefillContinuation::prompt_shift(&first, 3), PromptShift { tokens: 3, evaluated: 50 });
     // Another message begins, the beginning differs, its slot is gone, or the same was requested before.

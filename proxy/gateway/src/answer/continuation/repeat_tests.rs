@@ -344,7 +344,9 @@ fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
 fn a_different_answer_leaves_the_first_one_to_another_method() {
     let kin = warden_supervisor::AnswerIdentity { made_of: 1, but_for_binary: 2, answer_tokens: None };
     let first = FirstServer { kin, by_canary: false };
-    let heard = role("one") + &delta("one", &json!({ "content": "Once" })) + &delta("one", &json!({ "content": " upon" }));
+    let heard = role("one")
+        + &delta("one", &json!({ "content": "Once" }))
+        + &delta("one", &json!({ "content": " upon" }));
     let begin = || repeat(AnswerFormat::Chat, &heard).or_otherwise(Some(first));
     let mut differs = begin();
     differs.translate((role("two") + &delta("two", &json!({ "content": "Once" }))).as_bytes()).unwrap();

@@ -57,9 +57,18 @@ pub(super) fn tokenize_request(heard: &AnswerTranscript) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Builds the request for the number of tokens of a text. `has_marks`: the text has special tokens.
-pub(super) fn count_request(text: &str, has_marks: bool) -> Vec<u8> {
-    json!({ "content": text, "add_special": false, "parse_special": has_marks }).to_string().into_bytes()
+pub(super) fn count_request(text: &str) -> Vec<u8> {
+    json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
+}
+
+/// Builds the request for the number of tokens of a rendered prompt.
+pub(super) fn prompt_count_request(prompt: &str) -> Vec<u8> {
+    json!({ "content": prompt, "add_special": true, "parse_special": true }).to_string().into_bytes()
+}
+
+/// Returns whether a text may end a turn or a thought if a prompt contains it.
+pub(super) fn has_turn_marks(text: &str) -> bool {
+    ["<|", "<think>", THOUGHT_END].iter().any(|mark| text.contains(mark))
 }
 
 pub(super) fn read_count(answer: &[u8]) -> Result<u64, NoContinuationReason> {

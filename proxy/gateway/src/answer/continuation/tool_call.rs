@@ -15,8 +15,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::request::{self, NoContinuationReason, body_bytes};
-use super::said::BegunCall;
+use super::request::{NoContinuationReason, body_bytes};
+use super::said::CallBeginning;
+use super::short_chat::short_chat;
 use crate::answer::AnswerFormat;
 
 /// Limit of the short call: its name, a few special tokens, and the beginning of its arguments.
@@ -24,10 +25,6 @@ const SHORT_CALL_TOKENS: u64 = 96;
 
 /// Type of a grammar trigger that is a text.
 const TRIGGER_WORD: u64 = 1;
-
-/// Members that decide how a chat is rendered and how the answer is parsed.
-const RENDERING_MEMBERS: [&str; 5] =
-    ["chat_template_kwargs", "model", "parallel_tool_calls", "reasoning_effort", "reasoning_format"];
 
 /// A tool call with which an answer breaks off.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +35,9 @@ pub(super) struct PartialCall {
 }
 
 impl PartialCall {
-    pub(super) fn from_begun(call: BegunCall<'_>) -> Self {
-        let BegunCall { before, name, arguments } = call;
+    /// `before` is the text before the call.
+    pub(super) fn from_beginning(before: &str, call: CallBeginning<'_>) -> Self {
+        let CallBeginning { name, arguments } = call;
         Self { name: name.to_owned(), before: before.to_owned(), arguments: arguments.to_owned() }
     }
 
@@ -49,7 +47,7 @@ impl PartialCall {
         kind: AnswerFormat,
         body: &Map<String, Value>,
     ) -> Result<Vec<u8>, NoContinuationReason> {
-        let chat = short_chat(body, "a", None);
+        let chat = short_chat(kind, body, "a", None);
         Ok(body_bytes(self.with_tool(kind, body, chat, ("auto", 1))?))
     }
 
@@ -61,8 +59,9 @@ impl PartialCall {
         body: &Map<String, Value>,
         trigger: &str,
     ) -> Result<Vec<u8>, NoContinuationReason> {
-        let begun = Some(trigger).filter(|trigger| !trigger.is_empty());
-        let chat = short_chat(body, &format!("Call `{}`.", self.name), begun);
+        let begun = json!({ "role": "assistant", "content": trigger });
+        let begun = Some(&begun).filter(|_| !trigger.is_empty());
+        let chat = short_chat(kind, body, &format!("Call `{}`.", self.name), begun);
         Ok(body_bytes(self.with_tool(kind, body, chat, ("required", SHORT_CALL_TOKENS))?))
     }
 
@@ -117,94 +116,8 @@ pub(super) fn read_trigger(answer: &[u8]) -> String {
     trigger.and_then(|trigger| trigger["value"].as_str()).unwrap_or_default().to_owned()
 }
 
-/// Builds the request that shows the grammar for an answer which begins with `text`, with the client's tools.
-pub(super) fn grammar_request(kind: AnswerFormat, body: &Map<String, Value>, text: &str) -> Vec<u8> {
-    let mut chat = short_chat(body, "a", Some(text));
-    chat.insert("tools".to_owned(), Value::Array(chat_tools(kind, body)));
-    chat.insert("tool_choice".to_owned(), json!("required"));
-    chat.insert("max_tokens".to_owned(), json!(1));
-    body_bytes(chat)
-}
-
-/// Reads the answer to [`grammar_request`]. `None` if the form of the answer is free. Otherwise returns the
-/// text that the grammar reads before the rest, which must end with `text`.
-pub(super) fn grammar_start(answer: &[u8], text: &str) -> Result<Option<String>, NoContinuationReason> {
-    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-    let settings = &answer["__verbose"]["generation_settings"];
-    let Some(grammar) = settings["grammar"].as_str() else { return Err(request::settings_unknown()) };
-    if grammar.is_empty() {
-        return Ok(None);
-    }
-    match settings["generation_prompt"].as_str() {
-        Some(start) if start.ends_with(text) && settings["grammar_lazy"] == false => {
-            Ok(Some(start.to_owned()))
-        }
-        _ => Err("its build does not apply the grammar of tools from that text on".to_owned()),
-    }
-}
-
-/// Text that a server repeats if it repeats the beginning of an answer; no single token spells it.
-const ECHO_TEXT: &str = "One, two, three, four";
-
-/// Builds the request that shows whether the build repeats the beginning of an answer.
-pub(super) fn echo_request(body: &Map<String, Value>) -> Vec<u8> {
-    let mut chat = short_chat(body, "a", Some(ECHO_TEXT));
-    chat.insert("max_tokens".to_owned(), json!(1));
-    body_bytes(chat)
-}
-
-/// Reads the answer to [`echo_request`].
-pub(super) fn is_echoed(answer: &[u8]) -> bool {
-    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-    answer["choices"][0]["message"]["content"].as_str().is_some_and(|text| text.starts_with(ECHO_TEXT))
-}
-
-/// Builds a short chat, with `text` as the beginning of its answer, that reports the settings.
-fn short_chat(body: &Map<String, Value>, question: &str, text: Option<&str>) -> Map<String, Value> {
-    let mut chat = template_chat(body, question, text);
-    for (name, value) in [
-        ("stream", json!(false)),
-        ("verbose", json!(true)),
-        ("temperature", json!(0)),
-    ] {
-        chat.insert(name.to_owned(), value);
-    }
-    chat
-}
-
-fn template_chat(body: &Map<String, Value>, question: &str, text: Option<&str>) -> Map<String, Value> {
-    let mut turns = vec![json!({ "role": "user", "content": question })];
-    turns.extend(text.map(|text| json!({ "role": "assistant", "content": text })));
-    let mut chat = Map::new();
-    for name in RENDERING_MEMBERS {
-        if let Some(value) = body.get(name) {
-            chat.insert(name.to_owned(), value.clone());
-        }
-    }
-    chat.insert("messages".to_owned(), Value::Array(turns));
-    chat
-}
-
-/// Builds two requests for a rendered prompt: of a chat, and of the same chat whose answer begins with `text`.
-pub(super) fn template_requests(kind: AnswerFormat, body: &Map<String, Value>, text: &str) -> [Vec<u8>; 2] {
-    let tools = chat_tools(kind, body);
-    [None, Some(text)].map(|text| {
-        let mut chat = match kind {
-            AnswerFormat::Chat => body.clone(),
-            _ => template_chat(body, "a", None),
-        };
-        if kind != AnswerFormat::Chat && !tools.is_empty() {
-            chat.insert("tools".to_owned(), Value::Array(tools.clone()));
-        }
-        if let (Some(Value::Array(turns)), Some(text)) = (chat.get_mut("messages"), text) {
-            turns.push(json!({ "role": "assistant", "content": text }));
-        }
-        body_bytes(chat)
-    })
-}
-
 /// Returns the client's functions in the words of chats.
-fn chat_tools(kind: AnswerFormat, body: &Map<String, Value>) -> Vec<Value> {
+pub(super) fn chat_tools(kind: AnswerFormat, body: &Map<String, Value>) -> Vec<Value> {
     let tools = body.get("tools").and_then(Value::as_array).into_iter().flatten();
     let function = |tool: &Value, schema: &str| {
         let parameters = if tool[schema].is_null() { json!({}) } else { tool[schema].clone() };

@@ -3,7 +3,7 @@
 use super::*;
 
 fn call(before: &str, arguments: &str) -> PartialCall {
-    PartialCall::from_begun(BegunCall { before, name: "weather", arguments })
+    PartialCall::from_beginning(before, CallBeginning { name: "weather", arguments })
 }
 
 fn object(value: Value) -> Map<String, Value> {
@@ -39,7 +39,8 @@ fn a_call_in_another_form_is_refused() {
     assert!(refused("", &tagged).contains("in another form"));
     let other = short("{\"name\": \"time\", \"arguments\": {\"city\": \"x", "time", "{\"city\": \"x");
     assert!(refused("", &other).contains("another way"));
-    let late = short("{\"arguments\": {\"city\": \"x\"}, \"name\": \"weather\"", "weather", "{\"city\": \"x\"}");
+    let late =
+        short("{\"arguments\": {\"city\": \"x\"}, \"name\": \"weather\"", "weather", "{\"city\": \"x\"}");
     assert!(refused("", &late).contains("another form"), "the name follows the arguments");
     assert!(refused("", &short("{\"name\": \"weather\"", "weather", "{")).contains("another way"));
     assert!(refused("", b"{}").contains("does not call"));
@@ -79,34 +80,11 @@ fn a_text_begins_a_call_but_no_pattern_does() {
         let settings = json!({ "__verbose": { "generation_settings": { "grammar_triggers": triggers } } });
         read_trigger(settings.to_string().as_bytes())
     };
-    assert_eq!(told(json!([{ "type": 2, "value": "<t.*" }, { "type": 1, "value": "<tool_call>" }])), "<tool_call>");
+    assert_eq!(
+        told(json!([{ "type": 2, "value": "<t.*" }, { "type": 1, "value": "<tool_call>" }])),
+        "<tool_call>"
+    );
     assert_eq!(told(json!([{ "type": 0, "value": "[CALLS]", "token": 9 }])), "[CALLS]");
     assert_eq!(told(json!([{ "type": 2, "value": "<t.*" }])), "");
     assert_eq!(told(json!([])), "");
-}
-
-#[test]
-fn a_grammar_must_start_after_the_whole_text() {
-    let told = |grammar: &str, lazy: bool, start: &str| {
-        let settings = json!({ "grammar": grammar, "grammar_lazy": lazy, "generation_prompt": start });
-        let answer = json!({ "__verbose": { "generation_settings": settings } });
-        grammar_start(answer.to_string().as_bytes(), "<tool_call>{")
-    };
-    assert_eq!(told("", false, "assistant\n"), Ok(None));
-    let start = "assistant\n<tool_call>{";
-    assert_eq!(told("root ::= \"a\"", false, start), Ok(Some(start.to_owned())));
-    assert!(told("root ::= \"a\"", true, start).is_err());
-    assert!(told("root ::= \"a\"", false, "assistant\n").is_err());
-    assert!(grammar_start(b"{}", "").is_err());
-}
-
-#[test]
-fn a_template_is_asked_for_the_chat_with_and_without_the_text() {
-    let body = object(json!({ "messages": [{ "role": "user", "content": "hi" }], "max_tokens": 4 }));
-    let [plain, begun] = template_requests(AnswerFormat::Chat, &body, "Once").map(|body| parsed(&body));
-    assert_eq!(plain, Value::Object(body.clone()));
-    assert_eq!(begun["messages"][1], json!({ "role": "assistant", "content": "Once" }));
-    let [plain, begun] = template_requests(AnswerFormat::Messages, &body, "Once").map(|body| parsed(&body));
-    assert_eq!(plain["messages"], json!([{ "role": "user", "content": "a" }]));
-    assert_eq!(begun["messages"].as_array().map(Vec::len), Some(2));
 }

@@ -20,7 +20,7 @@ use memchr::memmem::Finder;
 use serde_json::{Map, Value};
 
 use super::reading::{self, AnswerStep, UnreadableReason, is_progress};
-use super::said::{AnswerContent, AnswerItem, BegunCall, ChannelKind, TextChannel};
+use super::said::{AnswerBeginning, AnswerContent, AnswerItem, ChannelKind, TextChannel};
 use crate::answer::AnswerFormat;
 
 static BLANK_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
@@ -124,14 +124,9 @@ impl AnswerTranscript {
         self.lost.is_none().then(|| self.said.content()).flatten()
     }
 
-    /// Returns the answer if it is a single unfinished text of the content channel.
-    pub(super) fn one_text(&self) -> Option<&str> {
-        self.lost.is_none().then(|| self.said.only_text()).flatten()
-    }
-
-    /// Returns the tool call with which the answer breaks off.
-    pub(super) fn begun_call(&self) -> Option<BegunCall<'_>> {
-        self.lost.is_none().then(|| self.said.begun_call()).flatten()
+    /// Returns the parts of an unfinished answer: at most one thought, one text, one tool call.
+    pub(super) fn beginning(&self) -> Option<AnswerBeginning<'_>> {
+        self.lost.is_none().then(|| self.said.beginning()).flatten()
     }
 
     /// Frees what only another continuation would need.

@@ -205,7 +205,8 @@ impl AnswerRelay {
     pub(super) fn try_otherwise(&mut self) -> bool {
         let Some(terms) = self.terms.events else { return false };
         let Some(again) = self.onward.other_way.take() else { return false };
-        let Some(repeat) = self.onward.translator.as_mut().and_then(|translator| translator.take_answer()) else {
+        let Some(repeat) = self.onward.translator.as_mut().and_then(|translator| translator.take_answer())
+        else {
             return false;
         };
         let Some(backend) = self.backend.take() else { return false };
@@ -238,7 +239,9 @@ impl AnswerRelay {
         if let Some((search, message)) = self.onward.spare_search.take().zip(kept) {
             let request = Box::new(RepeatableRequest { search: *search, message, deadline });
             match &self.onward.translator {
-                Some(translator) => self.onward.other_way = translator.may_continue_otherwise().then_some(request),
+                Some(translator) => {
+                    self.onward.other_way = translator.may_continue_otherwise().then_some(request)
+                }
                 // The first backend was only a canary, so the request may be moved again if this backend dies.
                 None => {
                     self.onward.again = Some(request);
