@@ -48,6 +48,8 @@ pub(crate) struct RepeatTranslator {
     pub(super) sequence: Option<u64>,
     /// Correction of the counters, if the second server's prompt contained the beginning of the answer.
     shift: Option<PromptShift>,
+    /// The client's thought, which a template may have changed at its end.
+    thought: Option<Box<str>>,
     /// Work for the part of the answer that the client has; counted even if the rest never arrives.
     paid: WorkDone,
     /// Server that began the answer, if another method may continue it after a different second answer.
@@ -152,6 +154,7 @@ impl RepeatTranslator {
             sequence: heard.sequence,
             heard: Box::new(heard),
             shift: None,
+            thought: None,
             paid,
             first: None,
             is_ended: false,
@@ -184,8 +187,9 @@ impl RepeatTranslator {
 
     /// Like [`Self::from_transcript`], for a second answer whose beginning was in the prompt.
     pub(super) fn after_prefix(heard: AnswerTranscript, paid: WorkDone, shift: PromptShift) -> Option<Self> {
+        let thought = heard.beginning().map(|beginning| beginning.reasoning.into());
         let mut repeat = Self::from_transcript(heard, paid)?;
-        repeat.shift = Some(shift);
+        (repeat.shift, repeat.thought) = (Some(shift), thought);
         Some(repeat)
     }
 
@@ -241,6 +245,9 @@ impl RepeatTranslator {
         };
         let is_error = event.get("error").is_some_and(|error| !error.is_null());
         if is_error || event.get("type").is_some_and(|kind| kind == "error" || kind == "response.failed") {
+            if self.may_continue_otherwise() {
+                return Err(DIFFERENT_ANSWER);
+            }
             // Pass on an error event with the server's text.
             self.is_ended = true;
             self.write_event(out, name, event);
@@ -350,6 +357,7 @@ impl RepeatTranslator {
             shift_counts(&mut event, tokens);
             if let Some(Value::Object(response)) = event.get_mut("response") {
                 shift_counts(response, tokens);
+                self.restore_thought(response);
             }
         }
         if !self.names.is_empty() {
@@ -365,6 +373,19 @@ impl RepeatTranslator {
             out.push(b'\n');
         }
         write_event(out, &event);
+    }
+
+    /// Writes the client's own blanks at the end of a thought in an event that repeats the whole answer.
+    fn restore_thought(&self, response: &mut Map<String, Value>) {
+        let Some(own) = &self.thought else { return };
+        let Some(Value::Array(items)) = response.get_mut("output") else { return };
+        for item in items.iter_mut().filter(|item| item["type"] == "reasoning") {
+            if let Some(Value::String(text)) = item.pointer_mut("/content/0/text")
+                && text.trim_ascii_end() == own.trim_ascii_end()
+            {
+                own.as_ref().clone_into(text);
+            }
+        }
     }
 
     fn rename_ids(&self, member: &str, value: &mut Value) {
