@@ -21,7 +21,7 @@ use super::short_chat::short_chat;
 use crate::answer::AnswerFormat;
 
 /// Limit of the short call: its name, a few special tokens, and the beginning of its arguments.
-const SHORT_CALL_TOKENS: u64 = 96;
+const SHORT_CALL_TOKENS: u64 = 64;
 
 /// Type of a grammar trigger that is a text.
 const TRIGGER_WORD: u64 = 1;
