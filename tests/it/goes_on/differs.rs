@@ -165,13 +165,22 @@ fn check_whole(form: Form, heard: &Heard, context: &str) {
     }
 }
 
-/// Kills the server of each request at several events. Returns how many answers continued, and the errors.
+/// Answers of killed servers.
+#[derive(Debug, Default)]
+struct KilledAnswers {
+    whole: u64,
+    /// Number of whole answers that are one call.
+    in_calls: u64,
+    errors: Vec<String>,
+}
+
+/// Kills the server of each request at several events.
 async fn killed_everywhere(
     warden: &Warden,
     temperature: &Value,
     thinks: bool,
-) -> Result<(u64, Vec<String>), Trouble> {
-    let (mut whole, mut in_calls, mut errors) = (0, 0, Vec::new());
+) -> Result<KilledAnswers, Trouble> {
+    let mut told = KilledAnswers::default();
     for (what, form, path, mut body) in requests(thinks) {
         if thinks {
             body["reasoning_budget_tokens"] = json!(20);
@@ -190,22 +199,16 @@ async fn killed_everywhere(
                 heard = asked(warden, path, &body, Some(at)).await?;
             }
             let context = format!("{path}, {what}, temperature {temperature}, killed at event {at}");
-            match &heard.error {
-                Some(error) => errors.push(format!("{context}: {error}: {heard:?}")),
-                None => {
-                    check_whole(form, &heard, &context);
-                    whole += 1;
-                    in_calls += u64::from(heard.text.is_empty() && heard.call_ids == 1);
-                }
+            if let Some(error) = &heard.error {
+                told.errors.push(format!("{context}: {error}: {heard:?}"));
+                continue;
             }
+            check_whole(form, &heard, &context);
+            told.whole += 1;
+            told.in_calls += u64::from(heard.text.is_empty() && heard.call_ids == 1);
         }
     }
-    println!(
-        "unlike each other: {whole} continued, {in_calls} of them in a call, {} ended with an error",
-        errors.len()
-    );
-    errors.iter().for_each(|error| println!("  {error}"));
-    Ok((whole, errors))
+    Ok(told)
 }
 
 #[tokio::test]
@@ -214,8 +217,9 @@ async fn calls_and_formats_continue_on_a_process_that_answers_otherwise() -> Out
     let model = sample_model(SamplePreset::Tools)?;
     let warden = started_unlike(home.path(), &model, "2", Some(PLAIN)).await?;
     for temperature in [json!(0), json!(0.7)] {
-        let (whole, errors) = killed_everywhere(&warden, &temperature, false).await?;
-        assert!(errors.is_empty() && whole > 0, "{whole} continued\n{}", errors.join("\n"));
+        let told = killed_everywhere(&warden, &temperature, false).await?;
+        println!("temperature {temperature}: {told:?}");
+        assert!(told.errors.is_empty() && told.whole > 0, "{told:#?}");
     }
     Ok(())
 }
@@ -226,8 +230,9 @@ async fn trained_calls_and_formats_continue_on_a_process_that_answers_otherwise(
     let home = tempfile::tempdir()?;
     let warden = started_unlike(home.path(), &model, "2", Some(CALLS)).await?;
     for temperature in [json!(0), json!(0.8)] {
-        let (whole, errors) = killed_everywhere(&warden, &temperature, false).await?;
-        assert!(errors.is_empty() && whole > 0, "{whole} continued\n{}", errors.join("\n"));
+        let told = killed_everywhere(&warden, &temperature, false).await?;
+        println!("temperature {temperature}: {told:?}");
+        assert!(told.errors.is_empty() && told.in_calls > 0, "{told:#?}");
     }
     Ok(())
 }
@@ -238,8 +243,9 @@ async fn thoughts_and_what_follows_them_continue_on_a_process_that_answers_other
     let home = tempfile::tempdir()?;
     let warden = started_unlike(home.path(), &model, "2", Some(TEMPLATE)).await?;
     for temperature in [json!(0), json!(0.8)] {
-        let (whole, errors) = killed_everywhere(&warden, &temperature, true).await?;
-        assert!(errors.is_empty() && whole > 0, "{whole} continued\n{}", errors.join("\n"));
+        let told = killed_everywhere(&warden, &temperature, true).await?;
+        println!("after thoughts, temperature {temperature}: {told:?}");
+        assert!(told.errors.is_empty() && told.whole > 0, "{told:#?}");
     }
     Ok(())
 }

@@ -224,12 +224,12 @@ struct DeliveredAnswer {
 impl DeliveredAnswer {
     fn repeated(self, first: Option<FirstServer>) -> Result<EventTranslator, ContinuationStop> {
         let repeat = RepeatTranslator::from_transcript(self.heard, self.paid);
-        repeat.map(|repeat| EventTranslator::Repeat(repeat.or_otherwise(first))).ok_or_else(no_event_stop)
+        repeat.map(|repeat| EventTranslator::repeat(repeat.or_otherwise(first))).ok_or_else(no_event_stop)
     }
 
     fn prefilled(self, shift: PromptShift) -> Result<EventTranslator, ContinuationStop> {
         let repeat = RepeatTranslator::after_prefix(self.heard, self.paid, shift);
-        repeat.map(EventTranslator::Repeat).ok_or_else(no_event_stop)
+        repeat.map(EventTranslator::repeat).ok_or_else(no_event_stop)
     }
 }
 

@@ -76,13 +76,12 @@ fn is_block_mark(mark: &str) -> bool {
 
 /// Returns the tool's name if a mark begins a call, in the words of [`super::reading`].
 fn called_tool(mark: &str) -> Option<&str> {
-    let name = match mark.strip_prefix("item \"function_call\" ") {
-        Some(name) => name,
-        None => {
-            let numbered = mark.strip_prefix("call ").or_else(|| mark.strip_prefix("block "))?;
-            let (_, rest) = numbered.split_once(' ')?;
-            if mark.starts_with("block ") { rest.strip_prefix("tool_use ")? } else { rest }
-        }
+    let name = if let Some(name) = mark.strip_prefix("item \"function_call\" ") {
+        name
+    } else if let Some(numbered) = mark.strip_prefix("block ") {
+        numbered.split_once(' ')?.1.strip_prefix("tool_use ")?
+    } else {
+        mark.strip_prefix("call ")?.split_once(' ')?.1
     };
     Some(name).filter(|name| !name.is_empty())
 }

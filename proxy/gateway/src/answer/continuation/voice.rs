@@ -21,10 +21,14 @@ pub(crate) enum EventTranslator {
     /// The server got the tokens of the answer so far, and computes only the rest.
     Rest(RestTranslator),
     /// The server computes the whole answer again.
-    Repeat(RepeatTranslator),
+    Repeat(Box<RepeatTranslator>),
 }
 
 impl EventTranslator {
+    pub(crate) fn repeat(repeat: RepeatTranslator) -> Self {
+        Self::Repeat(Box::new(repeat))
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             Self::Rest(rest) => rest.ended,

@@ -184,7 +184,7 @@ impl AnswerRelay {
                 }
                 // The client has no content yet, so any answer is acceptable: start again under the same ids.
                 Some(heard) if heard.has_no_token() && is_one => {
-                    let repeat = RepeatTranslator::from_transcript(*heard, paid).map(EventTranslator::Repeat);
+                    let repeat = RepeatTranslator::from_transcript(*heard, paid).map(EventTranslator::repeat);
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, repeat)).map_err(StreamCut::from)
                 }
@@ -238,16 +238,13 @@ impl AnswerRelay {
         self.timers = RelayTimers { comment: self.timers.comment.take(), ..RelayTimers::default() };
         if let Some((search, message)) = self.onward.spare_search.take().zip(kept) {
             let request = Box::new(RepeatableRequest { search: *search, message, deadline });
-            match &self.onward.translator {
-                Some(translator) => {
-                    self.onward.other_way = translator.may_continue_otherwise().then_some(request)
-                }
-                // The first backend was only a canary, so the request may be moved again if this backend dies.
-                None => {
-                    self.onward.again = Some(request);
-                    let terms = self.terms.events.and_then(|terms| terms.continuation);
-                    self.onward.transcript = terms.map(ContinuationTerms::transcript);
-                }
+            if let Some(translator) = &self.onward.translator {
+                self.onward.other_way = translator.may_continue_otherwise().then_some(request);
+            } else {
+                // The first backend was only a canary, so the request may be moved again if this one dies.
+                self.onward.again = Some(request);
+                let terms = self.terms.events.and_then(|terms| terms.continuation);
+                self.onward.transcript = terms.map(ContinuationTerms::transcript);
             }
         }
         self.begin();
