@@ -6,8 +6,9 @@
 //!   request (as sent to the dead server) +--> plain text, and all of it is understood?
 //!      | no, or the next server's own view of the request rules it out
 //!      |   +--> same answer expected again? --> the request once more, compared with the transcript (`repeat`)
-//!      |   +--> one text so far? --> the request with that text as the beginning of the answer,
-//!      |                             if the next server shows that it continues there (`prefill`)
+//!      |   |       +--> it differs --> the other ways, on the same server
+//!      |   +--> a thought, a text, a begun call? --> the request with these as the beginning of the answer,
+//!      |                             if the next server shows that it continues there (`prefilling`)
 //!      | yes
 //!      +--> probe: how does the next server see the request?
 //!      +--> chat: its prompt, rendered there --> tokens of the delivered text
