@@ -2,6 +2,7 @@
 //! byte for byte the undisturbed answer.
 
 mod anew;
+mod differs;
 mod stand_in;
 mod trained;
 

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-const MESSAGES: &str = "/v1/messages";
-const RESPONSES: &str = "/v1/responses";
+pub(super) const MESSAGES: &str = "/v1/messages";
+pub(super) const RESPONSES: &str = "/v1/responses";
 
 /// Renders tools and thoughts; on request, the prompt begins the thought.
-const TEMPLATE: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
+pub(super) const TEMPLATE: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
     To call one: <tool_call>\n{\"name\": <name>, \"arguments\": <arguments>}\n</tool_call><|im_end|>\n{% endif -%}\
     {%- for m in messages -%}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif -%}\
     {%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for p in m.content or [] -%}{{ p.text }}{%- endfor -%}{%- endif -%}\
@@ -18,7 +18,7 @@ const TEMPLATE: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool
     {%- if add_generation_prompt -%}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking %}<think>\n{% endif %}{% endif -%}";
 
 /// Renders tools, without thoughts.
-const PLAIN: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
+pub(super) const PLAIN: &str = "{%- if tools -%}<|im_start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}\
     To call one: <tool_call>\n{\"name\": <name>, \"arguments\": <arguments>}\n</tool_call><|im_end|>\n{% endif -%}\
     {%- for m in messages -%}<|im_start|>{{ m.role }}\n\
     {%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for p in m.content or [] -%}{{ p.text }}{%- endfor -%}{%- endif -%}\

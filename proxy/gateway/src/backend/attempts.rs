@@ -107,6 +107,8 @@ pub(crate) struct BackendAttempts<'a> {
     pub(crate) record: &'a mut RequestRecord,
     /// The client's error if no answer follows; set when a server may have executed the request and died.
     pub(crate) died: Option<RequestRefusal>,
+    /// True if the answer keeps the request for another way of continuing.
+    pub(crate) keeps_message: bool,
 }
 
 enum NextAttempt {
@@ -118,7 +120,7 @@ enum NextAttempt {
 
 impl<'a> BackendAttempts<'a> {
     pub(crate) fn new(search: &'a BackendSearch, record: &'a mut RequestRecord) -> Self {
-        Self { search, record, died: None }
+        Self { search, record, died: None, keeps_message: false }
     }
 
     /// Waits for a lease, and meanwhile reads the body: only reading shows that the client has left.
@@ -256,7 +258,7 @@ impl<'a> BackendAttempts<'a> {
             // Boxed, because failures are rare and would enlarge the future of every request.
             let next = match result {
                 Some(Ok(Ok(answer))) => {
-                    let kept = message.streams && self.may_repeat(&message);
+                    let kept = message.streams && (self.keeps_message || self.may_repeat(&message));
                     let mut relayed = answer.with_lease(lease, revoked, message.sent(), deadline);
                     relayed.message = kept.then_some(message);
                     return Ok(relayed);

@@ -46,6 +46,8 @@ enum Way {
     Another,
     /// Has given the slot to another request.
     Busy,
+    /// The same, but shows that its template appends the beginning.
+    Appends,
     /// Closes the connection.
     Dies,
 }
@@ -64,13 +66,22 @@ fn next(way: Way) -> (Upstream, Asked) {
                         "usage": { "input_tokens": new, "cache_read_input_tokens": cached, "output_tokens": 1 } })
                 };
                 let answer = match (path.as_str(), has_text, way) {
+                    ("/apply-template", _, Way::Appends) => {
+                        json!({ "prompt": if has_text { "tell: Once" } else { "tell: " } })
+                    }
+                    ("/apply-template", ..) => json!({}),
+                    ("/tokenize", ..) if body["content"] == "tell: " => json!({ "tokens": [1, 2, 3] }),
+                    ("/tokenize", ..) if body["content"] == "tell: Once" => {
+                        json!({ "tokens": [1, 2, 3, 4, 5] })
+                    }
                     ("/tokenize", ..) => json!({ "tokens": [1, 2] }),
                     ("/completion", ..) => {
                         json!({ "generation_settings": { "grammar": "", "mirostat": 0, "temperature": 0.8 } })
                     }
                     (_, true, Way::Dies) => return,
                     (_, true, _) if body["stream"] == true => {
-                        let text = if way == Way::Again { "Once upon" } else { " upon" };
+                        let repeats = matches!(way, Way::Again | Way::Appends);
+                        let text = if repeats { "Once upon" } else { " upon" };
                         peer.send(EVENTS).await;
                         peer.send_chunk((begun("two", &[text, " a"]) + &end(3)).as_bytes()).await;
                         peer.send(b"0\r\n\r\n").await;
@@ -79,7 +90,7 @@ fn next(way: Way) -> (Upstream, Asked) {
                     (_, true, Way::Again) => said(2, 50, "Once upon"),
                     (_, true, Way::Behind) => said(1, 51, " upon"),
                     (_, true, Way::Another) => said(8, 50, "Well"),
-                    (_, true, Way::Busy) => said(52, 0, "Once upon"),
+                    (_, true, Way::Busy | Way::Appends) => said(52, 0, "Once upon"),
                     _ => said(50, 0, "Once"),
                 };
                 peer.send(&json_answer(&answer.to_string())).await;
@@ -91,7 +102,10 @@ fn next(way: Way) -> (Upstream, Asked) {
 
 #[tokio::test]
 async fn a_text_goes_on_where_the_next_server_shows_that_it_does() {
-    for (way, body) in [(Way::Again, BODY.to_owned()), (Way::Again, BODY.replace("\"temperature\":1,", ""))] {
+    let no_temperature = BODY.replace("\"temperature\":1,", "");
+    for (way, body) in
+        [(Way::Again, BODY.to_owned()), (Way::Again, no_temperature), (Way::Appends, BODY.to_owned())]
+    {
         let dead = dying(begun("one", &["On", "ce"]) + "event: content_bl");
         let (alive, asked) = next(way);
         let rig = Rig::with(going_on(), &[&dead, &alive]).await;
@@ -99,8 +113,12 @@ async fn a_text_goes_on_where_the_next_server_shows_that_it_does() {
         assert_eq!(events(&answer), begun("one", &["On", "ce", " upon", " a"]) + &end(5), "{way:?}");
         let asked = asked.lock().unwrap().clone();
         let paths: Vec<&str> = asked.iter().map(|(path, _)| path.as_str()).collect();
-        assert_eq!(paths, ["/completion", "/tokenize", PATH, PATH, PATH], "{body}");
-        let (_, last) = &asked[4];
+        let counts = if way == Way::Appends { 2 } else { 1 };
+        let questions = ["/completion", "/apply-template", "/apply-template"];
+        assert_eq!(paths[..3], questions, "{body}");
+        assert_eq!(paths[3..3 + counts], ["/tokenize", "/tokenize"][..counts], "{body}");
+        assert_eq!(paths[3 + counts..], [PATH, PATH, PATH], "{body}");
+        let (_, last) = &asked[5 + counts];
         assert_eq!((&last["max_tokens"], &last["stream"]), (&json!(7), &json!(true)), "{last}");
         assert_eq!(last["messages"][1], json!({ "role": "assistant", "content": "Once" }));
         let record = rig.record(0).await;
@@ -138,15 +156,15 @@ async fn where_it_shows_something_else_the_stream_ends_with_an_error() {
         let rest = told.strip_prefix(&begun).unwrap_or_else(|| panic!("{answer}"));
         assert!(rest.starts_with("event: error\ndata: ") && rest.matches("\n\n").count() == 1, "{answer}");
         if way != Way::Dies {
-            let why = if way == Way::Behind {
-                "does not repeat the text"
-            } else {
-                "does not continue after a text"
+            let why = match way {
+                Way::Behind => "does not repeat the text",
+                Way::Busy => "the prompt is no longer cached",
+                _ => "does not continue after a text",
             };
             assert!(rest.contains(why), "{answer}");
             assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
         }
-        assert_eq!((asked.lock().unwrap().len(), third.accepted()), (4, 0), "{way:?}");
+        assert_eq!((asked.lock().unwrap().len(), third.accepted()), (6, 0), "{way:?}");
         assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamDied);
         rig.is_clean().await;
     }

@@ -439,7 +439,7 @@ async fn another_answer_to_the_same_request_is_nobodys_second_half() {
         let rest = told.strip_prefix(&first[..5].concat()).unwrap_or_else(|| panic!("{answer}"));
         assert!(rest.starts_with("event: error\ndata: ") && rest.matches("\n\n").count() == 1, "{answer}");
         if other.len() > first[..4].concat().len() {
-            let why = "asked for the same again, the process that follows says something else";
+            let why = "sent once more, the process that follows says something else";
             assert!(rest.contains(why), "{answer}");
             assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
         }

@@ -137,7 +137,9 @@ impl ContinuationClient<'_> {
         if status != StatusCode::OK || !is_events(headers) {
             return Err(format!("the process that follows answers with {status} and no stream").into());
         }
-        let Self { lease, revoked, deadline, .. } = self;
-        Ok(answer.with_lease(lease, revoked, message.sent(), deadline))
+        let Self { lease, revoked, deadline, message: own, .. } = self;
+        let mut relayed = answer.with_lease(lease, revoked, message.sent(), deadline);
+        relayed.message = Some(own);
+        Ok(relayed)
     }
 }

@@ -6,8 +6,9 @@
 //!   request (as sent to the dead server) +--> plain text, and all of it is understood?
 //!      | no, or the next server's own view of the request rules it out
 //!      |   +--> same answer expected again? --> the request once more, compared with the transcript (`repeat`)
-//!      |   +--> one text so far? --> the request with that text as the beginning of the answer,
-//!      |                             if the next server shows that it continues there (`prefill`)
+//!      |   |       +--> it differs --> the other ways, on the same server
+//!      |   +--> a thought, a text, a begun call? --> the request with these as the beginning of the answer,
+//!      |                             if the next server shows that it continues there (`prefilling`)
 //!      | yes
 //!      +--> probe: how does the next server see the request?
 //!      +--> chat: its prompt, rendered there --> tokens of the delivered text
@@ -21,12 +22,14 @@
 //! those of the dead server; every member of the request is known; the server counts the expected number of
 //! prompt tokens. The answer to a repeated request must begin with the text that the client has.
 
+use tokio::time::Instant;
 use warden_policies::WorkDone;
-use warden_supervisor::AnswerIdentity;
 
 use self::asking::{ContinuationClient, ProbedResponse, side_request};
+use self::first::FirstServer;
 use self::prefill::PrefillContinuation;
-use self::repeat::{PromptShift, SamplingRepeat};
+use self::prefilling::prefill_request;
+use self::repeat::{OTHER_ANSWER, PromptShift, SamplingRepeat};
 use self::request::{ContinuationRequest, NoContinuationReason, ProbedSettings};
 use self::rest::RestTranslator;
 use crate::answer::AnswerFormat;
@@ -36,18 +39,22 @@ use crate::backend::{
 use crate::observe::{RequestOutcome, RequestRecord};
 use crate::refusal::RequestRefusal;
 
-pub(crate) use self::repeat::RepeatTranslator;
+pub(crate) use self::repeat::{RepeatTranslator, UnrepeatedAnswer};
 pub(crate) use self::transcript::{AnswerStage, AnswerTranscript};
 pub(crate) use self::voice::{DONE, EventTranslator};
 
 mod asking;
+mod first;
 mod prefill;
+mod prefilling;
 mod reading;
 mod repeat;
 mod request;
 mod rest;
 mod said;
+mod short_chat;
 mod spelling;
+mod tool_call;
 mod transcript;
 mod voice;
 
@@ -114,6 +121,25 @@ pub(crate) async fn continue_answer(
     })
 }
 
+/// Continues an answer in another way, after the next server's repetition differed from the client's part.
+/// That server still holds the `lease`.
+pub(crate) async fn continue_otherwise(
+    again: RepeatableRequest,
+    repeat: UnrepeatedAnswer,
+    record: &mut RequestRecord,
+    lease: SharedLease,
+) -> Result<(RelayedAnswer, EventTranslator), StreamCut> {
+    let outcome = RequestOutcome::UpstreamDied;
+    let words = format!("model `{}`: {}", again.search.model, describe_server_end(outcome));
+    let rest = compute_rest_otherwise(again, repeat, record, lease).await;
+    rest.map_err(|stop| match stop {
+        ContinuationStop::NotThisWay(why) | ContinuationStop::NoWay(why) => {
+            StreamCut { outcome, message: rest_error_text(&words, &why) }
+        }
+        ContinuationStop::Refused(refusal) => refusal.into(),
+    })
+}
+
 enum ContinuationStop {
     /// This method is impossible; another method may work.
     NotThisWay(NoContinuationReason),
@@ -149,9 +175,26 @@ impl ContinuationPlans {
             None => Err(unknown_server_reason()),
         };
         let tokens = TokenContinuation::from_request(heard, body, first, &repeat);
-        match (&tokens, &repeat, &prefill) {
+        Self { tokens, repeat, prefill, first }.check_any()
+    }
+
+    /// Methods other than a repetition, which has differed.
+    fn without_repeat(
+        heard: &AnswerTranscript,
+        body: &[u8],
+        first: FirstServer,
+    ) -> Result<Self, ContinuationStop> {
+        let repeat = Err(OTHER_ANSWER.to_owned());
+        let tokens = TokenContinuation::from_request(heard, body, Some(first), &repeat);
+        let prefill = PrefillContinuation::from_body(heard, body);
+        Self { tokens, repeat, prefill, first: Some(first) }.check_any()
+    }
+
+    fn check_any(self) -> Result<Self, ContinuationStop> {
+        let Self { tokens, repeat, prefill, .. } = &self;
+        match (tokens, repeat, prefill) {
             (Err(why), Err(nor), Err(nor_text)) => Err(no_method_stop(why, nor, nor_text)),
-            _ => Ok(Self { tokens, repeat, prefill, first }),
+            _ => Ok(self),
         }
     }
 
@@ -180,14 +223,14 @@ struct DeliveredAnswer {
 }
 
 impl DeliveredAnswer {
-    fn repeated(self) -> Result<EventTranslator, ContinuationStop> {
+    fn repeated(self, first: Option<FirstServer>) -> Result<EventTranslator, ContinuationStop> {
         let repeat = RepeatTranslator::from_transcript(self.heard, self.paid);
-        repeat.map(EventTranslator::Repeat).ok_or_else(no_event_stop)
+        repeat.map(|repeat| EventTranslator::repeat(repeat.or_otherwise(first))).ok_or_else(no_event_stop)
     }
 
     fn prefilled(self, shift: PromptShift) -> Result<EventTranslator, ContinuationStop> {
         let repeat = RepeatTranslator::after_prefix(self.heard, self.paid, shift);
-        repeat.map(EventTranslator::Repeat).ok_or_else(no_event_stop)
+        repeat.map(EventTranslator::repeat).ok_or_else(no_event_stop)
     }
 }
 
@@ -213,18 +256,57 @@ async fn compute_rest(
         .await
         .map_err(|refusal| ContinuationStop::Refused(attempts.choose_refusal(refusal)))?;
     if plans.repeats_at_once() {
-        let translator = delivered.repeated()?;
+        let translator = delivered.repeated(plans.first)?;
+        attempts.keeps_message = true;
         let relayed = attempts.run(lease, message, deadline).await.map_err(ContinuationStop::Refused)?;
         return Ok((relayed, translator));
     }
-    let probe = plans.probe(&message)?;
-    // The probe obeys all rules for a suspect: it may have to wait until no other request runs on the server.
-    let probed = attempts.run(lease, Box::new(probe), deadline).await.map_err(ContinuationStop::Refused)?;
-    let RelayedAnswer { response, backend, .. } = probed;
-    let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
-    let asking = ContinuationClient { attempts, message, lease, revoked, deadline };
-    let probed = ProbedResponse { response, conn, is_sent: sent.sent_fingerprint().is_some(), pool };
-    continue_after_probe(plans, delivered, &body, asking, probed).await
+    let server = ProbedServer::probe(&plans, attempts, message, lease, deadline).await?;
+    continue_after_probe(plans, delivered, &body, server).await
+}
+
+async fn compute_rest_otherwise(
+    again: RepeatableRequest,
+    (heard, paid, first): UnrepeatedAnswer,
+    record: &mut RequestRecord,
+    lease: SharedLease,
+) -> Result<(RelayedAnswer, EventTranslator), ContinuationStop> {
+    let RepeatableRequest { search, message, deadline } = again;
+    let Some(body) = message.json() else {
+        return Err(ContinuationStop::NoWay("its request is not kept".to_owned()));
+    };
+    let plans = ContinuationPlans::without_repeat(&heard, &body, first)?;
+    let mut attempts = BackendAttempts::new(&search, record);
+    attempts.died = Some(RequestRefusal::Died { model: search.model.clone() });
+    let server = ProbedServer::probe(&plans, attempts, message, lease, deadline).await?;
+    continue_after_probe(plans, DeliveredAnswer { heard, paid }, &body, server).await
+}
+
+/// The next server, and its answer to the first question.
+struct ProbedServer<'a> {
+    asking: ContinuationClient<'a>,
+    probed: ProbedResponse,
+}
+
+impl<'a> ProbedServer<'a> {
+    async fn probe(
+        plans: &ContinuationPlans,
+        mut attempts: BackendAttempts<'a>,
+        message: Box<UpstreamRequest>,
+        lease: SharedLease,
+        deadline: Instant,
+    ) -> Result<Self, ContinuationStop> {
+        let probe = plans.probe(&message)?;
+        // The probe obeys all rules for a suspect: it may have to wait until no other request runs on the
+        // server.
+        let probed =
+            attempts.run(lease, Box::new(probe), deadline).await.map_err(ContinuationStop::Refused)?;
+        let RelayedAnswer { response, backend, .. } = probed;
+        let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
+        let asking = ContinuationClient { attempts, message, lease, revoked, deadline };
+        let probed = ProbedResponse { response, conn, is_sent: sent.sent_fingerprint().is_some(), pool };
+        Ok(Self { asking, probed })
+    }
 }
 
 /// Tries the methods in their order after the probe.
@@ -232,10 +314,10 @@ async fn continue_after_probe(
     plans: ContinuationPlans,
     delivered: DeliveredAnswer,
     body: &[u8],
-    mut asking: ContinuationClient<'_>,
-    probed: ProbedResponse,
+    server: ProbedServer<'_>,
 ) -> Result<(RelayedAnswer, EventTranslator), ContinuationStop> {
     let ContinuationPlans { tokens, repeat, prefill, first } = plans;
+    let ProbedServer { mut asking, probed } = server;
     let (why, is_greedy, settings) = match tokens {
         Ok(mut plan) => match plan.rest_request(&mut asking, &delivered.heard, probed).await {
             Ok((path, rest, translator)) => {
@@ -256,7 +338,7 @@ async fn continue_after_probe(
     };
     let nor = match repeat.and_then(|repeat| repeat.check_repeats(is_greedy)) {
         Ok(()) => {
-            let translator = delivered.repeated()?;
+            let translator = delivered.repeated(first)?;
             return Ok((asking.request_rest(None, body.to_vec()).await?, translator));
         }
         Err(nor) => nor,
@@ -265,7 +347,9 @@ async fn continue_after_probe(
         Ok(_) if !first.is_some_and(|first| first.may_be_continued_by(asking.lease.kin())) => {
             Err(other_server_reason().into())
         }
-        Ok(prefill) => prefill_request(&mut asking, &prefill, settings, first.map(|first| first.kin)).await,
+        Ok(mut prefill) => {
+            prefill_request(&mut asking, &mut prefill, settings, first.map(|first| first.kin)).await
+        }
         Err(nor_text) => Err(ContinuationStop::NotThisWay(nor_text)),
     };
     match prefilled {
@@ -275,60 +359,6 @@ async fn continue_after_probe(
         }
         Err(ContinuationStop::NotThisWay(nor_text)) => Err(no_method_stop(&why, &nor, &nor_text)),
         Err(stop) => Err(stop),
-    }
-}
-
-/// Builds the request for the rest, if the next server shows that it continues after the text. `settings` are
-/// the server's settings, if known. Unknown settings are requested before the prompt is sent: that question
-/// would overwrite the prompt's slot.
-async fn prefill_request(
-    asking: &mut ContinuationClient<'_>,
-    prefill: &PrefillContinuation,
-    settings: Option<Vec<u8>>,
-    kin: Option<AnswerIdentity>,
-) -> Result<(Vec<u8>, PromptShift), ContinuationStop> {
-    let settings = match settings {
-        Some(settings) => settings,
-        None => asking.ask(Some("/completion"), PrefillContinuation::settings_request()).await?,
-    };
-    PrefillContinuation::is_greedy(&settings)?;
-    let tokens =
-        spelling::read_count(&asking.ask(Some("/tokenize"), spelling::count_request(&prefill.text)).await?)?;
-    let rest = prefill.rest_request(tokens, kin.and_then(|kin| kin.answer_tokens))?;
-    let first = prefill.read_counts(&asking.ask(None, prefill.first_request()).await?)?;
-    let mut before = None;
-    for text in prefill.text_steps(first.prompt, tokens) {
-        let spelled = if text == prefill.text {
-            tokens
-        } else {
-            spelling::read_count(&asking.ask(Some("/tokenize"), spelling::count_request(text)).await?)?
-        };
-        let now = prefill.read_counts(&asking.ask(None, prefill.second_request(text)).await?)?;
-        PrefillContinuation::check_continues(&first, before.as_ref(), &now, (text, spelled))?;
-        before = Some(now);
-    }
-    Ok((rest, PrefillContinuation::prompt_shift(&first, tokens)))
-}
-
-/// Identity of the server that began an answer.
-#[derive(Clone, Copy)]
-struct FirstServer {
-    kin: AnswerIdentity,
-    by_canary: bool,
-}
-
-impl FirstServer {
-    /// A server that computes the rest must have the same command, binary and files.
-    ///
-    /// A canary differs from the model's normal build only in the binary, so the normal build may continue a
-    /// canary's answer, too. It has the same vocabulary, renders the prompt itself, and continues exactly the
-    /// client's text.
-    fn may_be_continued_by(self, next: Option<AnswerIdentity>) -> bool {
-        let Some(next) = next else { return false };
-        next == self.kin
-            || self.by_canary
-                && (next.but_for_binary, next.answer_tokens)
-                    == (self.kin.but_for_binary, self.kin.answer_tokens)
     }
 }
 
@@ -354,6 +384,8 @@ fn no_event_stop() -> ContinuationStop {
 struct TokenContinuation {
     wish: ContinuationRequest,
     kin: FirstServer,
+    /// True if a repetition of the request may give the same answer.
+    is_repeatable: bool,
     /// True if the next server gives the same answer to the same request each time.
     is_greedy: Option<bool>,
 }
@@ -383,7 +415,7 @@ impl TokenContinuation {
         let kin = kin.ok_or_else(unknown_server_reason)?;
         // A server with a default token limit would count the tokens of the rest from zero.
         wish.limit = wish.limit.or(kin.kin.answer_tokens);
-        Ok(Self { wish, kin, is_greedy: None })
+        Ok(Self { wish, kin, is_repeatable: may_repeat.is_ok(), is_greedy: None })
     }
 
     /// Returns path and body of the request for the rest, after the answer to the probe.
@@ -403,7 +435,9 @@ impl TokenContinuation {
         self.is_greedy = request::is_greedy(kind, &told);
         let settings = ProbedSettings::from_probe(kind, &told)?;
         match (wish.is_shaped(), settings.has_shape()) {
-            (true, true) if settings.is_greedy => return Err("it has a format".to_owned().into()),
+            (true, true) if settings.is_greedy && self.is_repeatable => {
+                return Err("it has a format".to_owned().into());
+            }
             (false, true) => return Err("its server computes with `grammar`".to_owned().into()),
             (true, false) => return Err("its server does not report its grammar".to_owned().into()),
             _ => {}
@@ -473,26 +507,4 @@ async fn read_ids(
     // A token count that the stream reported must equal the number of tokens.
     let ids = ids.filter(|ids| heard.tokens.counted.is_none_or(|counted| counted == ids.len() as u64));
     Ok(ids.ok_or_else(|| "its vocabulary tokenizes that text differently".to_owned())?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_canary_is_gone_on_with_by_another_binary_and_by_nothing_else() {
-        let kin = |made_of, but_for_binary| AnswerIdentity { made_of, but_for_binary, answer_tokens: None };
-        let begun = |by_canary| FirstServer { kin: kin(1, 7), by_canary };
-        for by_canary in [false, true] {
-            assert!(begun(by_canary).may_be_continued_by(Some(kin(1, 7))));
-            assert!(
-                !begun(by_canary).may_be_continued_by(Some(kin(2, 8))),
-                "another model, or another context"
-            );
-            assert!(!begun(by_canary).may_be_continued_by(None));
-            assert_eq!(begun(by_canary).may_be_continued_by(Some(kin(2, 7))), by_canary);
-        }
-        let shorter = AnswerIdentity { answer_tokens: Some(5), ..kin(2, 7) };
-        assert!(!begun(true).may_be_continued_by(Some(shorter)));
-    }
 }

@@ -21,7 +21,10 @@ use warden_policies::units::{as_f64, scale_bytes};
 
 use super::repeat::PromptShift;
 use super::request::{NoContinuationReason, body_bytes, check_stateless, is_greedy, settings_unknown};
+use super::said::AnswerBeginning;
+use super::short_chat;
 use super::spelling;
+use super::tool_call::PartialCall;
 use super::transcript::{AnswerStage, AnswerTranscript};
 use crate::answer::AnswerFormat;
 
@@ -34,10 +37,8 @@ const STEP_GROWTH: u64 = 4;
 const DEFAULT_MESSAGE_TOKENS: u64 = 4096;
 
 /// Members that restrict the form of an answer, or need a sampling state that the next process lacks.
-const STATEFUL_MEMBERS: [&str; 12] = [
+const STATEFUL_MEMBERS: [&str; 10] = [
     "grammar",
-    "json_schema",
-    "response_format",
     "mirostat",
     "adaptive_target",
     "t_max_predict_ms",
@@ -49,12 +50,21 @@ const STATEFUL_MEMBERS: [&str; 12] = [
     "functions",
 ];
 
+/// Members with the format of an answer, which llama-server makes into a grammar.
+const FORMAT_MEMBERS: [&str; 2] = ["json_schema", "response_format"];
+
 /// A request and the client's part of its answer.
 #[derive(Debug)]
 pub(super) struct PrefillContinuation {
     kind: AnswerFormat,
     body: Map<String, Value>,
+    /// Thought before the text.
+    reasoning: String,
+    /// Generated text so far. For a tool call, empty until [`Self::set_call_text`].
     pub(super) text: String,
+    call: Option<PartialCall>,
+    must_call: bool,
+    has_format: bool,
 }
 
 /// Counters and text of an answer of one token.
@@ -79,23 +89,29 @@ impl PrefillContinuation {
         if heard.stage != AnswerStage::Unfinished {
             return why("only its final counters are missing");
         }
-        let Some(text) = heard.one_text() else {
-            return why("it has more than one text");
+        let Some(AnswerBeginning { reasoning, text, call }) = heard.beginning() else {
+            return why("it is more than one thought, one text and one tool call that has begun");
         };
         if body.get("cache_prompt") == Some(&Value::Bool(false)) {
             return why("it sets `cache_prompt` to false");
         }
-        if text.is_empty() || text.contains('\u{FFFD}') || spelling::has_marks(text) {
+        let all = heard.decode_string();
+        if all.contains('\u{FFFD}') || spelling::has_turn_marks(all) {
             return why("its text would be tokenized differently as the beginning of a message");
         }
         let said = |name: &&&str| body.get(**name).is_some_and(|value| !is_unset(value));
         if let Some(name) = STATEFUL_MEMBERS.iter().find(said) {
             return Err(format!("it asks for `{name}`"));
         }
+        let has_format = FORMAT_MEMBERS.iter().any(|name| said(&name));
+        if has_format && kind != AnswerFormat::Chat {
+            return why("its route does not show the grammar of its format");
+        }
         let choice = body.get("tool_choice").unwrap_or(&Value::Null);
         let chosen = choice["type"].as_str().or(choice.as_str());
-        if !choice.is_null() && !matches!(chosen, Some("auto" | "none")) {
-            return why("it has to call a tool");
+        let must_call = matches!(chosen, Some("required" | "any" | "tool"));
+        if !choice.is_null() && !must_call && !matches!(chosen, Some("auto" | "none")) {
+            return why("it has to call one tool of several");
         }
         let turns = match kind {
             AnswerFormat::Responses => "input",
@@ -115,7 +131,92 @@ impl PrefillContinuation {
         if let Some(name) = LIMIT_MEMBERS.iter().find(odd) {
             return Err(format!("`{name}` is no number of tokens"));
         }
-        Ok(Self { kind, body, text: text.to_owned() })
+        // Templates write the end of a thought in a line of its own.
+        let is_over = call.is_some() || !text.is_empty();
+        let reasoning = if is_over { reasoning.trim_ascii_end() } else { reasoning }.to_owned();
+        let call = call.map(|call| PartialCall::from_beginning(text, call));
+        let text = if call.is_some() { String::new() } else { text.to_owned() };
+        Ok(Self { kind, body, reasoning, text, call, must_call, has_format })
+    }
+
+    /// Builds the request that reports how a call begins, if the answer breaks off in a call.
+    pub(super) fn trigger_request(&self) -> Option<Result<Vec<u8>, NoContinuationReason>> {
+        self.call.as_ref().map(|call| call.trigger_request(self.kind, &self.body))
+    }
+
+    /// Builds the request for a short call of the same tool.
+    pub(super) fn short_call_request(&self, trigger: &str) -> Result<Vec<u8>, NoContinuationReason> {
+        let call = self.call.as_ref().ok_or_else(|| "it calls no tool".to_owned())?;
+        call.short_call_request(self.kind, &self.body, trigger)
+    }
+
+    /// Sets the generated text of a call, by the answer to [`Self::short_call_request`]. From now on, requests
+    /// require a call: the grammar of an optional call would start only at the beginning of a call.
+    pub(super) fn set_call_text(&mut self, trigger: &str, answer: &[u8]) -> Result<(), NoContinuationReason> {
+        let Some(call) = &self.call else { return Ok(()) };
+        self.text = call.generated_text(trigger, answer)?;
+        let required = match self.kind {
+            AnswerFormat::Messages => json!({ "type": "any" }),
+            _ => json!("required"),
+        };
+        self.body.insert("tool_choice".to_owned(), required);
+        self.must_call = true;
+        Ok(())
+    }
+
+    /// Builds the request that shows the grammar of the answer, if it must have a format or a tool call.
+    pub(super) fn grammar_request(&self) -> Option<Vec<u8>> {
+        let is_shaped = self.must_call || self.has_format;
+        is_shaped
+            .then(|| short_chat::grammar_request(self.kind, &self.body, &self.chat_turn(), self.must_call))
+    }
+
+    /// Returns the last part of the generated text: the thought, if nothing else follows it yet.
+    pub(super) fn last_text(&self) -> &str {
+        if self.text.is_empty() { &self.reasoning } else { &self.text }
+    }
+
+    /// Builds the request that shows whether the build repeats the beginning of an answer. `None` if the text
+    /// of `tokens` tokens itself shows it: one token cannot spell two or more.
+    pub(super) fn echo_request(tokens: u64) -> Option<Vec<u8>> {
+        (tokens < 2).then(short_chat::echo_request)
+    }
+
+    /// Builds pairs of requests for rendered prompts, of a chat without and with the beginning of its answer:
+    /// of a short chat and, if the route shows its prompts, of the client's own.
+    pub(super) fn template_requests(&self) -> Vec<[Vec<u8>; 2]> {
+        let turn = self.chat_turn();
+        let short = [None, Some(&turn)]
+            .map(|turn| body_bytes(short_chat::rendered_chat(self.kind, &self.body, "a", turn)));
+        let mut pairs = vec![short];
+        if self.kind == AnswerFormat::Chat {
+            pairs.push([body_bytes(self.body.clone()), body_bytes(self.body_with_text(&self.text))]);
+        }
+        pairs
+    }
+
+    /// Returns whether these two prompts differ only in the beginning of the answer.
+    pub(super) fn is_appended(&self, prompt: &str, continued: &str) -> bool {
+        let is_thought = self.text.is_empty();
+        let reasoning = if is_thought { "" } else { &self.reasoning };
+        short_chat::is_appended(prompt, continued, reasoning, self.last_text())
+    }
+
+    /// Returns whether the answer is only a text without special tokens.
+    pub(super) fn is_plain_text(&self) -> bool {
+        self.reasoning.is_empty() && self.call.is_none() && !spelling::has_marks(&self.text)
+    }
+
+    fn chat_turn(&self) -> Value {
+        self.chat_turn_with(&self.text)
+    }
+
+    fn chat_turn_with(&self, text: &str) -> Value {
+        let mut turn = json!({ "role": "assistant", "content": text });
+        if !self.reasoning.is_empty() {
+            turn["reasoning_content"] = json!(self.reasoning);
+        }
+        turn
     }
 
     /// Builds the request for one token, without the client's text.
@@ -226,6 +327,7 @@ impl PrefillContinuation {
     /// Checks that the server continues after `text`, a prefix of `tokens` tokens of the client's text.
     /// `first` has the counters without the text, `before` those with the previous, shorter prefix.
     pub(super) fn check_continues(
+        &self,
         first: &PrefillCounts,
         before: Option<&PrefillCounts>,
         now: &PrefillCounts,
@@ -237,14 +339,30 @@ impl PrefillContinuation {
             None => first.prompt..=first.prompt + 1,
             Some(before) => before.prompt.saturating_sub(2)..=before.prompt + 1,
         };
-        if now.prompt != first.prompt + tokens || !known.contains(&now.cached) {
-            return Err(
-                "its build does not continue after a text, or the prompt is no longer cached".to_owned()
-            );
+        if !known.contains(&now.cached) {
+            return Err("the prompt is no longer cached".to_owned());
         }
         // One token cannot spell two or more, so a server that returns the text has repeated it.
-        if tokens < 2 || !now.text.starts_with(text) {
-            return Err("its build does not repeat the text that it continues".to_owned());
+        if tokens < 2 {
+            return Err(not_repeated_reason());
+        }
+        self.check_appended(first, now, (text, tokens))
+    }
+
+    /// Checks that the server continues after `text`, which its template appends to the prompt.
+    pub(super) fn check_appended(
+        &self,
+        first: &PrefillCounts,
+        now: &PrefillCounts,
+        (text, tokens): (&str, u64),
+    ) -> Result<(), NoContinuationReason> {
+        if now.prompt != first.prompt + tokens {
+            return Err("its build does not continue after a text".to_owned());
+        }
+        // A thought or call is compared when its rest arrives.
+        let is_text = self.reasoning.is_empty() && self.call.is_none();
+        if is_text && !now.text.starts_with(text) {
+            return Err(not_repeated_reason());
         }
         Ok(())
     }
@@ -256,18 +374,34 @@ impl PrefillContinuation {
 
     fn body_with_text(&self, text: &str) -> Map<String, Value> {
         let mut body = self.body.clone();
+        let thought = &self.reasoning;
         if self.kind == AnswerFormat::Responses {
-            let content = json!([{ "type": "output_text", "text": text }]);
-            let turn = json!({ "type": "message", "role": "assistant", "content": content });
             let before = body.shift_remove("input").unwrap_or_default();
             let mut turns = match before {
                 Value::Array(turns) => turns,
                 one => vec![json!({ "role": "user", "content": one })],
             };
-            turns.push(turn);
+            if !thought.is_empty() {
+                let content = json!([{ "type": "reasoning_text", "text": thought }]);
+                turns.push(json!({ "type": "reasoning", "id": "rs_0", "summary": [], "content": content }));
+            }
+            if !text.is_empty() {
+                let content = json!([{ "type": "output_text", "text": text }]);
+                turns.push(json!({ "type": "message", "role": "assistant", "content": content }));
+            }
             body.insert("input".to_owned(), Value::Array(turns));
         } else if let Some(Value::Array(turns)) = body.get_mut("messages") {
-            turns.push(json!({ "role": "assistant", "content": text }));
+            turns.push(match self.kind {
+                AnswerFormat::Messages if !thought.is_empty() => {
+                    let mut content = vec![json!({ "type": "thinking", "thinking": thought })];
+                    if !text.is_empty() {
+                        content.push(json!({ "type": "text", "text": text }));
+                    }
+                    json!({ "role": "assistant", "content": content })
+                }
+                AnswerFormat::Messages => json!({ "role": "assistant", "content": text }),
+                _ => self.chat_turn_with(text),
+            });
         }
         body
     }
@@ -281,6 +415,10 @@ impl PrefillContinuation {
         body.insert("stream".to_owned(), json!(false));
         body
     }
+}
+
+pub(super) fn not_repeated_reason() -> NoContinuationReason {
+    "its build does not repeat the text that it continues".to_owned()
 }
 
 fn is_unset(value: &Value) -> bool {

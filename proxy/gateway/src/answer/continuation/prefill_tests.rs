@@ -105,10 +105,9 @@ fn what_has_a_state_or_is_more_than_a_text_has_no_such_rest() {
     assert!(of(&text, &plain).is_ok());
     for (name, value) in [
         ("grammar", json!("root ::= \"a\"")),
-        ("response_format", json!({ "type": "json_object" })),
+        ("response_format", json!({ "type": "json_object" })), // its route shows no grammar
         ("mirostat", json!(2)),
-        ("tool_choice", json!({ "type": "any" })),
-        ("tool_choice", json!("required")),
+        ("tool_choice", json!({ "type": "function", "function": { "name": "f" } })),
         ("messages", json!([])),
         ("messages", json!([{ "role": "assistant", "content": "On" }])),
         ("messages", json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }])),
@@ -129,15 +128,51 @@ fn what_has_a_state_or_is_more_than_a_text_has_no_such_rest() {
     assert!(of(&text, &json!({ "messages": called })).is_ok());
 
     let thought = json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "thinking_delta", "thinking": "so" } });
-    let call = json!({ "type": "content_block_start", "index": 1, "content_block": { "type": "tool_use", "name": "f", "id": "x" } });
-    for more in [&thought, &call, &json!({ "type": "content_block_stop", "index": 0 })] {
-        let mut heard = message("text", "Once");
+    for more in [&thought, &json!({ "type": "content_block_stop", "index": 0 })] {
+        let mut heard = message("text", "Once"); // a thought follows, or the text has ended
         heard.feed(named(more).as_bytes());
         assert!(of(&heard, &plain).is_err(), "{more}");
     }
-    for odd in [message("thinking", "Once"), message("text", "On <|im_end|>"), message("text", "\u{FFFD}")] {
+    for odd in [message("text", "On <think>"), message("text", "On <|im_end|>"), message("text", "\u{FFFD}")]
+    {
         assert!(of(&odd, &plain).is_err(), "{odd:?}");
     }
+}
+
+/// The events of a message's call so far, after a text.
+fn with_call(arguments: &[&str]) -> AnswerTranscript {
+    let mut heard = message("text", "I look.");
+    heard.feed(named(&json!({ "type": "content_block_stop", "index": 0 })).as_bytes());
+    let call = json!({ "type": "tool_use", "name": "f", "id": "x", "input": {} });
+    heard
+        .feed(named(&json!({ "type": "content_block_start", "index": 1, "content_block": call })).as_bytes());
+    for part in arguments {
+        let delta = json!({ "type": "input_json_delta", "partial_json": part });
+        heard.feed(named(&json!({ "type": "content_block_delta", "index": 1, "delta": delta })).as_bytes());
+    }
+    heard
+}
+
+#[test]
+fn a_call_that_has_begun_becomes_the_beginning_of_a_message_that_must_call() {
+    let read = |body: Vec<u8>| serde_json::from_slice::<Value>(&body).unwrap();
+    let tools = json!([{ "name": "f", "input_schema": { "type": "object" } }]);
+    let body = json!({ "messages": turns(), "tools": tools, "max_tokens": 40 });
+    let short = json!({ "choices": [{ "message": { "tool_calls": [{ "function": { "name": "f", "arguments": "{\"a\"" } }] } }],
+        "__verbose": { "content": "f: {\"a\"" } });
+    for arguments in [&[][..], &["{\"a\"", ":"]] {
+        let mut prefill = of(&with_call(arguments), &body).unwrap();
+        assert!(prefill.trigger_request().unwrap().is_ok() && prefill.grammar_request().is_none());
+        prefill.set_call_text("<call>", short.to_string().as_bytes()).unwrap();
+        assert_eq!(prefill.text, format!("I look.<call>f: {}", arguments.concat()));
+        assert!(prefill.grammar_request().is_some());
+        let rest = read(prefill.rest_request(3, None).unwrap());
+        assert_eq!(rest["tool_choice"], json!({ "type": "any" }), "an optional call has no grammar yet");
+        assert_eq!(rest["messages"][1]["content"], prefill.text.as_str());
+    }
+    let mut second = with_call(&["{}"]);
+    second.feed(named(&json!({ "type": "content_block_stop", "index": 1 })).as_bytes());
+    assert!(of(&second, &body).is_err(), "another call may follow");
 }
 
 #[test]
@@ -149,9 +184,7 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
         prefill.read_counts(answer.to_string().as_bytes()).unwrap()
     };
     let first = said(50, 2, "Once");
-    let shows = |second: &PrefillCounts| {
-        PrefillContinuation::check_continues(&first, None, second, ("Once", 3)).is_ok()
-    };
+    let shows = |second: &PrefillCounts| prefill.check_continues(&first, None, second, ("Once", 3)).is_ok();
     assert!(shows(&said(3, 52, "Once upon")) && shows(&said(2, 53, "Once upon")));
     assert_eq!(PrefillContinuation::prompt_shift(&first, 3), PromptShift { tokens: 3, evaluated: 50 });
     // Another message begins, the beginning differs, its slot is gone, or the same was requested before.
@@ -166,11 +199,16 @@ fn only_a_server_that_counts_the_text_and_knows_all_before_it_goes_on() {
     }
     // Older builds do not repeat the text, and strip blanks after it. A single token may be equal by chance.
     assert!(!shows(&said(3, 52, " upon")));
-    assert!(PrefillContinuation::check_continues(&first, None, &said(1, 52, "Once"), ("Once", 1)).is_err());
+    assert!(prefill.check_continues(&first, None, &said(1, 52, "Once"), ("Once", 1)).is_err());
+    // If the template appends the text, the prompt need not be cached.
+    assert!(prefill.check_appended(&first, &said(55, 0, "Once upon"), ("Once", 3)).is_ok());
+    for second in [said(56, 0, "Once upon"), said(55, 0, "On")] {
+        assert!(prefill.check_appended(&first, &second, ("Once", 3)).is_err(), "{second:?}");
+    }
     // Each step has the previous one in its cache.
     let second = said(3, 52, "Once upon");
     let next = |now: &PrefillCounts| {
-        PrefillContinuation::check_continues(&first, Some(&second), now, ("Once upon a time", 8)).is_ok()
+        prefill.check_continues(&first, Some(&second), now, ("Once upon a time", 8)).is_ok()
     };
     assert!(next(&said(5, 55, "Once upon a time there")) && next(&said(7, 53, "Once upon a time there")));
     assert!(!next(&said(60, 0, "Once upon a time there")) && !next(&said(9, 51, "Once upon a time there")));

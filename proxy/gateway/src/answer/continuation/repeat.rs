@@ -15,6 +15,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use warden_policies::WorkDone;
 
+use super::first::FirstServer;
 use super::reading::{self, AnswerStep, EventReading, is_progress};
 use super::request::check_prompt;
 use super::said::{AnswerItem, ChannelKind, ContentComparison, KnownPart};
@@ -25,6 +26,9 @@ use crate::answer::AnswerFormat;
 const DIFFERENT_ANSWER: MismatchReason =
     "asked for the same again, the process that follows says something else";
 
+/// Like [`DIFFERENT_ANSWER`], after "sent once more, ".
+pub(super) const OTHER_ANSWER: &str = "the process that follows says something else";
+
 /// Members with identifiers, which differ in the second answer.
 const ID_MEMBERS: [&str; 3] = ["id", "item_id", "call_id"];
 
@@ -33,23 +37,28 @@ const ID_MEMBERS: [&str; 3] = ["id", "item_id", "call_id"];
 pub(crate) struct RepeatTranslator {
     kind: AnswerFormat,
     frame: Map<String, Value>,
+    /// The client's part of the answer, without `frame` and the content in `compared`.
+    heard: Box<AnswerTranscript>,
     compared: ContentComparison,
     /// Identifiers in the second answer, each with the identifier that the client has instead.
     names: Vec<(Box<str>, Box<str>)>,
-    /// Number of tokens that the client has; only in llama-server's own dialect.
-    counted: u64,
-    /// Number of the client's events with token count `counted`: tokens drafted together share a count.
-    with_count: u64,
     /// Token count of the second answer so far, and the number of its events with that count.
     other_count: (u64, u64),
     /// Last sequence number that the client has, on routes that number their events.
     pub(super) sequence: Option<u64>,
     /// Correction of the counters, if the second server's prompt contained the beginning of the answer.
     shift: Option<PromptShift>,
+    /// The client's thought, which a template may have changed at its end.
+    thought: Option<Box<str>>,
     /// Work for the part of the answer that the client has; counted even if the rest never arrives.
     paid: WorkDone,
+    /// Server that began the answer, if another method may continue it after a different second answer.
+    first: Option<FirstServer>,
     pub(super) is_ended: bool,
 }
+
+/// The part of an answer that the client has, the work for it, and the server that began it.
+pub(crate) type UnrepeatedAnswer = (AnswerTranscript, WorkDone, FirstServer);
 
 /// Correction of the counters of an answer whose beginning was in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,27 +144,52 @@ pub(super) fn check_single_answer(kind: AnswerFormat, body: &[u8]) -> Result<(),
 impl RepeatTranslator {
     /// Starts from a transcript of the client's events; `None` if there is no event.
     pub(crate) fn from_transcript(heard: AnswerTranscript, paid: WorkDone) -> Option<Self> {
-        let kind = heard.kind;
-        let AnswerTranscript { said, frame, tokens, sequence, .. } = heard;
+        let mut heard = heard;
         Some(Self {
-            kind,
-            frame: frame?,
-            compared: ContentComparison::from_content(said),
+            kind: heard.kind,
+            frame: heard.frame.take()?,
+            compared: ContentComparison::from_content(std::mem::take(&mut heard.said)),
             names: Vec::new(),
-            counted: tokens.counted.unwrap_or(0),
-            with_count: tokens.with_count,
             other_count: (0, 0),
-            sequence,
+            sequence: heard.sequence,
+            heard: Box::new(heard),
             shift: None,
+            thought: None,
             paid,
+            first: None,
             is_ended: false,
         })
     }
 
+    /// Lets another method continue the answer if the second answer differs.
+    pub(super) fn or_otherwise(mut self, first: Option<FirstServer>) -> Self {
+        self.first = first;
+        self
+    }
+
+    /// Returns whether another method may continue the answer: the client has nothing of the second answer.
+    pub(crate) fn may_continue_otherwise(&self) -> bool {
+        self.first.is_some() && self.is_catching_up()
+    }
+
+    /// Returns what another method needs. Only the first call returns it.
+    pub(super) fn take_answer(&mut self) -> Option<UnrepeatedAnswer> {
+        if !self.may_continue_otherwise() {
+            return None;
+        }
+        let first = self.first.take()?;
+        let spent = AnswerTranscript::for_stream(self.kind, 0);
+        let mut heard = std::mem::replace(&mut *self.heard, spent);
+        heard.said = self.compared.take_content();
+        heard.frame = Some(std::mem::take(&mut self.frame));
+        Some((heard, self.paid, first))
+    }
+
     /// Like [`Self::from_transcript`], for a second answer whose beginning was in the prompt.
     pub(super) fn after_prefix(heard: AnswerTranscript, paid: WorkDone, shift: PromptShift) -> Option<Self> {
+        let thought = heard.beginning().map(|beginning| beginning.reasoning.into());
         let mut repeat = Self::from_transcript(heard, paid)?;
-        repeat.shift = Some(shift);
+        (repeat.shift, repeat.thought) = (Some(shift), thought);
         Some(repeat)
     }
 
@@ -211,6 +245,9 @@ impl RepeatTranslator {
         };
         let is_error = event.get("error").is_some_and(|error| !error.is_null());
         if is_error || event.get("type").is_some_and(|kind| kind == "error" || kind == "response.failed") {
+            if self.may_continue_otherwise() {
+                return Err(DIFFERENT_ANSWER);
+            }
             // Pass on an error event with the server's text.
             self.is_ended = true;
             self.write_event(out, name, event);
@@ -232,7 +269,12 @@ impl RepeatTranslator {
             _ => is_new || was_over,
         };
         self.is_ended |= ends;
-        self.compared.forget();
+        if !self.is_catching_up() {
+            self.compared.forget();
+            if self.first.take().is_some() {
+                self.heard.free_pieces();
+            }
+        }
         if is_said {
             self.write_event(out, name, event);
         }
@@ -291,7 +333,10 @@ impl RepeatTranslator {
         let is_had = counted.is_some_and(|counted| {
             self.other_count =
                 if self.other_count.0 == counted { (counted, self.other_count.1 + 1) } else { (counted, 1) };
-            counted < self.counted || (counted == self.counted && self.other_count.1 <= self.with_count)
+            // Tokens drafted together share a count.
+            let own = &self.heard.tokens;
+            let last = own.counted.unwrap_or(0);
+            counted < last || (counted == last && self.other_count.1 <= own.with_count)
         });
         match (is_new, is_had) {
             (true, true) => Err(DIFFERENT_ANSWER),
@@ -312,6 +357,7 @@ impl RepeatTranslator {
             shift_counts(&mut event, tokens);
             if let Some(Value::Object(response)) = event.get_mut("response") {
                 shift_counts(response, tokens);
+                self.restore_thought(response);
             }
         }
         if !self.names.is_empty() {
@@ -327,6 +373,19 @@ impl RepeatTranslator {
             out.push(b'\n');
         }
         write_event(out, &event);
+    }
+
+    /// Writes the client's own blanks at the end of a thought in an event that repeats the whole answer.
+    fn restore_thought(&self, response: &mut Map<String, Value>) {
+        let Some(own) = &self.thought else { return };
+        let Some(Value::Array(items)) = response.get_mut("output") else { return };
+        for item in items.iter_mut().filter(|item| item["type"] == "reasoning") {
+            if let Some(Value::String(text)) = item.pointer_mut("/content/0/text")
+                && text.trim_ascii_end() == own.trim_ascii_end()
+            {
+                own.as_ref().clone_into(text);
+            }
+        }
     }
 
     fn rename_ids(&self, member: &str, value: &mut Value) {

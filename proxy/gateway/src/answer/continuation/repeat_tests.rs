@@ -341,6 +341,66 @@ fn what_asks_for_several_answers_or_hides_its_end_is_not_told_as_one() {
 }
 
 #[test]
+fn a_different_answer_leaves_the_first_one_to_another_method() {
+    let kin = warden_supervisor::AnswerIdentity { made_of: 1, but_for_binary: 2, answer_tokens: None };
+    let first = FirstServer { kin, by_canary: false };
+    let heard = role("one")
+        + &delta("one", &json!({ "content": "Once" }))
+        + &delta("one", &json!({ "content": " upon" }));
+    let begin = || repeat(AnswerFormat::Chat, &heard).or_otherwise(Some(first));
+    let mut differs = begin();
+    differs.translate((role("two") + &delta("two", &json!({ "content": "Once" }))).as_bytes()).unwrap();
+    assert!(differs.translate(delta("two", &json!({ "content": " more" })).as_bytes()).is_err());
+    let (left, _, _) = differs.take_answer().unwrap();
+    assert_eq!((left.decode_string(), left.frame.is_some()), ("Once upon", true));
+    assert_eq!(left.pieces().collect::<Vec<_>>(), ["Once", " upon"]);
+    assert!(differs.take_answer().is_none() && !differs.is_catching_up());
+    let mut fails = begin();
+    assert!(
+        fails.translate(b"data: {\"error\":{\"message\":\"no\"}}\n\n").is_err()
+            && fails.take_answer().is_some()
+    );
+    let mut same = begin();
+    same.translate((role("two") + &delta("two", &json!({ "content": "Once upon a" }))).as_bytes()).unwrap();
+    assert!(!same.may_continue_otherwise() && same.take_answer().is_none(), "the client has more");
+    assert!(repeat(AnswerFormat::Chat, &heard).take_answer().is_none());
+}
+
+#[test]
+fn a_thought_keeps_its_blanks_in_the_event_that_repeats_the_answer() {
+    let events = |id: &str, thought: &str, text: &str| {
+        [
+            json!({ "type": "response.created", "response": { "id": id } }),
+            json!({ "type": "response.output_item.added", "item": { "type": "reasoning", "id": id } }),
+            json!({ "type": "response.reasoning_text.delta", "delta": thought, "item_id": id }),
+            json!({ "type": "response.output_item.added", "item": { "type": "message", "id": id } }),
+            json!({ "type": "response.output_text.delta", "delta": text, "item_id": id }),
+        ]
+        .iter()
+        .map(named)
+        .collect::<String>()
+    };
+    let end = |thought: &str| {
+        let item = json!({ "type": "reasoning", "content": [{ "text": thought }] });
+        named(&json!({ "type": "response.completed", "response": { "output": [item] } }))
+    };
+    for (own, other) in [("so", "so\n"), ("so\n\n", "so\n"), ("so\n", "so\n")] {
+        let mut transcript = AnswerTranscript::for_stream(AnswerFormat::Responses, LIMIT);
+        transcript.feed(events("one", own, "Once").as_bytes());
+        let shift = PromptShift { tokens: 3, evaluated: 50 };
+        let mut repeat = RepeatTranslator::after_prefix(transcript, WorkDone::default(), shift).unwrap();
+        let told = repeat.translate((events("two", other, "Once upon") + &end(other)).as_bytes()).unwrap();
+        let told = std::str::from_utf8(&told).unwrap();
+        assert!(told.contains("\"delta\":\" upon\"") && told.ends_with(&end(own)), "{told}");
+    }
+    let mut transcript = AnswerTranscript::for_stream(AnswerFormat::Responses, LIMIT);
+    transcript.feed(events("one", "so", "Once").as_bytes());
+    let shift = PromptShift { tokens: 3, evaluated: 50 };
+    let mut repeat = RepeatTranslator::after_prefix(transcript, WorkDone::default(), shift).unwrap();
+    assert!(repeat.translate(events("two", "so I", "Once").as_bytes()).is_err(), "more than blanks");
+}
+
+#[test]
 fn what_stood_in_the_prompt_counts_as_answer() {
     let message = |id: &str, text: &str| {
         named(&json!({ "type": "message_start", "message": { "id": id } }))

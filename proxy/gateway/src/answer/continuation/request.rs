@@ -215,6 +215,17 @@ impl ContinuationRequest {
     }
 }
 
+/// Builds a request that shows whether the build starts a grammar after a text: the grammar allows only
+/// [`TEST_LETTER`] after it.
+pub(super) fn grammar_start_test(start: &str) -> Vec<u8> {
+    let grammar = format!("root ::= {} \"{TEST_LETTER}\"", grammar_literal(start));
+    let test = json!({
+        "prompt": "a", "n_predict": PROBE_TOKENS, "stream": false, "temperature": 0, "grammar": grammar,
+        "grammar_type": "tool_calls", "generation_prompt": start,
+    });
+    test.to_string().into_bytes()
+}
+
 /// The only text that the test grammar allows after the client's text.
 const TEST_LETTER: &str = "q";
 

@@ -35,11 +35,56 @@ pub(super) enum AnswerItem {
     Mark(String, Vec<String>),
 }
 
-const CONTENT_MARKS: [&str; 5] =
-    ["start", "block 0 text ", "created", "item \"message\" ", "part \"output_text\""];
-
 /// Bytes that an entry needs apart from its text.
 const ENTRY_OVERHEAD: usize = 48;
+
+/// Marks around a text or a thought, in the words of [`super::reading`].
+const BLOCK_MARKS: [&str; 11] = [
+    "start",
+    "created",
+    "stop ",
+    "signature ",
+    "item \"message\" ",
+    "item \"reasoning\" ",
+    "part ",
+    "response.output_text.done",
+    "response.reasoning_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+];
+
+/// An unfinished answer that is at most one thought, then one text, then one tool call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AnswerBeginning<'a> {
+    pub(super) reasoning: &'a str,
+    pub(super) text: &'a str,
+    pub(super) call: Option<CallBeginning<'a>>,
+}
+
+/// A tool call that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallBeginning<'a> {
+    pub(super) name: &'a str,
+    pub(super) arguments: &'a str,
+}
+
+fn is_block_mark(mark: &str) -> bool {
+    let is_block =
+        |block: &str| block.split(' ').nth(1).is_some_and(|kind| ["text", "thinking"].contains(&kind));
+    BLOCK_MARKS.iter().any(|own| mark.starts_with(own)) || mark.strip_prefix("block ").is_some_and(is_block)
+}
+
+/// Returns the tool's name if a mark begins a call, in the words of [`super::reading`].
+fn called_tool(mark: &str) -> Option<&str> {
+    let name = if let Some(name) = mark.strip_prefix("item \"function_call\" ") {
+        name
+    } else if let Some(numbered) = mark.strip_prefix("block ") {
+        numbered.split_once(' ')?.1.strip_prefix("tool_use ")?
+    } else {
+        mark.strip_prefix("call ")?.split_once(' ')?.1
+    };
+    Some(name).filter(|name| !name.is_empty())
+}
 
 #[derive(Debug)]
 enum ContentEntry {
@@ -76,16 +121,40 @@ impl AnswerContent {
         self.entries.iter().all(is_content).then_some(&self.text)
     }
 
-    /// Returns the text of an answer that is one unfinished text of the content channel.
-    pub(super) fn only_text(&self) -> Option<&str> {
-        let (last, before) = self.entries.split_last()?;
-        let begins = |entry: &ContentEntry| match entry {
-            ContentEntry::Mark(mark) => CONTENT_MARKS.iter().any(|known| mark.starts_with(known)),
-            ContentEntry::Text(..) => false,
-        };
-        let is_content =
-            matches!(last, ContentEntry::Text(channel, _) if channel.kind == ChannelKind::Content);
-        (is_content && before.iter().all(begins)).then_some(&self.text)
+    /// Returns the parts of an answer that breaks off in a thought, in a text or in its first tool call.
+    pub(super) fn beginning(&self) -> Option<AnswerBeginning<'_>> {
+        let mut ends = [0; 3];
+        let (mut name, mut is_open) = (None, false);
+        for entry in &self.entries {
+            let ContentEntry::Text(channel, end) = entry else {
+                let ContentEntry::Mark(mark) = entry else { return None };
+                name = match (name, called_tool(mark)) {
+                    (None, Some(called)) => Some(called),
+                    (None, None) if is_block_mark(mark) => None,
+                    // The call has ended, or another one begins.
+                    _ => return None,
+                };
+                is_open = name.is_some();
+                continue;
+            };
+            let part = match channel.kind {
+                ChannelKind::Reasoning => 0,
+                ChannelKind::Content => 1,
+                ChannelKind::Arguments => 2,
+            };
+            // Parts in another order, or a second one of the same kind.
+            let is_next = ends[part..].iter().all(|end| *end == 0);
+            if !is_next || (part == 2) != name.is_some() {
+                return None;
+            }
+            (ends[part], is_open) = (*end, true);
+        }
+        let thought = ends[0];
+        let text = ends[1].max(thought);
+        let call =
+            name.map(|name| CallBeginning { name, arguments: self.text.get(text..).unwrap_or_default() });
+        let text = self.text.get(thought..text)?;
+        is_open.then_some(AnswerBeginning { reasoning: self.text.get(..thought)?, text, call })
     }
 
     pub(super) fn has_no_text(&self) -> bool {
@@ -151,6 +220,11 @@ impl ContentComparison {
         }
     }
 
+    /// Returns the client's content and forgets it.
+    pub(super) fn take_content(&mut self) -> AnswerContent {
+        std::mem::take(self).said
+    }
+
     /// Compares a text of the second answer with the content at the current position. Fails if the client has
     /// a different text there, or a shorter text followed by something else.
     pub(super) fn compare_text(
@@ -158,8 +232,12 @@ impl ContentComparison {
         channel: TextChannel,
         text: &str,
     ) -> Result<KnownPart, ContentMismatch> {
+        if channel.kind != ChannelKind::Reasoning {
+            self.skip_blank_end();
+        }
         let (own, end) = match self.said.entries.get(self.entry_index) {
             _ if text.is_empty() => return Ok(KnownPart::All),
+            Some(_) if self.is_blank_after_thought(channel, text) => return Ok(KnownPart::All),
             None => return Ok(KnownPart::Nothing),
             Some(ContentEntry::Text(own, end)) => (*own, *end),
             Some(ContentEntry::Mark(_)) => return Err(ContentMismatch),
@@ -174,11 +252,39 @@ impl ContentComparison {
             return Ok(KnownPart::All);
         }
         let had = left.len();
+        let is_thought = own.kind == ChannelKind::Reasoning;
+        if let Some(more) = text.strip_prefix(left)
+            && is_thought
+            && self.entry_index + 1 < self.said.entries.len()
+            && more.trim_ascii().is_empty()
+        {
+            (self.text_offset, self.entry_index) = (end, self.entry_index + 1);
+            return Ok(KnownPart::All);
+        }
         if !text.starts_with(left) || self.entry_index + 1 < self.said.entries.len() {
             return Err(ContentMismatch);
         }
         (self.text_offset, self.entry_index) = (end, self.entry_index + 1);
         Ok(KnownPart::Part(had))
+    }
+
+    /// Returns whether a text only adds blanks to a thought that the client has, and that something follows.
+    /// Templates write the end of a thought with their own blanks.
+    fn is_blank_after_thought(&self, channel: TextChannel, text: &str) -> bool {
+        let before = self.entry_index.checked_sub(1).and_then(|before| self.said.entries.get(before));
+        let is_same = matches!(before, Some(ContentEntry::Text(own, _)) if *own == channel);
+        channel.kind == ChannelKind::Reasoning && is_same && text.trim_ascii().is_empty()
+    }
+
+    /// Skips blanks at the end of a thought that the second answer leaves out.
+    fn skip_blank_end(&mut self) {
+        let Some(ContentEntry::Text(own, end)) = self.said.entries.get(self.entry_index) else { return };
+        let left = self.said.text.get(self.text_offset..*end).unwrap_or_default();
+        let is_begun = self.said.text.get(..self.text_offset).is_some_and(|text| !text.is_empty());
+        let is_last = self.entry_index + 1 >= self.said.entries.len();
+        if own.kind == ChannelKind::Reasoning && is_begun && !is_last && left.trim_ascii().is_empty() {
+            (self.text_offset, self.entry_index) = (*end, self.entry_index + 1);
+        }
     }
 
     /// Compares a mark of the second answer and returns the identifiers that the client has for it. Fails if
@@ -188,6 +294,7 @@ impl ContentComparison {
         mark: &str,
         names: &[String],
     ) -> Result<Option<Vec<Box<str>>>, ContentMismatch> {
+        self.skip_blank_end();
         match self.said.entries.get(self.entry_index) {
             None => Ok(None),
             Some(ContentEntry::Mark(own)) if **own == *mark => {
@@ -254,6 +361,64 @@ mod tests {
         assert_eq!(begun(&thought).compare_mark("block 2", &[]), Err(ContentMismatch));
         assert_eq!(begun(&thought).compare_text(TextChannel::REASONING, "x"), Err(ContentMismatch));
         assert_eq!(begun(&thought).compare_mark("block 1", &["a".into(), "b".into()]), Err(ContentMismatch));
+    }
+
+    #[test]
+    fn an_answer_breaks_off_in_a_thought_a_text_or_its_first_call() {
+        let with = |parts: &[(&str, Option<TextChannel>)]| {
+            let mut said = AnswerContent::default();
+            for (text, channel) in parts {
+                match channel {
+                    Some(channel) => said.add_text(*channel, text),
+                    None => said.add_mark(text, vec!["id".to_owned()]),
+                }
+            }
+            said
+        };
+        let text = |text| (text, Some(TextChannel { kind: ChannelKind::Content, index: 1 }));
+        let thought = |text| (text, Some(TextChannel::REASONING));
+        let arguments = |text| (text, Some(TextChannel { kind: ChannelKind::Arguments, index: 2 }));
+        let mark = |mark| (mark, None);
+        let call = |arguments| Some(CallBeginning { name: "f g", arguments });
+        let [m0, m1, m2] = ["block 0 thinking ", "block 1 text ", "block 2 tool_use f g"].map(mark);
+        let [r0, r1, r2] =
+            ["item \"reasoning\" ", "item \"message\" ", "item \"function_call\" f g"].map(mark);
+        for (parts, wanted) in [
+            (vec![text("so")], ("", "so", None)),
+            (vec![thought("so")], ("so", "", None)),
+            (vec![thought("so"), text("I")], ("so", "I", None)),
+            (vec![mark("call 0 f g"), arguments("{")], ("", "", call("{"))),
+            (vec![thought("so"), mark("call 0 f g")], ("so", "", call(""))),
+            (vec![thought("so"), text("I"), mark("call 0 f g"), arguments("{")], ("so", "I", call("{"))),
+            (
+                vec![mark("start"), m0, thought("so"), mark("signature 0"), mark("stop 0"), m1, text("I")],
+                ("so", "I", None),
+            ),
+            (vec![mark("start"), m1, text("I"), mark("stop 1"), m2, arguments("{")], ("", "I", call("{"))),
+            (
+                vec![mark("created"), r0, thought("so"), mark("response.output_item.done"), r2],
+                ("so", "", call("")),
+            ),
+            (vec![mark("created"), r1, mark("part \"output_text\""), text("I")], ("", "I", None)),
+        ] {
+            let said = with(&parts);
+            let (reasoning, text, call) = wanted;
+            assert_eq!(said.beginning(), Some(AnswerBeginning { reasoning, text, call }), "{parts:?}");
+        }
+        for parts in [
+            vec![],
+            vec![mark("start"), m1],
+            vec![m1, text("I"), mark("stop 1")],
+            vec![text("I"), thought("so")],
+            vec![thought("so"), text("I"), thought("so")],
+            vec![mark("call 0 f"), arguments("{}"), mark("call 1 f")],
+            vec![mark("call 0 f"), arguments("{}"), mark("stop 0")],
+            vec![mark("call 0 f"), text("I")],
+            vec![arguments("{}")],
+            vec![text("I"), mark("finish \"stop\"")],
+        ] {
+            assert_eq!(with(&parts).beginning(), None, "{parts:?}");
+        }
     }
 
     #[test]

@@ -61,6 +61,16 @@ pub(super) fn count_request(text: &str) -> Vec<u8> {
     json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
 }
 
+/// Builds the request for the number of tokens of a rendered prompt.
+pub(super) fn prompt_count_request(prompt: &str) -> Vec<u8> {
+    json!({ "content": prompt, "add_special": true, "parse_special": true }).to_string().into_bytes()
+}
+
+/// Returns whether a text may end a turn or a thought if a prompt contains it.
+pub(super) fn has_turn_marks(text: &str) -> bool {
+    ["<|", "<think>", THOUGHT_END].iter().any(|mark| text.contains(mark))
+}
+
 pub(super) fn read_count(answer: &[u8]) -> Result<u64, NoContinuationReason> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let tokens = answer["tokens"].as_array().map(|tokens| tokens.len() as u64);

@@ -20,7 +20,7 @@ use memchr::memmem::Finder;
 use serde_json::{Map, Value};
 
 use super::reading::{self, AnswerStep, UnreadableReason, is_progress};
-use super::said::{AnswerContent, AnswerItem, ChannelKind, TextChannel};
+use super::said::{AnswerBeginning, AnswerContent, AnswerItem, ChannelKind, TextChannel};
 use crate::answer::AnswerFormat;
 
 static BLANK_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\n\n"));
@@ -124,9 +124,16 @@ impl AnswerTranscript {
         self.lost.is_none().then(|| self.said.content()).flatten()
     }
 
-    /// Returns the answer if it is a single unfinished text of the content channel.
-    pub(super) fn one_text(&self) -> Option<&str> {
-        self.lost.is_none().then(|| self.said.only_text()).flatten()
+    /// Returns the parts of an unfinished answer: at most one thought, one text, one tool call.
+    pub(super) fn beginning(&self) -> Option<AnswerBeginning<'_>> {
+        self.lost.is_none().then(|| self.said.beginning()).flatten()
+    }
+
+    /// Frees what only another continuation would need.
+    pub(super) fn free_pieces(&mut self) {
+        self.ends = Vec::new();
+        self.tokens.give_up_ids();
+        self.mould = None;
     }
 
     pub(crate) fn give_up(&mut self, why: UnreadableReason) {

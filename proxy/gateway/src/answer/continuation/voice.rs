@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use warden_policies::WorkDone;
 
-use super::repeat::RepeatTranslator;
+use super::repeat::{RepeatTranslator, UnrepeatedAnswer};
 use super::rest::RestTranslator;
 
 /// Last line of a stream in `OpenAI`'s dialect.
@@ -21,10 +21,14 @@ pub(crate) enum EventTranslator {
     /// The server got the tokens of the answer so far, and computes only the rest.
     Rest(RestTranslator),
     /// The server computes the whole answer again.
-    Repeat(RepeatTranslator),
+    Repeat(Box<RepeatTranslator>),
 }
 
 impl EventTranslator {
+    pub(crate) fn repeat(repeat: RepeatTranslator) -> Self {
+        Self::Repeat(Box::new(repeat))
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         match self {
             Self::Rest(rest) => rest.ended,
@@ -34,6 +38,19 @@ impl EventTranslator {
 
     pub(crate) fn is_catching_up(&self) -> bool {
         matches!(self, Self::Repeat(repeat) if repeat.is_catching_up())
+    }
+
+    /// Returns whether another method may continue the answer if its repetition differs.
+    pub(crate) fn may_continue_otherwise(&self) -> bool {
+        matches!(self, Self::Repeat(repeat) if repeat.may_continue_otherwise())
+    }
+
+    /// Returns what another method needs, once.
+    pub(crate) fn take_answer(&mut self) -> Option<UnrepeatedAnswer> {
+        match self {
+            Self::Rest(_) => None,
+            Self::Repeat(repeat) => repeat.take_answer(),
+        }
     }
 
     pub(crate) fn sequence(&self) -> Option<u64> {

@@ -218,7 +218,9 @@ impl AnswerRelay {
                 Ok(piece) if piece.is_empty() => ControlFlow::Continue(()),
                 Ok(piece) => ControlFlow::Break(frame(piece)),
                 Err(why) if matches!(self.onward.translator.as_deref(), Some(EventTranslator::Repeat(_))) => {
-                    self.cut_different(why);
+                    if !self.try_otherwise() {
+                        self.cut_different(why);
+                    }
                     ControlFlow::Continue(())
                 }
                 Err(_) if self.is_from_canary() && self.try_continue(RequestOutcome::UpstreamDied) => {
@@ -332,7 +334,13 @@ impl AnswerRelay {
             return Err("it ended with an error");
         }
         match translator {
-            Some(translator) if !piece.is_empty() => translator.translate(&piece),
+            Some(translator) if !piece.is_empty() => {
+                let translated = translator.translate(&piece);
+                if translated.is_ok() && !translator.may_continue_otherwise() {
+                    self.onward.other_way = None;
+                }
+                translated
+            }
             Some(_) => Ok(piece),
             None => {
                 self.onward.record_events(&piece, begins, is_torn);

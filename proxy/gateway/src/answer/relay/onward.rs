@@ -26,8 +26,11 @@ use crate::refusal::RequestRefusal;
 pub(super) struct AnswerContinuation {
     /// The request, while it may be executed again or its answer continued elsewhere.
     again: Option<Box<RepeatableRequest>>,
-    /// Search parameters for another server, kept for the death of the server that replaces a canary.
+    /// Search parameters for another server, kept for the death of the server that replaces a canary, and for
+    /// another way of continuing.
     spare_search: Option<Box<BackendSearch>>,
+    /// The request, while another method may continue the answer if its repetition differs.
+    pub(super) other_way: Option<Box<RepeatableRequest>>,
     /// The client's part of a stream that may be continued elsewhere.
     pub(super) transcript: Option<Box<AnswerTranscript>>,
     pub(super) translator: Option<Box<EventTranslator>>,
@@ -84,6 +87,10 @@ pub(super) struct ResumeSearch {
 }
 
 impl ResumeSearch {
+    fn begin(looking: BoxFuture<'static, ResumeResult>, interval: Duration) -> Self {
+        Self { looking, comment: Box::pin(sleep(interval)), interval }
+    }
+
     /// Returns the result; `None` when a comment is due.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<ResumeResult>> {
         if let Poll::Ready(found) = self.looking.as_mut().poll(context) {
@@ -160,7 +167,7 @@ impl AnswerRelay {
             trace.start_continuation(outcome.as_str());
         }
         self.flight.progress.note_continuing();
-        let spare = lease.is_canary() && heard.is_none();
+        let spare = heard.is_some() || lease.is_canary();
         self.onward.spare_search = spare.then(|| Box::new(again.search.clone()));
         let model = again.search.model.clone();
         let died = match outcome {
@@ -177,7 +184,7 @@ impl AnswerRelay {
                 }
                 // The client has no content yet, so any answer is acceptable: start again under the same ids.
                 Some(heard) if heard.has_no_token() && is_one => {
-                    let repeat = RepeatTranslator::from_transcript(*heard, paid).map(EventTranslator::Repeat);
+                    let repeat = RepeatTranslator::from_transcript(*heard, paid).map(EventTranslator::repeat);
                     let found = again.run(&mut record, lease, died).await;
                     found.map(|relayed| (relayed, repeat)).map_err(StreamCut::from)
                 }
@@ -189,9 +196,30 @@ impl AnswerRelay {
             };
             (record, found)
         });
-        let interval = terms.comment_interval;
-        let comment = Box::pin(sleep(interval));
-        self.onward.search = Some(Box::new(ResumeSearch { looking, comment, interval }));
+        self.onward.search = Some(Box::new(ResumeSearch::begin(looking, terms.comment_interval)));
+        true
+    }
+
+    /// Handles a repetition that differs from the client's part of the answer. Returns whether another method
+    /// may continue it. The backend keeps its lease, and is not blamed.
+    pub(super) fn try_otherwise(&mut self) -> bool {
+        let Some(terms) = self.terms.events else { return false };
+        let Some(again) = self.onward.other_way.take() else { return false };
+        let Some(repeat) = self.onward.translator.as_mut().and_then(|translator| translator.take_answer())
+        else {
+            return false;
+        };
+        let Some(backend) = self.backend.take() else { return false };
+        let AnsweringBackend { lease, revoked, conn, .. } = *backend;
+        // Closing the connection stops the repetition.
+        drop(conn);
+        drop(revoked);
+        let mut record = self.flight.record.clone();
+        let looking = Box::pin(async move {
+            let found = continuation::continue_otherwise(*again, repeat, &mut record, lease).await;
+            (record, found.map(|(relayed, translator)| (relayed, Some(translator))))
+        });
+        self.onward.search = Some(Box::new(ResumeSearch::begin(looking, terms.comment_interval)));
         true
     }
 
@@ -208,11 +236,16 @@ impl AnswerRelay {
         self.meter = self.terms.new_meter();
         self.onward.translator = translator.map(Box::new);
         self.timers = RelayTimers { comment: self.timers.comment.take(), ..RelayTimers::default() };
-        // The first backend was only a canary, so the request may be moved again if this backend dies.
         if let Some((search, message)) = self.onward.spare_search.take().zip(kept) {
-            self.onward.again = Some(Box::new(RepeatableRequest { search: *search, message, deadline }));
-            let terms = self.terms.events.and_then(|terms| terms.continuation);
-            self.onward.transcript = terms.map(ContinuationTerms::transcript);
+            let request = Box::new(RepeatableRequest { search: *search, message, deadline });
+            if let Some(translator) = &self.onward.translator {
+                self.onward.other_way = translator.may_continue_otherwise().then_some(request);
+            } else {
+                // The first backend was only a canary, so the request may be moved again if this one dies.
+                self.onward.again = Some(request);
+                let terms = self.terms.events.and_then(|terms| terms.continuation);
+                self.onward.transcript = terms.map(ContinuationTerms::transcript);
+            }
         }
         self.begin();
     }
