@@ -50,6 +50,7 @@ where
     // not delay the exit.
     runtime.shutdown_timeout(CLEANUP_LIMIT);
     finish_jobs(WorkKind::ModelFiles, CLEANUP_LIMIT);
+    finish_jobs(WorkKind::Conversations, CLEANUP_LIMIT);
     done.unwrap_or_else(|_| {
         Err(CommandError::failed("llama-warden ended because of the internal error above"))
     })

@@ -90,6 +90,11 @@ impl SlotFiles {
         }
     }
 
+    /// Worker threads for these files. Conversations on disk have their own, because that disk may hang.
+    pub(crate) fn work_kind(&self) -> WorkKind {
+        if self.are_stored() { WorkKind::Conversations } else { WorkKind::ModelFiles }
+    }
+
     fn path(&self) -> &Path {
         self.place.as_ref().map_or(Path::new(""), |place| &place.path)
     }
@@ -212,13 +217,14 @@ fn is_in_memory(disk: &rustix::fs::StatFs) -> bool {
 
 impl Drop for SlotFiles {
     fn drop(&mut self) {
+        let kind = self.work_kind();
         let place = self.place.take();
         if tokio::runtime::Handle::try_current().is_err() {
             return drop(place);
         }
         let kept = Arc::new(Mutex::new(place));
         let given = Arc::clone(&kept);
-        if let Err(error) = run_detached(WorkKind::ModelFiles, move || drop(lock(&given).take())) {
+        if let Err(error) = run_detached(kind, move || drop(lock(&given).take())) {
             // Leave the files to the next start: most likely the disk hangs.
             if let Some(place) = &*lock(&kept) {
                 place.left.store(true, Ordering::Relaxed);

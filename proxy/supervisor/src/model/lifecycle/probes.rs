@@ -89,6 +89,8 @@ impl ModelTask {
         let lines = self.env.logs.lines_of(generation);
         self.experience.dead_starts.forget_deaths();
         let Some(unit) = self.units.get_mut(id) else { return };
+        // After a failed start, no conversations were restored, so nothing is known about them.
+        let is_cold_retry = unit.start_failures > 0;
         unit.start_failures = 0;
         unit.failure = None;
         let Some(live) = &mut unit.live else { return };
@@ -124,9 +126,9 @@ impl ModelTask {
             && unit.role == UnitRole::Current
         {
             self.experience.kept_state.retain(|kept| kept.replica != unit.replica);
-            if let Some(store) = &self.experience.stored {
-                store.note_restored(unit.replica);
-            }
+        }
+        if !is_cold_retry && let (Some(unit), Some(store)) = (self.units.get(id), &self.experience.stored) {
+            store.note_restored(unit.replica);
         }
         // `step_machine` opens the gate before it publishes the event.
         self.step_machine(id, LifecycleEvent::ProbeReady);

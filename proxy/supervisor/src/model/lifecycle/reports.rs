@@ -147,11 +147,21 @@ impl ModelTask {
             }
             _ => LifecycleEvent::Exited(cause),
         };
+        let timed_out = matches!(end, StartEnd::TimedOut(_));
         if phase == BackendPhase::Stopping
+            && !timed_out
             && let Some(store) = &self.experience.stored
         {
             // The process did not die while conversations were restored: we ended it.
             store.note_restored(unit.replica);
+        }
+        let is_kept = self.experience.kept_state.iter().any(|kept| kept.from == generation);
+        if self.experience.stored.is_some()
+            && !is_kept
+            && self.replacements.replacement_of(generation).is_none()
+        {
+            // No process can get them any more, and they would hide the versions on disk.
+            self.env.leases.turns.forget_generation(generation);
         }
         if never_ready {
             self.experience.note_warming_death(&self.env.leases, &self.replacements, unit.replica);

@@ -22,7 +22,7 @@ use crate::process::endpoint::{ListenAddress, choose_endpoint, listen_flags};
 use crate::process::slot_files::SlotFiles;
 use crate::process::{BackendProcess, LineSink, reclaim_file, report_file};
 use crate::spec::{ServerCommand, SpawnRequest, WatchConfig};
-use crate::worker_threads::{WorkKind, run_job};
+use crate::worker_threads::run_job;
 
 const SLOT_DIR_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -132,7 +132,7 @@ fn socket_path_error(socket: &Path) -> Option<io::Error> {
 /// Prepares the slot directory on a worker thread: leftover slot files are large, and disks may hang.
 async fn prepare_slot_files(files: Arc<SlotFiles>, command: &mut ServerCommand, cell: &GenerationCell) {
     let mut announced = command.clone();
-    let announcing = run_job(WorkKind::ModelFiles, move || (files.announce(&mut announced), announced));
+    let announcing = run_job(files.work_kind(), move || (files.announce(&mut announced), announced));
     match tokio::time::timeout(SLOT_DIR_TIMEOUT, announcing).await {
         Ok(Ok((Ok(is_ours), announced))) => {
             *command = announced;

@@ -38,7 +38,7 @@ impl TaskEnvironment {
     /// Bounds of the model's conversations on disk. `count`: slots of a process.
     fn store_limits(&self, count: usize) -> StoreLimits {
         let run = &self.spec.run;
-        StoreLimits { bytes: run.warm_disk_bytes.0, age: run.warm_disk_age, count }
+        StoreLimits { bytes: run.warm_disk_bytes.0, age: run.warm_disk_age, count, fresh_for: run.warm_away }
     }
 }
 
@@ -192,8 +192,9 @@ impl ModelExperience {
     /// Inputs for warming a new process from the conversations on disk.
     fn stored_unpacking(&self, env: &TaskEnvironment, unit: &ProcessUnit) -> Option<ProcessWarming> {
         let store = self.stored.as_ref()?;
-        // A process of the previous instance has its conversations.
-        if unit.live.as_ref().is_none_or(|live| live.start.adopted.is_some()) {
+        // A process of the previous instance has its conversations. After a failed start, the next one is cold:
+        // a conversation may be the cause.
+        if unit.start_failures > 0 || unit.live.as_ref().is_none_or(|live| live.start.adopted.is_some()) {
             return None;
         }
         let state = Arc::new(Mutex::new(Some(WarmState::Saved(None))));
@@ -202,7 +203,6 @@ impl ModelExperience {
             replica: unit.replica,
             replicas: env.spec.run.replicas,
             kin: None,
-            fresh_for: env.spec.run.warm_away,
             limits: env.store_limits(usize::MAX),
             deadline: Instant::now(),
         };

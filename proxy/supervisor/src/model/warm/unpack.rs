@@ -144,6 +144,8 @@ impl ProcessWarming {
                 return None;
             }
         };
+        // A load that failed has left its conversations.
+        self.leases.turns.forget_generation(self.from);
         let conversations = loaded.iter().map(|stored| Arc::clone(&stored.conversation));
         self.leases.turns.add_stored(self.from, conversations);
         let with_slot = loaded.into_iter().filter_map(|stored| stored.slot.zip(Some(stored.conversation)));

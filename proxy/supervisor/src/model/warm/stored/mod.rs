@@ -52,6 +52,8 @@ use crate::worker_threads::{WorkKind, run_detached};
 /// Another instance may still be writing younger incomplete files.
 const INCOMPLETE_FOR: Duration = Duration::from_secs(3600);
 
+const MAX_CLOCK_LEAD_MS: u64 = 3_600_000;
+
 /// Conversations of one model on disk.
 #[derive(Debug)]
 pub(crate) struct StoredConversations {
@@ -65,8 +67,11 @@ pub(crate) struct StoredConversations {
 pub(crate) struct StoreLimits {
     pub(crate) bytes: u64,
     pub(crate) age: Duration,
-    /// Conversations per replica. A process restores at most one per slot.
+    /// Conversations of a process that are saved or loaded. A process restores at most one per slot.
     pub(crate) count: usize,
+    /// Age from which a conversation without a usable slot is neither loaded nor kept: evaluating it would
+    /// cost more than clients gain.
+    pub(crate) fresh_for: Duration,
 }
 
 /// What a new process can use of its model's conversations.
@@ -76,9 +81,6 @@ pub(crate) struct LoadQuery {
     pub(crate) replicas: u32,
     /// Identity of the process; `None` if unknown, so that it can use no slot file.
     pub(crate) kin: Option<AnswerIdentity>,
-    /// Age from which a conversation without a usable slot is not loaded: evaluating it would cost more than
-    /// clients gain.
-    pub(crate) fresh_for: Duration,
     pub(crate) limits: StoreLimits,
     /// Time limit for reading slot files.
     pub(crate) deadline: Instant,
@@ -121,11 +123,14 @@ impl StoredConversations {
             }
             let Some(record) = self.read_record(&name) else { continue };
             let slot = record.slot.clone().filter(|slot| Some(slot.kin) == query.kin);
-            let is_fresh = now.saturating_sub(name.saved) < clock::millis(query.fresh_for);
+            let is_fresh = now.saturating_sub(name.saved) < clock::millis(query.limits.fresh_for);
             let stored_as = slot.as_ref().map(|slot| StoredAs::new(name.clone(), slot.kin));
             let conversation = KeptConversation::from_disk(record.into_turn(), stored_as, name.clone());
-            if all.iter().any(|newer| newer.conversation.continues(&conversation)) {
-                self.remove(&name);
+            if let Some(newer) = all.iter().find(|newer| newer.conversation.continues(&conversation)) {
+                // Without its slot, the later version might be of no use to the next process.
+                if newer.slot.is_some() {
+                    self.remove(&name);
+                }
                 continue;
             }
             let file = slot_file(&name);
@@ -208,19 +213,20 @@ impl StoredConversations {
         remove_conversation(&self.directory, name);
     }
 
-    /// Removes conversations that are too old, too many or too large. The least recently used ones go first.
+    /// Removes conversations that are too old or beyond the bytes. The least recently used ones go first.
     fn remove_excess(&self, limits: StoreLimits) {
         let now = clock::unix_now_ms();
         remove_leftovers(&self.directory);
         let mut bytes = 0_u64;
-        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
         for name in self.names().into_iter().rev() {
-            let count = counts.entry(name.replica).or_default();
-            *count += 1;
             let sizes = part_files(&name).map(|file| fs::symlink_metadata(self.directory.join(file)));
-            bytes = bytes.saturating_add(sizes.into_iter().flatten().map(|facts| facts.len()).sum());
-            if *count > limits.count || bytes > limits.bytes || limits.is_old(&name, now) {
+            let size: u64 = sizes.into_iter().flatten().map(|facts| facts.len()).sum();
+            let without_slot = !self.directory.join(slot_file(&name)).exists();
+            let is_useless = without_slot && now.saturating_sub(name.saved) > clock::millis(limits.fresh_for);
+            if limits.is_old(&name, now) || is_useless || bytes.saturating_add(size) > limits.bytes {
                 self.remove(&name);
+            } else {
+                bytes = bytes.saturating_add(size);
             }
         }
     }
@@ -228,7 +234,9 @@ impl StoredConversations {
 
 impl StoreLimits {
     fn is_old(&self, name: &ConversationName, now: u64) -> bool {
-        name.saved.saturating_add(clock::millis(self.age)) <= now
+        // A time in the future was written by a clock that was wrong.
+        name.saved > now.saturating_add(MAX_CLOCK_LEAD_MS)
+            || name.saved.saturating_add(clock::millis(self.age)) <= now
     }
 }
 

@@ -62,14 +62,14 @@ pub(super) struct SavedConversation {
     name: ConversationName,
     /// True if its slot was on disk before.
     has_slot: bool,
+    /// Earlier versions, which are removed if this one has its slot.
+    superseded: Vec<ConversationName>,
 }
 
 /// Conversations of one save.
 #[derive(Debug, Default)]
 pub(super) struct SavedBatch {
     all: Vec<SavedConversation>,
-    /// Earlier versions, to be removed.
-    superseded: Vec<ConversationName>,
     bytes: u64,
 }
 
@@ -116,19 +116,19 @@ impl StoredConversations {
         let now = clock::unix_now_ms();
         let mut batch = SavedBatch::default();
         for (place, kept) in ended.conversations.iter().take(limits.count).enumerate() {
-            batch.superseded.extend(kept.supersedes.iter().cloned());
             let kept = Arc::clone(kept);
+            let mut superseded = kept.supersedes.clone();
             if let Some(known) = kept.usable_slot(ended.kin)
                 && self.directory.join(record_file(known)).exists()
             {
                 let name = known.clone();
-                batch.superseded.retain(|earlier| *earlier != name);
-                batch.all.push(SavedConversation { kept, name, has_slot: true });
+                superseded.retain(|earlier| *earlier != name);
+                batch.all.push(SavedConversation { kept, name, has_slot: true, superseded });
                 continue;
             }
             let name = ConversationName::new(now, limits.age, ended.replica, place);
             batch.bytes += self.write_record(&name, &ConversationRecord::new(&kept.turn, None))?;
-            batch.all.push(SavedConversation { kept, name, has_slot: false });
+            batch.all.push(SavedConversation { kept, name, has_slot: false, superseded });
         }
         Ok(batch)
     }
@@ -149,7 +149,7 @@ impl StoredConversations {
                 Some((slot, slots.kin, Arc::clone(&slots.files)))
             });
             let mut has_slot = saved.has_slot;
-            if let Some((slot, kin, files)) = new {
+            if let Some((slot, kin, files)) = new.filter(|_| !saved.has_slot) {
                 let path = self.directory.join(slot_file(&saved.name));
                 let attached = files.keep_file(&slot.name, &slot_file(&saved.name)).and_then(|()| {
                     let record = SlotRecord::of_file(&path, slot.tokens, kin, deadline)?;
@@ -173,6 +173,9 @@ impl StoredConversations {
             }
             report.conversations += 1;
             report.slots += u64::from(has_slot);
+            if has_slot && !*lock(&self.is_closed) {
+                saved.superseded.iter().for_each(|name| self.remove(name));
+            }
         }
         // Slots beyond the limits.
         if let Some(rest) = slots {
@@ -181,7 +184,6 @@ impl StoredConversations {
         if *lock(&self.is_closed) {
             return StoreReport::default();
         }
-        batch.superseded.iter().for_each(|name| self.remove(name));
         self.remove_excess(limits);
         report
     }

@@ -12,7 +12,12 @@ use crate::process::slot_files::SlotFiles;
 use crate::process::touch::AnswerText;
 use crate::spec::ServerCommand;
 
-const LIMITS: StoreLimits = StoreLimits { bytes: 1 << 30, age: Duration::from_secs(1000), count: 4 };
+const LIMITS: StoreLimits = StoreLimits {
+    bytes: 1 << 30,
+    age: Duration::from_secs(1000),
+    count: 4,
+    fresh_for: Duration::from_secs(900),
+};
 const KIN: AnswerIdentity = AnswerIdentity { made_of: 7, but_for_binary: 8, answer_tokens: None };
 
 struct Rig {
@@ -94,14 +99,7 @@ impl Rig {
     }
 
     fn query() -> LoadQuery {
-        LoadQuery {
-            replica: 0,
-            replicas: 1,
-            kin: Some(KIN),
-            fresh_for: Duration::from_secs(900),
-            limits: LIMITS,
-            deadline: soon(),
-        }
+        LoadQuery { replica: 0, replicas: 1, kin: Some(KIN), limits: LIMITS, deadline: soon() }
     }
 
     /// Loads, and is ready.
@@ -218,7 +216,8 @@ fn a_process_that_cannot_use_a_slot_leaves_it_to_the_next() {
         let other = LoadQuery { kin, ..Rig::query() };
         let loaded = rig.load_as(&other);
         assert!(questions(&loaded) == ["a"] && loaded[0].slot.is_none());
-        assert!(rig.load_as(&LoadQuery { fresh_for: Duration::ZERO, ..other }).is_empty());
+        let limits = StoreLimits { fresh_for: Duration::ZERO, ..LIMITS };
+        assert!(rig.load_as(&LoadQuery { limits, ..other }).is_empty());
     }
     assert!(rig.load()[0].slot.is_some());
 }
@@ -241,15 +240,18 @@ fn a_save_replaces_earlier_versions_and_leaves_unchanged_files() {
     let after = rig.store.names();
     assert_eq!((after.len(), after.iter().filter(|name| before.contains(name)).count()), (2, 1));
     assert_eq!(questions(&rig.load()), ["b", "a"]);
-    // A slot that a process could not use is written again.
+    // A program that does not know the earlier version finds it when it loads.
+    let b = conversation("b");
+    rig.save(&[&b], &[&b]);
+    assert_eq!((rig.store.names().len(), questions(&rig.load())), (3, vec!["b".to_owned(), "a".to_owned()]));
+    assert_eq!(rig.store.names().len(), 2);
+    // A slot that a process could not use may be of use to the next one, until there is a new one.
     let unused = rig.load().remove(1).conversation;
     unused.note_useless_slot();
     let report = rig.save(&[&unused], &[]);
-    assert_eq!((report.conversations, report.slots), (1, 0));
-    // A program that does not know the earlier version finds it when it loads.
-    rig.save(&[&conversation("b")], &[]);
-    assert_eq!((rig.store.names().len(), questions(&rig.load())), (3, vec!["b".to_owned(), "a".to_owned()]));
-    assert_eq!(rig.store.names().len(), 2);
+    assert_eq!((report.conversations, report.slots, rig.store.names().len()), (1, 0, 3));
+    rig.save(&[&unused], &[&unused]);
+    assert_eq!(questions(&rig.load()), ["a", "b"]);
 }
 
 #[test]
@@ -263,6 +265,12 @@ fn number_bytes_and_age_are_bounded() {
     rig.store.remove_excess(StoreLimits { bytes: sizes / 2 + 10, ..LIMITS });
     assert_eq!(questions(&rig.load()), ["c0", "c1"], "the latest stay");
     assert_eq!(rig.files().len(), 6);
+    // A time in the future was written by a wrong clock.
+    let ahead = ConversationName::new(clock::unix_now_ms() + 2 * MAX_CLOCK_LEAD_MS, LIMITS.age, 0, 0);
+    fs::copy(rig.path(&record_file(&rig.store.names()[0])), rig.path(&record_file(&ahead))).unwrap();
+    assert_eq!(questions(&rig.load()), ["c0", "c1"]);
+    rig.store.remove_excess(LIMITS);
+    assert!(!rig.path(&record_file(&ahead)).exists());
     // A shorter age is in effect at once.
     let young = LoadQuery { limits: StoreLimits { age: Duration::ZERO, ..LIMITS }, ..Rig::query() };
     assert!(rig.load_as(&young).is_empty());
