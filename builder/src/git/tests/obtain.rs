@@ -77,7 +77,9 @@ async fn a_server_that_sends_more_than_any_source_has_is_not_listened_to() {
     let offline = CommitRequest { offline: true, ..request(&url, "main") };
     assert!(ask(scene.cache.path(), &offline).await.is_err(), "nothing of it was taken");
     let (obtained, notes) = scene.ask("b2").await.unwrap();
-    assert_eq!((obtained.commit, notes), (kept, Vec::<String>::new()), "what was there is there");
+    assert_eq!(obtained.commit, kept, "what was there is there");
+    // The thread of the fetch that was cut off may still hold the lock.
+    assert!(notes.iter().all(|note| note.ends_with("waiting for it")), "{notes:?}");
 }
 
 #[tokio::test]

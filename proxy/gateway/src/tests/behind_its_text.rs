@@ -70,6 +70,10 @@ fn next(way: Way) -> (Upstream, Asked) {
                         json!({ "prompt": if has_text { "tell: Once" } else { "tell: " } })
                     }
                     ("/apply-template", ..) => json!({}),
+                    ("/tokenize", ..) if body["content"] == "Once<eot>" && body["parse_special"] == true => {
+                        json!({ "tokens": [1, 9] })
+                    }
+                    ("/tokenize", ..) if body["content"] == "Once<eot>" => json!({ "tokens": [1, 2, 3, 4] }),
                     ("/tokenize", ..) if body["content"] == "tell: " => json!({ "tokens": [1, 2, 3] }),
                     ("/tokenize", ..) if body["content"] == "tell: Once" => {
                         json!({ "tokens": [1, 2, 3, 4, 5] })
@@ -114,11 +118,11 @@ async fn a_text_goes_on_where_the_next_server_shows_that_it_does() {
         let asked = asked.lock().unwrap().clone();
         let paths: Vec<&str> = asked.iter().map(|(path, _)| path.as_str()).collect();
         let counts = if way == Way::Appends { 2 } else { 1 };
-        let questions = ["/completion", "/apply-template", "/apply-template"];
-        assert_eq!(paths[..3], questions, "{body}");
-        assert_eq!(paths[3..3 + counts], ["/tokenize", "/tokenize"][..counts], "{body}");
-        assert_eq!(paths[3 + counts..], [PATH, PATH, PATH], "{body}");
-        let (_, last) = &asked[5 + counts];
+        let questions = ["/completion", "/tokenize", "/tokenize", "/apply-template", "/apply-template"];
+        assert_eq!(paths[..5], questions, "{body}");
+        assert_eq!(paths[5..5 + counts], ["/tokenize", "/tokenize"][..counts], "{body}");
+        assert_eq!(paths[5 + counts..], [PATH, PATH, PATH], "{body}");
+        let (_, last) = &asked[7 + counts];
         assert_eq!((&last["max_tokens"], &last["stream"]), (&json!(7), &json!(true)), "{last}");
         assert_eq!(last["messages"][1], json!({ "role": "assistant", "content": "Once" }));
         let record = rig.record(0).await;
@@ -164,8 +168,19 @@ async fn where_it_shows_something_else_the_stream_ends_with_an_error() {
             assert!(rest.contains(why), "{answer}");
             assert!(!rig.backends.told.lock().unwrap()[1..].contains(&"broke"), "it is no fault of its own");
         }
-        assert_eq!((asked.lock().unwrap().len(), third.accepted()), (6, 0), "{way:?}");
+        assert_eq!((asked.lock().unwrap().len(), third.accepted()), (8, 0), "{way:?}");
         assert_eq!(rig.record(0).await.outcome, RequestOutcome::UpstreamDied);
         rig.is_clean().await;
     }
+}
+
+#[tokio::test]
+async fn a_text_with_a_special_token_of_the_model_is_not_put_into_a_prompt() {
+    let dead = dying(begun("one", &["Once", "<eot>"]));
+    let (alive, asked) = next(Way::Appends);
+    let rig = Rig::with(going_on(), &[&dead, &alive]).await;
+    let (_, answer) = rig.ask(&post(PATH, BODY)).await;
+    assert!(answer.contains("its text has special tokens of a template"), "{answer}");
+    assert!(asked.lock().unwrap().iter().all(|(_, body)| body["stream"] != true));
+    rig.is_clean().await;
 }

@@ -275,6 +275,9 @@ impl Lease {
     /// Waits until no other request runs in the slots of the generation, and keeps other requests out. Call
     /// it once, before sending a suspected request. [`Lease::end_solitude`] or the drop ends the solitude.
     pub async fn wait_alone(&self, request: RequestFingerprint) -> SolitudeResult {
+        if self.is_alone() {
+            return SolitudeResult::Granted;
+        }
         self.solitude.store(SEEKS_SOLITUDE, Ordering::Relaxed);
         self.leases.with_state(|queue| queue.dispatch.seek_alone(self.cell.id, self.kind));
         let waiting = self.leases.until_alone(self.cell.id, self.kind, request, Instant::now());

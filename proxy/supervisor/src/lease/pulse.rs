@@ -110,6 +110,8 @@ impl ProgressTracker {
     /// `streams`: the request asks for an event stream.
     pub(crate) fn note_sent(&self, pulse: &RequestProgress, asked: Arc<dyn SentRequest>, streams: bool) {
         *lock(&pulse.request) = Some(asked);
+        // Events of an earlier request of this lease are no progress of this one.
+        pulse.events.store(0, Ordering::Relaxed);
         pulse.streams.store(streams, Ordering::Relaxed);
         pulse.awaited_since.store(self.micros(Instant::now()) + 1, Ordering::Relaxed);
     }

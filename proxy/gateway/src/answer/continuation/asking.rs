@@ -116,7 +116,10 @@ impl ContinuationClient<'_> {
         Ok(answer)
     }
 
-    async fn attempt(&mut self, message: &mut UpstreamRequest) -> Result<AttemptAnswer, ContinuationStop> {
+    pub(super) async fn attempt(
+        &mut self,
+        message: &mut UpstreamRequest,
+    ) -> Result<AttemptAnswer, ContinuationStop> {
         let lease = self.lease.clone();
         let search = self.attempts.search;
         let answer = self.until_deadline(attempt_once(&search.upstream, &lease, message)).await?;

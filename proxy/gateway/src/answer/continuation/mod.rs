@@ -34,7 +34,8 @@ use self::request::{ContinuationRequest, NoContinuationReason, ProbedSettings};
 use self::rest::RestTranslator;
 use crate::answer::AnswerFormat;
 use crate::backend::{
-    AnsweringBackend, BackendAttempts, RelayedAnswer, RepeatableRequest, SharedLease, UpstreamRequest,
+    AnsweringBackend, AttemptAnswer, BackendAttempts, RelayedAnswer, RepeatableRequest, SharedLease,
+    UpstreamRequest,
 };
 use crate::observe::{RequestOutcome, RequestRecord};
 use crate::refusal::RequestRefusal;
@@ -278,7 +279,7 @@ async fn compute_rest_otherwise(
     let plans = ContinuationPlans::without_repeat(&heard, &body, first)?;
     let mut attempts = BackendAttempts::new(&search, record);
     attempts.died = Some(RequestRefusal::Died { model: search.model.clone() });
-    let server = ProbedServer::probe(&plans, attempts, message, lease, deadline).await?;
+    let server = ProbedServer::probe_held(&plans, attempts, message, lease, deadline).await?;
     continue_after_probe(plans, DeliveredAnswer { heard, paid }, &body, server).await
 }
 
@@ -305,6 +306,24 @@ impl<'a> ProbedServer<'a> {
         let AnsweringBackend { lease, revoked, conn, pool, sent, deadline, .. } = *backend;
         let asking = ContinuationClient { attempts, message, lease, revoked, deadline };
         let probed = ProbedResponse { response, conn, is_sent: sent.sent_fingerprint().is_some(), pool };
+        Ok(Self { asking, probed })
+    }
+
+    /// Probes the server that has repeated the answer, and no other one: no request is executed a third time.
+    /// A suspect is still alone there.
+    async fn probe_held(
+        plans: &ContinuationPlans,
+        attempts: BackendAttempts<'a>,
+        message: Box<UpstreamRequest>,
+        lease: SharedLease,
+        deadline: Instant,
+    ) -> Result<Self, ContinuationStop> {
+        let mut probe = plans.probe(&message)?;
+        let revoked = Box::pin(lease.clone().revoked());
+        let mut asking = ContinuationClient { attempts, message, lease, revoked, deadline };
+        asking.attempts.note_side_question(&mut probe);
+        let AttemptAnswer { response, conn, pool } = asking.attempt(&mut probe).await?;
+        let probed = ProbedResponse { response, conn, is_sent: probe.sent().is_whole(), pool };
         Ok(Self { asking, probed })
     }
 }

@@ -58,6 +58,8 @@ const FORMAT_MEMBERS: [&str; 2] = ["json_schema", "response_format"];
 pub(super) struct PrefillContinuation {
     kind: AnswerFormat,
     body: Map<String, Value>,
+    /// Everything that the client has.
+    pub(super) all: String,
     /// Thought before the text.
     reasoning: String,
     /// Generated text so far. For a tool call, empty until [`Self::set_call_text`].
@@ -111,7 +113,7 @@ impl PrefillContinuation {
         let chosen = choice["type"].as_str().or(choice.as_str());
         let must_call = matches!(chosen, Some("required" | "any" | "tool"));
         if !choice.is_null() && !must_call && !matches!(chosen, Some("auto" | "none")) {
-            return why("it has to call one tool of several");
+            return why("it names the tool to call");
         }
         let turns = match kind {
             AnswerFormat::Responses => "input",
@@ -136,7 +138,7 @@ impl PrefillContinuation {
         let reasoning = if is_over { reasoning.trim_ascii_end() } else { reasoning }.to_owned();
         let call = call.map(|call| PartialCall::from_beginning(text, call));
         let text = if call.is_some() { String::new() } else { text.to_owned() };
-        Ok(Self { kind, body, reasoning, text, call, must_call, has_format })
+        Ok(Self { kind, body, all: all.to_owned(), reasoning, text, call, must_call, has_format })
     }
 
     /// Builds the request that reports how a call begins, if the answer breaks off in a call.

@@ -33,6 +33,7 @@ pub(super) async fn prefill_request(
     if let Some(question) = prefill.grammar_request() {
         check_grammar(asking, question, prefill.last_text()).await?;
     }
+    check_special_tokens(asking, &prefill.all).await?;
     let limit = kin.and_then(|kin| kin.answer_tokens);
     if let Some(tokens) = count_appended(asking, prefill).await? {
         let rest = prefill.rest_request(tokens, limit)?;
@@ -71,6 +72,20 @@ async fn count_tokens(
     question: Vec<u8>,
 ) -> Result<u64, ContinuationStop> {
     Ok(spelling::read_count(&asking.ask(Some("/tokenize"), question).await?)?)
+}
+
+/// Checks that no part of the client's text is a special token of the model, such as the end of a turn: in a
+/// rendered prompt it would become that token.
+async fn check_special_tokens(
+    asking: &mut ContinuationClient<'_>,
+    all: &str,
+) -> Result<(), ContinuationStop> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    let plain = count_tokens(asking, spelling::count_request(all)).await?;
+    let special = count_tokens(asking, spelling::special_count_request(all)).await?;
+    if plain == special { Ok(()) } else { Err("its text has special tokens of a template".to_owned().into()) }
 }
 
 /// Checks that the server starts the grammar of tools after the text. Without that check, a second call could

@@ -61,6 +61,11 @@ pub(super) fn count_request(text: &str) -> Vec<u8> {
     json!({ "content": text, "add_special": false, "parse_special": false }).to_string().into_bytes()
 }
 
+/// Like [`count_request`], but marks in the text count as special tokens.
+pub(super) fn special_count_request(text: &str) -> Vec<u8> {
+    json!({ "content": text, "add_special": false, "parse_special": true }).to_string().into_bytes()
+}
+
 /// Builds the request for the number of tokens of a rendered prompt.
 pub(super) fn prompt_count_request(prompt: &str) -> Vec<u8> {
     json!({ "content": prompt, "add_special": true, "parse_special": true }).to_string().into_bytes()
