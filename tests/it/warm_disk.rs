@@ -148,7 +148,7 @@ async fn a_damaged_file_costs_one_evaluation_and_no_request() -> Outcome {
     for talk in &mut talks {
         talk.turn(&warden, false).await?;
     }
-    warden.says("a conversation on disk is damaged").await?;
+    warden.says("a slot file is damaged").await?;
     Ok(())
 }
 

@@ -10,12 +10,12 @@ use crate::clock::millis;
 
 pub(crate) const RECORD_SUFFIX: &str = ".json";
 
-/// A time beyond any real one. A configured age may be longer.
+/// Largest time of fifteen digits. A configured age may be longer.
 const MAX_TIME: u64 = 999_999_999_999_999;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ConversationName {
-    /// Time of the save, minus the number of later conversations of the same save.
+    /// Time of the save, less one millisecond for each later conversation of that save: names sort by age.
     pub(crate) saved: u64,
     /// Time at which the conversation expires if its model is not configured.
     pub(crate) until: u64,
@@ -44,12 +44,12 @@ impl ConversationName {
         parts.next().is_none().then_some(name)
     }
 
-    /// Name in the name of a record file.
+    /// Parses the conversation's name from the path of its record.
     pub(crate) fn of_record(file: &Path) -> Option<Self> {
         Self::parse(file.file_name()?.to_str()?.strip_suffix(RECORD_SUFFIX)?)
     }
 
-    /// Name in the name of any file of a conversation.
+    /// Parses the conversation's name from the path of any of its files.
     pub(crate) fn of_part(file: &Path) -> Option<Self> {
         Self::parse(file.file_name()?.to_str()?.split_once('.')?.0)
     }

@@ -13,8 +13,9 @@
 //!   NAME.slot.checkpoints   checkpoints of the slot, with the fix `slot-checkpoints`
 //! ```
 //!
-//! A conversation is removed when a later version of it is on disk, when it is too old, when its files are
-//! damaged, or when there is no room. It is not removed because one process cannot use it: the next one may.
+//! A conversation is removed when a later version has its slot on disk, when it is too old, damaged or beyond
+//! the bytes, when it has no slot and is older than `warm_away`, or after two deaths during its restore. A
+//! conversation that one process cannot use is kept, because the next process may be able to.
 //!
 //! | file | job |
 //! |---|---|
@@ -69,8 +70,8 @@ pub(crate) struct StoreLimits {
     pub(crate) age: Duration,
     /// Conversations of a process that are saved or loaded. A process restores at most one per slot.
     pub(crate) count: usize,
-    /// Age from which a conversation without a usable slot is neither loaded nor kept: evaluating it would
-    /// cost more than clients gain.
+    /// Greatest age at which a prompt is evaluated again. Older conversations are loaded only with a usable
+    /// slot, and removed if they have no slot file.
     pub(crate) fresh_for: Duration,
 }
 
@@ -138,10 +139,10 @@ impl StoredConversations {
                 match slot.is_intact(&self.directory.join(&file), query.deadline) {
                     Ok(true) => return Some((file, slot.tokens)),
                     Ok(false) => {
-                        tracing::warn!(file, "a conversation on disk is damaged, and is removed");
+                        tracing::warn!(file, "a slot file is damaged; its conversation is removed from disk");
                         self.remove(&name);
                     }
-                    Err(error) => tracing::warn!(file, %error, "a conversation on disk is not used"),
+                    Err(error) => tracing::warn!(file, %error, "cannot read a slot file; it is not restored"),
                 }
                 None
             });
@@ -213,7 +214,7 @@ impl StoredConversations {
         remove_conversation(&self.directory, name);
     }
 
-    /// Removes conversations that are too old or beyond the bytes. The least recently used ones go first.
+    /// Removes conversations that are too old. Keeps the latest of the others that fit into the bytes.
     fn remove_excess(&self, limits: StoreLimits) {
         let now = clock::unix_now_ms();
         remove_leftovers(&self.directory);
@@ -240,8 +241,8 @@ impl StoreLimits {
     }
 }
 
-/// Removes conversations in the background: expired ones of models without `warm = "disk"` in this
-/// configuration, and all of models with another `warm`. `parent`: directory with all models.
+/// Removes, in the background, all conversations of models whose `warm` is not `"disk"`, and the expired
+/// conversations of models that are not configured. `parent`: directory with all models.
 pub(crate) fn begin_general_sweep<'a>(
     parent: &Path,
     models: impl Iterator<Item = (&'a ModelName, WarmMode)>,
@@ -278,7 +279,7 @@ pub(crate) fn begin_general_sweep<'a>(
 
 fn run_in_background(job: impl FnOnce() + Send + 'static) {
     if let Err(error) = run_detached(WorkKind::Conversations, job) {
-        tracing::warn!(%error, "conversations on disk are not checked or removed now");
+        tracing::warn!(%error, "cannot clean up conversations on disk now");
     }
 }
 

@@ -1,6 +1,5 @@
-//! Remembers which conversations are being restored, in a file that outlives this program. If the process dies
-//! twice meanwhile, even together with this program or the machine, one of them may be the cause, and they are
-//! removed.
+//! Records which conversations are being restored, in a marker file that survives a crash of this program. If
+//! two processes die during the restore, one of the conversations may be the cause, and all of them are removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -57,11 +56,11 @@ impl StoredConversations {
         let marker = RestoreAttempts { attempts: before.attempts + 1, slot_files };
         let written = serde_json::to_vec(&marker).map_err(std::io::Error::other);
         if let Err(error) = written.and_then(|json| fs::write(self.marker(replica), json)) {
-            tracing::warn!(%error, "a failed restore of conversations would not be noticed");
+            tracing::warn!(%error, "cannot write a marker: a crash during this restore is not counted");
         }
     }
 
-    /// Notes, in the background, that the process is ready, or was ended for another reason.
+    /// Removes the marker in the background: the process is ready, or this program has stopped it.
     pub(crate) fn note_restored(self: &Arc<Self>, replica: u32) {
         let marker = self.marker(replica);
         run_in_background(move || drop(fs::remove_file(marker)));

@@ -78,7 +78,7 @@ impl ConversationSave {
         let Self { store, ended, packing, limits, until } = self;
         let writer = Arc::clone(&store);
         let writing = run_job(WorkKind::Conversations, move || writer.save_prompts(&ended, limits));
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "the disk did not take them in time");
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "saving the prompts took too long");
         let batch = tokio::time::timeout_at(until, writing).await.map_err(|_| late())???;
         let (slots, no_file) = match packing {
             Ok(mut packing) => {
@@ -110,7 +110,7 @@ impl StoredConversations {
     ) -> io::Result<SavedBatch> {
         let is_closed = lock(&self.is_closed);
         if *is_closed {
-            return Err(io::Error::other("they are no longer to be kept"));
+            return Err(io::Error::other("the model keeps no conversations any more"));
         }
         trusted_path::make_private_dir(&self.directory)?;
         let now = clock::unix_now_ms();
@@ -161,7 +161,7 @@ impl StoredConversations {
                         has_slot = true;
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "the slot of a conversation is not kept on disk");
+                        tracing::warn!(%error, "cannot keep the slot of a conversation on disk");
                         files.remove_file(&slot_file(&saved.name));
                     }
                 }
@@ -192,7 +192,7 @@ impl StoredConversations {
     fn attach_slot(&self, saved: &SavedConversation, slot: SlotRecord) -> io::Result<u64> {
         let is_closed = lock(&self.is_closed);
         if *is_closed {
-            return Err(io::Error::other("conversations are no longer to be kept"));
+            return Err(io::Error::other("the model keeps no conversations any more"));
         }
         let bytes = slot.bytes();
         let record = ConversationRecord::new(&saved.kept.turn, Some(slot));
