@@ -1,5 +1,5 @@
-//! Promise: with `warm = "disk"`, conversations survive an unload, an exit, a kill and a reboot. Nobody else can
-//! read them, and they are removed in time.
+//! Promise: with `warm = "disk"`, conversations survive an unload, an exit, a kill and a reboot. Only our
+//! user can read them, and they are removed in time.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -211,7 +211,7 @@ async fn conversations_go_with_the_setting_with_the_model_and_after_their_age() 
     warden.reload(&config)?;
     wait_until("they are gone", SOON, async || stored(&warden).is_empty()).await?;
 
-    // Nobody was there when the setting changed.
+    // The setting changed while llama-warden was stopped.
     let (mut warden, _) = begun(&dense(), "").await?;
     exited(&mut warden).await?;
     assert_eq!(stored(&warden).len(), 6);
@@ -257,7 +257,7 @@ async fn a_crash_leaves_what_was_on_disk_to_a_later_process() -> Outcome {
     warden.http.post(CHAT, &body).await?.json()?;
     exited(&mut warden).await?;
     let warden = warden.again().await?;
-    // The first conversation has begun anew in the process that crashed.
+    // The process that crashed had evaluated the first conversation from its first turn.
     all_warm(&warden, &mut before[1..]).await
 }
 

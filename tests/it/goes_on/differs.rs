@@ -72,7 +72,7 @@ fn with(own: &Value, more: &Value) -> Value {
 
 /// What an answer must be, apart from being one answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum AnswerForm {
     Text,
     Schema,
     /// Calls of `weather`, each with a city.
@@ -82,7 +82,7 @@ enum Form {
 }
 
 /// Requests of all routes, each with the form of its answer. With `thinks`, a thought comes first.
-fn requests(thinks: bool) -> Vec<(&'static str, Form, &'static str, Value)> {
+fn requests(thinks: bool) -> Vec<(&'static str, AnswerForm, &'static str, Value)> {
     // Two examples make a small model call at once.
     let called = |city: &str| {
         let city = format!("the city of {city}, with its old streets, markets and the river below the hills");
@@ -117,34 +117,34 @@ fn requests(thinks: bool) -> Vec<(&'static str, Form, &'static str, Value)> {
     let any =
         json!({ "tool_choice": { "type": "any" }, "tools": [{ "name": "weather", "input_schema": city }] });
     vec![
-        ("a schema", Form::Schema, CHAT, with(&chat, &json!({ "response_format": format }))),
+        ("a schema", AnswerForm::Schema, CHAT, with(&chat, &json!({ "response_format": format }))),
         (
             "a call",
-            Form::Calls,
+            AnswerForm::Calls,
             CHAT,
             with(&chat, &json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false })),
         ),
         (
             "an optional call",
-            Form::MayCall,
+            AnswerForm::MayCall,
             CHAT,
             with(&chat, &json!({ "tools": tools, "parallel_tool_calls": false })),
         ),
-        ("a call", Form::Calls, MESSAGES, with(&message, &any)),
+        ("a call", AnswerForm::Calls, MESSAGES, with(&message, &any)),
         (
             "a call",
-            Form::Calls,
+            AnswerForm::Calls,
             RESPONSES,
             with(&response, &json!({ "tools": [flat], "tool_choice": "required" })),
         ),
-        ("a text", Form::Text, CHAT, with(&chat, &json!({ "max_tokens": 60 }))),
-        ("a text", Form::Text, MESSAGES, with(&message, &json!({ "max_tokens": 60 }))),
-        ("a text", Form::Text, RESPONSES, with(&response, &json!({ "max_output_tokens": 60 }))),
+        ("a text", AnswerForm::Text, CHAT, with(&chat, &json!({ "max_tokens": 60 }))),
+        ("a text", AnswerForm::Text, MESSAGES, with(&message, &json!({ "max_tokens": 60 }))),
+        ("a text", AnswerForm::Text, RESPONSES, with(&response, &json!({ "max_output_tokens": 60 }))),
     ]
 }
 
 /// Fails unless this is one whole answer of its form.
-fn check_whole(form: Form, heard: &Heard, context: &str) {
+fn check_whole(form: AnswerForm, heard: &Heard, context: &str) {
     assert!(heard.ends.len() == 1 && heard.done && heard.behind == 0, "{context}: {heard:?}");
     assert_eq!((heard.ids, heard.late_roles), (1, 0), "{context}: {heard:?}");
     // `/v1/responses` calls such an answer complete, too.
@@ -157,15 +157,17 @@ fn check_whole(form: Form, heard: &Heard, context: &str) {
         })
     };
     match form {
-        Form::Text => {
+        AnswerForm::Text => {
             let has_any = !heard.text.is_empty() || !heard.reasoning.is_empty();
             assert!(heard.calls.is_empty() && has_any, "{context}: {heard:?}");
         }
-        Form::Schema => assert!(is_cut || is_city(&heard.text), "{context}: {heard:?}"),
-        Form::Calls | Form::MayCall => {
+        AnswerForm::Schema => assert!(is_cut || is_city(&heard.text), "{context}: {heard:?}"),
+        AnswerForm::Calls | AnswerForm::MayCall => {
             let mut calls = heard.calls.split("weather{").skip(1).map(|call| format!("{{{call}"));
             assert!(
-                is_cut || ((form == Form::MayCall || heard.call_ids > 0) && calls.all(|call| is_city(&call))),
+                is_cut
+                    || ((form == AnswerForm::MayCall || heard.call_ids > 0)
+                        && calls.all(|call| is_city(&call))),
                 "{context}: {heard:?}"
             );
             assert!(
@@ -222,42 +224,48 @@ async fn killed_everywhere(
     Ok(told)
 }
 
+/// Kills the servers of a model at each temperature; no answer may end with an error.
+async fn all_continue(
+    model: &Path,
+    template: &str,
+    temperatures: [Value; 2],
+    thinks: bool,
+) -> Result<Vec<KilledAnswers>, Trouble> {
+    let home = tempfile::tempdir()?;
+    let warden = started_unlike(home.path(), model, "2", Some(template)).await?;
+    let mut all = Vec::new();
+    for temperature in temperatures {
+        let told = killed_everywhere(&warden, &temperature, thinks).await?;
+        assert!(told.errors.is_empty(), "temperature {temperature}: {told:#?}");
+        all.push(told);
+    }
+    Ok(all)
+}
+
 #[tokio::test]
 async fn calls_and_formats_continue_on_a_process_that_answers_otherwise() -> Outcome {
-    let home = tempfile::tempdir()?;
     let model = sample_model(SamplePreset::Tools)?;
-    let warden = started_unlike(home.path(), &model, "2", Some(PLAIN)).await?;
-    for temperature in [json!(0), json!(0.7)] {
-        let told = killed_everywhere(&warden, &temperature, false).await?;
-        println!("temperature {temperature}: {told:?}");
-        assert!(told.errors.is_empty() && told.whole > 0, "{told:#?}");
-    }
+    let all = all_continue(&model, PLAIN, [json!(0), json!(0.7)], false).await?;
+    println!("{all:?}");
+    assert!(all.iter().all(|told| told.whole > 0), "{all:#?}");
     Ok(())
 }
 
 #[tokio::test]
 async fn trained_calls_and_formats_continue_on_a_process_that_answers_otherwise() -> Outcome {
     let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
-    let home = tempfile::tempdir()?;
-    let warden = started_unlike(home.path(), &model, "2", Some(CALLS)).await?;
-    for temperature in [json!(0), json!(0.8)] {
-        let told = killed_everywhere(&warden, &temperature, false).await?;
-        println!("temperature {temperature}: {told:?}");
-        assert!(told.errors.is_empty() && told.in_calls > 0, "{told:#?}");
-    }
+    let all = all_continue(&model, CALLS, [json!(0), json!(0.8)], false).await?;
+    println!("{all:?}");
+    assert!(all.iter().all(|told| told.in_calls > 0), "{all:#?}");
     Ok(())
 }
 
 #[tokio::test]
 async fn thoughts_and_what_follows_them_continue_on_a_process_that_answers_otherwise() -> Outcome {
     let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
-    let home = tempfile::tempdir()?;
-    let warden = started_unlike(home.path(), &model, "2", Some(TEMPLATE)).await?;
-    for temperature in [json!(0), json!(0.8)] {
-        let told = killed_everywhere(&warden, &temperature, true).await?;
-        println!("after thoughts, temperature {temperature}: {told:?}");
-        assert!(told.errors.is_empty() && told.whole > 0, "{told:#?}");
-    }
+    let all = all_continue(&model, TEMPLATE, [json!(0), json!(0.8)], true).await?;
+    println!("{all:?}");
+    assert!(all.iter().all(|told| told.whole > 0), "{all:#?}");
     Ok(())
 }
 
@@ -267,7 +275,7 @@ async fn a_text_of_a_model_without_tools_continues_where_a_tool_is_required() ->
     let Some(model) = real_weights::smollm2().await? else { return Ok(()) };
     let home = tempfile::tempdir()?;
     let warden = started_unlike(home.path(), &model, "2", None).await?;
-    let tools = requests(false).into_iter().filter(|(_, form, ..)| *form == Form::Calls);
+    let tools = requests(false).into_iter().filter(|(_, form, ..)| *form == AnswerForm::Calls);
     for (_, _, path, mut body) in tools {
         for name in ["max_tokens", "max_output_tokens"] {
             if body[name].is_number() {
@@ -280,7 +288,7 @@ async fn a_text_of_a_model_without_tools_continues_where_a_tool_is_required() ->
                 let at = 5 + usize::try_from(kill).unwrap_or(0) * 7 % 30;
                 let heard = asked(&warden, path, &body, Some(at)).await?;
                 assert!(heard.error.is_none(), "{path}, {temperature}, killed at {at}: {heard:?}");
-                check_whole(Form::Text, &heard, path);
+                check_whole(AnswerForm::Text, &heard, path);
             }
         }
     }

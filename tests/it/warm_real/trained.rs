@@ -122,7 +122,7 @@ async fn sliding_windows_with_trained_weights_and_saved_checkpoints_are_carried(
     Ok(())
 }
 
-/// After an exit and a start of llama-warden, conversations go on as if nothing had happened.
+/// After an exit and a start of llama-warden, conversations continue as without them.
 async fn goes_on_after_an_exit(model: &Path, more: &str) -> Outcome {
     let expected = undisturbed_turns(model, 3).await?;
     let mut warden = started(model, &format!("warm = \"disk\"\n{more}")).await?;

@@ -273,7 +273,8 @@ impl Lease {
     }
 
     /// Waits until no other request runs in the slots of the generation, and keeps other requests out. Call
-    /// it once, before sending a suspected request. [`Lease::end_solitude`] or the drop ends the solitude.
+    /// it before sending a suspected request; a lease that is alone already stays so. [`Lease::end_solitude`] or
+    /// the drop ends the solitude.
     pub async fn wait_alone(&self, request: RequestFingerprint) -> SolitudeResult {
         if self.is_alone() {
             return SolitudeResult::Granted;

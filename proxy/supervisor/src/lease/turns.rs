@@ -176,17 +176,22 @@ impl ConversationStore {
         let mut new = KeptConversation::new(turn);
         // The body may be part of a larger buffer that would stay allocated.
         new.turn.body = new.turn.body.map(|body| Bytes::copy_from_slice(&body));
-        let mut all = lock(&self.all);
-        let earlier = all.iter().filter(|(_, old)| new.continues(old));
-        new.supersedes = earlier.flat_map(|(_, old)| old.supersedes.iter().cloned()).collect();
-        let new = Arc::new(new);
         if let Some((_, made_of, restored)) = unproven
             && restored.iter().any(|old| new.disproves_restore(old))
         {
             lock(&self.restored).unused_by = Some(made_of);
         }
-        all.retain(|(_, old)| !new.continues(old));
-        all.push_front((generation, new));
+        let mut all = lock(&self.all);
+        let mut earlier = Vec::new();
+        all.retain(|(_, old)| {
+            let is_earlier = new.continues(old);
+            if is_earlier {
+                earlier.extend(old.supersedes.iter().cloned());
+            }
+            !is_earlier
+        });
+        new.supersedes = earlier;
+        all.push_front((generation, Arc::new(new)));
         drop_excess(&mut all);
     }
 

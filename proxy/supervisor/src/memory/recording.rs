@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use warden_policies::sample::BackendSample;
 use warden_policies::{GenerationId, ModelName, trace};
 
+use crate::process::directories::file_safe_name;
 use crate::state::{StateKind, StateWriter};
 use crate::sync::lock;
 
@@ -109,8 +110,7 @@ impl SampleRecorder {
 }
 
 fn create_file(directory: &Path, model: &ModelName, generation: GenerationId) -> io::Result<(PathBuf, File)> {
-    let tame = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-    let name: String = model.as_str().chars().map(tame).collect();
+    let name = file_safe_name(model.as_str(), usize::MAX);
     for number in 1..=NAME_ATTEMPTS {
         let more = if number == 1 { String::new() } else { format!("-{number}") };
         let path = directory.join(format!("{name}-{generation}{more}.jsonl"));

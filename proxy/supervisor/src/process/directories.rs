@@ -88,9 +88,14 @@ pub(crate) const SOCKET_PATH_LIMIT: usize = 107;
 pub(crate) fn socket_path(directory: &Path, model: &ModelName, generation: GenerationId) -> PathBuf {
     const MAX_MODEL_CHARS: usize = 12;
     let last = model.as_str().rsplit('/').next().unwrap_or_default();
-    let tame = |c: char| if c.is_ascii_alphanumeric() || c == '.' || c == '_' { c } else { '-' };
-    let short: String = last.chars().take(MAX_MODEL_CHARS).map(tame).collect();
+    let short = file_safe_name(last, MAX_MODEL_CHARS);
     directory.join(format!("{short}-{}-{generation}.sock", instance_pid()))
+}
+
+/// Beginning of a name, with all characters replaced that are unusual in file names.
+pub(crate) fn file_safe_name(name: &str, max_chars: usize) -> String {
+    let tame = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+    name.chars().take(max_chars).map(tame).collect()
 }
 
 /// PID in the name of a socket, report file or slot directory.

@@ -31,7 +31,7 @@ pub(crate) const FILE_SUFFIX: &str = ".slot";
 const DIRECTORY_EXTENSION: &str = "slots";
 const MARK_SUFFIX: &str = ".mark";
 /// File that a server with the fix `slot-checkpoints` writes next to a slot file.
-pub(crate) const CHECKPOINT_SUFFIX: &str = ".checkpoints";
+const CHECKPOINT_SUFFIX: &str = ".checkpoints";
 
 /// A slot directory. Dropping the last handle removes our files, in the background where possible.
 #[derive(Debug)]
@@ -193,7 +193,8 @@ fn move_file(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-fn checkpoint_name(name: &str) -> String {
+/// Name of the checkpoints of a slot file.
+pub(crate) fn checkpoint_name(name: &str) -> String {
     format!("{name}{CHECKPOINT_SUFFIX}")
 }
 

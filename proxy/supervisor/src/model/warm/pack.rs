@@ -60,6 +60,10 @@ pub(crate) struct SavedSlot {
 }
 
 impl SavedSlot {
+    fn holds(&self, kept: &Arc<KeptConversation>) -> bool {
+        self.conversation.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept))
+    }
+
     /// Notes that a process could not use the file.
     pub(crate) fn note_useless(&self) {
         if let Some(kept) = &self.conversation {
@@ -71,8 +75,7 @@ impl SavedSlot {
 impl SavedSlots {
     /// Takes the slot with this conversation out.
     pub(crate) fn take_slot_of(&mut self, kept: &Arc<KeptConversation>) -> Option<SavedSlot> {
-        let is_its = |slot: &SavedSlot| slot.conversation.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept));
-        let index = self.slots.iter().position(is_its)?;
+        let index = self.slots.iter().position(|slot| slot.holds(kept))?;
         Some(self.slots.remove(index))
     }
 }
@@ -156,11 +159,7 @@ impl SlotPacking {
             self.recall_cached(&empty, &mut room, &mut parcel).await;
         }
         let packed = |kept: &Arc<KeptConversation>| {
-            self.is_stored(kept)
-                || parcel
-                    .slots
-                    .iter()
-                    .any(|slot| slot.conversation.as_ref().is_some_and(|of| Arc::ptr_eq(of, kept)))
+            self.is_stored(kept) || parcel.slots.iter().any(|slot| slot.holds(kept))
         };
         if parcel.no_file.is_none() && !empty.is_empty() && !self.conversations.iter().all(packed) {
             parcel.no_file = Some(NoFileReason::Empty);
@@ -290,11 +289,11 @@ impl SlotPacking {
     /// Moves conversations from the prompt cache into empty slots and saves those slots. Stops at the first
     /// conversation that is not cached.
     async fn recall_cached(&self, empty: &[u32], room: &mut FileRoom, parcel: &mut SavedSlots) {
-        let packed: Vec<Arc<KeptConversation>> =
-            parcel.slots.iter().filter_map(|slot| slot.conversation.clone()).collect();
-        let is_packed = |kept: &&Arc<KeptConversation>| packed.iter().any(|known| Arc::ptr_eq(known, kept));
-        let missing = self.conversations.iter().filter(|kept| !is_packed(kept) && !self.is_stored(kept));
-        for (kept, place) in missing.zip(empty) {
+        let is_packed = |kept: &Arc<KeptConversation>| {
+            self.is_stored(kept) || parcel.slots.iter().any(|slot| slot.holds(kept))
+        };
+        let missing: Vec<_> = self.conversations.iter().filter(|kept| !is_packed(kept)).collect();
+        for (kept, place) in missing.into_iter().zip(empty) {
             // For a named slot, the server does not search the prompt cache.
             let request = kept.turn.body.as_ref();
             let Some(body) = request.and_then(|body| touch::touch_body(body, &kept.turn.said, None)) else {

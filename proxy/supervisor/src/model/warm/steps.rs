@@ -14,7 +14,7 @@ use warden_policies::{GenerationId, Reason};
 use super::behind::GateWarmer;
 use super::pack::{SavedSlots, SlotPacking};
 use super::stored::save::{ConversationSave, EndedConversations, StoreReport};
-use super::stored::{LoadQuery, StoreLimits, StoredConversations, stored_generation};
+use super::stored::{StoreLimits, StoredConversations, StoredSource, stored_generation};
 use super::unpack::{ProcessWarming, SharedWarmState, WarmState, WarmingResult};
 use super::{KeptState, away};
 use crate::clock;
@@ -35,10 +35,10 @@ use crate::view::event::EventKind;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 
 impl TaskEnvironment {
-    /// Bounds of the model's conversations on disk. `count`: slots of a process.
-    fn store_limits(&self, count: usize) -> StoreLimits {
+    /// Bounds of the model's conversations on disk.
+    fn store_limits(&self) -> StoreLimits {
         let run = &self.spec.run;
-        StoreLimits { bytes: run.warm_disk_bytes.0, age: run.warm_disk_age, count, fresh_for: run.warm_away }
+        StoreLimits { bytes: run.warm_disk_bytes.0, age: run.warm_disk_age, fresh_for: run.warm_away }
     }
 }
 
@@ -97,7 +97,7 @@ impl ModelExperience {
         if let Some(store) = &self.stored
             && take_due(&mut self.next_sweep, now)
         {
-            store.begin_sweep(env.store_limits(usize::MAX));
+            store.begin_sweep(env.store_limits());
             self.next_sweep = Some(clock::after(now, SWEEP_INTERVAL));
         }
     }
@@ -199,14 +199,12 @@ impl ModelExperience {
         }
         let state = Arc::new(Mutex::new(Some(WarmState::Saved(None))));
         let mut unpacking = unit.make_unpacking(env, stored_generation(unit.replica), &state, None, false)?;
-        let query = LoadQuery {
+        unpacking.stored = Some(StoredSource {
+            store: Arc::clone(store),
             replica: unit.replica,
             replicas: env.spec.run.replicas,
-            kin: None,
-            limits: env.store_limits(usize::MAX),
-            deadline: Instant::now(),
-        };
-        unpacking.stored = Some((Arc::clone(store), query));
+            limits: env.store_limits(),
+        });
         Some(unpacking)
     }
 
@@ -221,7 +219,7 @@ impl ModelExperience {
     ) -> bool {
         let Some(live) = &mut unit.live else { return true };
         let reason = replacements.replacement_of(live.id).map(Replacement::reason);
-        let store = self.stored.clone().filter(|_| env.spec.run.warm == WarmMode::Disk);
+        let store = self.stored.clone();
         let goes = unit.machine.after_stop() == Some(AfterStop::Idle)
             && reason.is_none()
             && unit.replica < env.spec.run.replicas
@@ -231,9 +229,10 @@ impl ModelExperience {
         let follows = unit.machine.after_stop() == Some(AfterStop::Restart) && reason.is_some_and(is_planned);
         let planned = unit.role == UnitRole::Current && (follows || goes);
         // At the exit of the program, only conversations that stay on disk are of use.
+        let limit = clock::after(Instant::now(), warden_policies::defaults().warmth.to_disk);
         let until = match end {
-            None => clock::after(Instant::now(), warden_policies::defaults().warmth.to_disk),
-            Some(TaskEnd::Shutdown(deadline)) if goes && store.is_some() => deadline,
+            None => limit,
+            Some(TaskEnd::Shutdown(deadline)) if goes && store.is_some() => deadline.min(limit),
             Some(_) => return true,
         };
         if !planned || live.child.short_grace || live.probing.crashed_at.is_some() {
@@ -301,7 +300,6 @@ impl ModelExperience {
         let replica = unit.replica;
         let Some(live) = &mut unit.live else { return };
         live.warm.packed = PackProgress::UnderWay;
-        let until = until.min(clock::after(Instant::now(), warden_policies::defaults().warmth.to_disk));
         // The requests are done: the drain timer now limits the saving.
         if let Some((LifecycleTimer::Drain, at)) = &mut unit.timer {
             *at = (*at).max(clock::after(until, env.spec.lifecycle.probe_timeout));
@@ -312,10 +310,10 @@ impl ModelExperience {
         let ended = EndedConversations {
             replica,
             kin: live.cell.kin.get().copied(),
+            slots: live.start.slots.and_then(|slots| usize::try_from(slots).ok()).unwrap_or(1),
             conversations: env.leases.turns.conversations_of(live.id),
         };
-        let slots = live.start.slots.and_then(|slots| usize::try_from(slots).ok()).unwrap_or(1);
-        let save = ConversationSave { store, ended, packing, limits: env.store_limits(slots), until };
+        let save = ConversationSave { store, ended, packing, limits: env.store_limits(), until };
         mail.spawn_helper(live.id, async move {
             let begun = Instant::now();
             let result = save.run().await.map_err(|error| error.to_string());

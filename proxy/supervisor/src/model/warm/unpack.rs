@@ -10,7 +10,7 @@ use warden_policies::GenerationId;
 use warden_policies::warmth::{self, CacheProof, ColdReason, NoFileReason, WarmthReport};
 
 use super::pack::{SavedSlot, SavedSlots, SlotPacking};
-use super::stored::{LoadQuery, StoredConversations};
+use super::stored::{LoadQuery, StoredSource};
 use crate::clock;
 use crate::lease::cell::GenerationCell;
 use crate::lease::queue::LeaseQueue;
@@ -40,7 +40,7 @@ pub(crate) struct ProcessWarming {
     pub(crate) cell: Arc<GenerationCell>,
     pub(crate) files: Option<Arc<SlotFiles>>,
     /// Conversations of the model on disk, to be loaded first.
-    pub(crate) stored: Option<(Arc<StoredConversations>, LoadQuery)>,
+    pub(crate) stored: Option<StoredSource>,
     pub(crate) no_file: Option<NoFileReason>,
     pub(crate) shows_within: Duration,
     /// True if memory may run out, so that there is little time.
@@ -87,7 +87,7 @@ impl ProcessWarming {
         };
         let parcel = match state {
             WarmState::Saved(parcel) => match self.stored.take() {
-                Some((store, query)) => self.load_stored(store, query, slots.unwrap_or(1), until).await,
+                Some(source) => self.load_stored(source, slots.unwrap_or(1), until).await,
                 None => parcel,
             },
             WarmState::Serving(Some(mut packing)) => {
@@ -121,17 +121,12 @@ impl ProcessWarming {
     }
 
     /// Reads conversations from disk. Returns the slot files that the process can use, latest first.
-    async fn load_stored(
-        &self,
-        store: Arc<StoredConversations>,
-        mut query: LoadQuery,
-        slots: u32,
-        until: Instant,
-    ) -> Option<Box<SavedSlots>> {
-        query.kin = self.cell.kin.get().copied();
-        query.limits.count = query.limits.count.min(usize::try_from(slots).unwrap_or(usize::MAX));
+    async fn load_stored(&self, source: StoredSource, slots: u32, until: Instant) -> Option<Box<SavedSlots>> {
+        let StoredSource { store, replica, replicas, limits } = source;
         // The other half of the time is for restoring them.
-        query.deadline = until - until.saturating_duration_since(Instant::now()) / 2;
+        let deadline = until - until.saturating_duration_since(Instant::now()) / 2;
+        let kin = self.cell.kin.get().copied();
+        let query = LoadQuery { replica, replicas, slots, kin, limits, deadline };
         let loading = run_job(WorkKind::Conversations, move || store.load(&query));
         let loaded = match tokio::time::timeout_at(until, loading).await {
             Ok(Ok(loaded)) => loaded,
@@ -156,7 +151,7 @@ impl ProcessWarming {
             conversation: Some(conversation),
             is_stored: true,
         });
-        let (files, kin) = (self.files.clone().filter(|files| files.are_stored())?, *self.cell.kin.get()?);
+        let (files, kin) = (self.files.clone().filter(|files| files.are_stored())?, kin?);
         let slots = saved.collect();
         Some(Box::new(SavedSlots { files, kin, slots, no_file: None, bytes: 0, took: Duration::ZERO }))
     }

@@ -44,9 +44,10 @@ use self::record::ConversationRecord;
 use crate::clock;
 use crate::lease::turns::{KeptConversation, StoredAs};
 use crate::process::conversation_name::{ConversationName, RECORD_SUFFIX};
+use crate::process::directories::file_safe_name;
 use crate::process::needs::AnswerIdentity;
 use crate::process::regular_file;
-use crate::process::slot_files::{self, CHECKPOINT_SUFFIX, FILE_SUFFIX};
+use crate::process::slot_files::{self, FILE_SUFFIX};
 use crate::sync::lock;
 use crate::worker_threads::{WorkKind, run_detached};
 
@@ -68,11 +69,18 @@ pub(crate) struct StoredConversations {
 pub(crate) struct StoreLimits {
     pub(crate) bytes: u64,
     pub(crate) age: Duration,
-    /// Conversations of a process that are saved or loaded. A process restores at most one per slot.
-    pub(crate) count: usize,
     /// Greatest age at which a prompt is evaluated again. Older conversations are loaded only with a usable
     /// slot, and removed if they have no slot file.
     pub(crate) fresh_for: Duration,
+}
+
+/// Conversations on disk for a new process.
+#[derive(Debug)]
+pub(crate) struct StoredSource {
+    pub(crate) store: Arc<StoredConversations>,
+    pub(crate) replica: u32,
+    pub(crate) replicas: u32,
+    pub(crate) limits: StoreLimits,
 }
 
 /// What a new process can use of its model's conversations.
@@ -80,6 +88,8 @@ pub(crate) struct StoreLimits {
 pub(crate) struct LoadQuery {
     pub(crate) replica: u32,
     pub(crate) replicas: u32,
+    /// Number of slots; at most one conversation is restored in each.
+    pub(crate) slots: u32,
     /// Identity of the process; `None` if unknown, so that it can use no slot file.
     pub(crate) kin: Option<AnswerIdentity>,
     pub(crate) limits: StoreLimits,
@@ -116,7 +126,7 @@ impl StoredConversations {
         let now = clock::unix_now_ms();
         let mut all: Vec<StoredConversation> = Vec::new();
         for name in self.names().into_iter().rev() {
-            if all.len() >= query.limits.count {
+            if all.len() as u64 >= u64::from(query.slots) {
                 break;
             }
             if name.replica % query.replicas.max(1) != query.replica || query.limits.is_old(&name, now) {
@@ -136,7 +146,7 @@ impl StoredConversations {
             }
             let file = slot_file(&name);
             let slot = slot.and_then(|slot| {
-                match slot.is_intact(&self.directory.join(&file), query.deadline) {
+                match slot.is_intact(&self.directory, &file, query.deadline) {
                     Ok(true) => return Some((file, slot.tokens)),
                     Ok(false) => {
                         tracing::warn!(file, "a slot file is damaged; its conversation is removed from disk");
@@ -327,7 +337,7 @@ fn remove_conversation(directory: &Path, name: &ConversationName) {
 
 fn part_files(name: &ConversationName) -> [String; 3] {
     let slot = slot_file(name);
-    [record_file(name), format!("{slot}{CHECKPOINT_SUFFIX}"), slot]
+    [record_file(name), slot_files::checkpoint_name(&slot), slot]
 }
 
 fn record_file(name: &ConversationName) -> String {
@@ -353,8 +363,7 @@ fn is_older(file: &Path, age: Duration) -> bool {
 /// Directory name of a model: the readable part of its name, and a hash of the whole name.
 fn directory_name(model: &ModelName) -> String {
     const MAX_CHARS: usize = 40;
-    let tame = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-    let readable: String = model.as_str().chars().take(MAX_CHARS).map(tame).collect();
+    let readable = file_safe_name(model.as_str(), MAX_CHARS);
     let hash = Sha256::digest(model.as_str().as_bytes());
     format!("{}-{}", readable.trim_start_matches('.'), hex::encode(&hash[..4]))
 }

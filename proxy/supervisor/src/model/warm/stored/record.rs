@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::lease::turns::ConversationTurn;
 use crate::process::needs::AnswerIdentity;
 use crate::process::regular_file;
-use crate::process::slot_files::CHECKPOINT_SUFFIX;
+use crate::process::slot_files::checkpoint_name;
 use crate::process::touch::AnswerText;
 
 /// Version of the format. Records of other versions are removed.
@@ -102,13 +102,13 @@ impl SlotRecord {
     /// # Errors
     /// A file cannot be read before the deadline.
     pub(super) fn of_file(
-        slot: &Path,
+        (directory, file): (&Path, &str),
         tokens: u64,
         kin: AnswerIdentity,
         deadline: Instant,
     ) -> io::Result<Self> {
-        let checkpoints = FileChecksum::of_optional(&checkpoint_file(slot), deadline)?;
-        Ok(Self { kin, tokens, state: FileChecksum::of_file(slot, deadline)?, checkpoints })
+        let checkpoints = FileChecksum::of_optional(&directory.join(checkpoint_name(file)), deadline)?;
+        Ok(Self { kin, tokens, state: FileChecksum::of_file(&directory.join(file), deadline)?, checkpoints })
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -119,9 +119,9 @@ impl SlotRecord {
     ///
     /// # Errors
     /// A file cannot be read before the deadline.
-    pub(super) fn is_intact(&self, slot: &Path, deadline: Instant) -> io::Result<bool> {
-        let checkpoints = FileChecksum::of_optional(&checkpoint_file(slot), deadline)?;
-        let state = FileChecksum::of_optional(slot, deadline)?;
+    pub(super) fn is_intact(&self, directory: &Path, file: &str, deadline: Instant) -> io::Result<bool> {
+        let checkpoints = FileChecksum::of_optional(&directory.join(checkpoint_name(file)), deadline)?;
+        let state = FileChecksum::of_optional(&directory.join(file), deadline)?;
         Ok(checkpoints == self.checkpoints && state == Some(self.state))
     }
 }
@@ -151,10 +151,4 @@ impl FileChecksum {
             read => read.map(Some),
         }
     }
-}
-
-fn checkpoint_file(slot: &Path) -> PathBuf {
-    let mut path = slot.as_os_str().to_owned();
-    path.push(CHECKPOINT_SUFFIX);
-    path.into()
 }

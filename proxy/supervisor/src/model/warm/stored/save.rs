@@ -39,6 +39,8 @@ pub(crate) struct EndedConversations {
     pub(crate) replica: u32,
     /// Identity of the process.
     pub(crate) kin: Option<AnswerIdentity>,
+    /// Number of slots: as many conversations are saved.
+    pub(crate) slots: usize,
     /// Conversations, latest first.
     pub(crate) conversations: Vec<Arc<KeptConversation>>,
 }
@@ -115,7 +117,7 @@ impl StoredConversations {
         trusted_path::make_private_dir(&self.directory)?;
         let now = clock::unix_now_ms();
         let mut batch = SavedBatch::default();
-        for (place, kept) in ended.conversations.iter().take(limits.count).enumerate() {
+        for (place, kept) in ended.conversations.iter().take(ended.slots).enumerate() {
             let kept = Arc::clone(kept);
             let mut superseded = kept.supersedes.clone();
             if let Some(known) = kept.usable_slot(ended.kin)
@@ -150,9 +152,9 @@ impl StoredConversations {
             });
             let mut has_slot = saved.has_slot;
             if let Some((slot, kin, files)) = new.filter(|_| !saved.has_slot) {
-                let path = self.directory.join(slot_file(&saved.name));
-                let attached = files.keep_file(&slot.name, &slot_file(&saved.name)).and_then(|()| {
-                    let record = SlotRecord::of_file(&path, slot.tokens, kin, deadline)?;
+                let file = slot_file(&saved.name);
+                let attached = files.keep_file(&slot.name, &file).and_then(|()| {
+                    let record = SlotRecord::of_file((&self.directory, &file), slot.tokens, kin, deadline)?;
                     self.attach_slot(saved, record)
                 });
                 match attached {
@@ -162,7 +164,7 @@ impl StoredConversations {
                     }
                     Err(error) => {
                         tracing::warn!(%error, "cannot keep the slot of a conversation on disk");
-                        files.remove_file(&slot_file(&saved.name));
+                        files.remove_file(&file);
                     }
                 }
             }

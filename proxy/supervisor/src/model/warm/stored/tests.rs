@@ -8,19 +8,15 @@ use super::save::{EndedConversations, StoreReport};
 use super::*;
 use crate::lease::turns::ConversationTurn;
 use crate::model::warm::pack::{SavedSlot, SavedSlots};
-use crate::process::slot_files::SlotFiles;
+use crate::process::slot_files::{SlotFiles, checkpoint_name};
 use crate::process::touch::AnswerText;
 use crate::spec::ServerCommand;
 
-const LIMITS: StoreLimits = StoreLimits {
-    bytes: 1 << 30,
-    age: Duration::from_secs(1000),
-    count: 4,
-    fresh_for: Duration::from_secs(900),
-};
+const LIMITS: StoreLimits =
+    StoreLimits { bytes: 1 << 30, age: Duration::from_secs(1000), fresh_for: Duration::from_secs(900) };
 const KIN: AnswerIdentity = AnswerIdentity { made_of: 7, but_for_binary: 8, answer_tokens: None };
 
-struct Rig {
+struct StoreRig {
     parent: tempfile::TempDir,
     store: Arc<StoredConversations>,
     files: Arc<SlotFiles>,
@@ -51,7 +47,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-impl Rig {
+impl StoreRig {
     fn new() -> Self {
         let parent = tempfile::tempdir().unwrap();
         let store = Arc::new(StoredConversations::new(parent.path(), &model()));
@@ -69,7 +65,7 @@ impl Rig {
             let name = self.files.file_name(number);
             let path = self.store.directory().join(&name);
             fs::write(&path, format!("state {number}")).unwrap();
-            fs::write(format!("{}{CHECKPOINT_SUFFIX}", path.display()), "checkpoints").unwrap();
+            fs::write(self.path(&checkpoint_name(&name)), "checkpoints").unwrap();
             SavedSlot { name, slot: 0, tokens: 999, conversation: Some(Arc::clone(kept)), is_stored: false }
         });
         SavedSlots {
@@ -93,13 +89,13 @@ impl Rig {
         limits: StoreLimits,
     ) -> StoreReport {
         let conversations = all.iter().map(|kept| Arc::clone(kept)).collect();
-        let ended = EndedConversations { replica: 0, kin: Some(KIN), conversations };
+        let ended = EndedConversations { slots: 4, replica: 0, kin: Some(KIN), conversations };
         let batch = self.store.save_prompts(&ended, limits).unwrap();
         self.store.attach_slots(&batch, Some(self.saved_slots(with_slot)), limits, soon())
     }
 
     fn query() -> LoadQuery {
-        LoadQuery { replica: 0, replicas: 1, kin: Some(KIN), limits: LIMITS, deadline: soon() }
+        LoadQuery { replica: 0, replicas: 1, slots: 4, kin: Some(KIN), limits: LIMITS, deadline: soon() }
     }
 
     /// Loads, and is ready.
@@ -136,7 +132,7 @@ fn questions(loaded: &[StoredConversation]) -> Vec<String> {
 
 #[test]
 fn saved_conversations_are_loaded_latest_first_with_their_slots_and_are_private() {
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     let (late, early) = (conversation("late"), conversation("early"));
     let report = rig.save(&[&late, &early], &[&late]);
     assert_eq!((report.conversations, report.slots), (2, 1));
@@ -150,26 +146,26 @@ fn saved_conversations_are_loaded_latest_first_with_their_slots_and_are_private(
     }
     // Another program.
     let store = StoredConversations::new(rig.parent.path(), &model());
-    let loaded = store.load(&Rig::query());
+    let loaded = store.load(&StoreRig::query());
     assert_eq!(questions(&loaded), ["late", "early"]);
     let turn = &loaded[0].conversation.turn;
     assert_eq!((turn.prompt, turn.tokens, &turn.said), (900, 1000, &late.turn.said));
     assert_eq!((loaded[0].slot.as_ref().unwrap().1, &loaded[1].slot), (999, &None));
     let other = StoredConversations::new(rig.parent.path(), &ModelName::new("org/a-model"));
     assert_ne!(other.directory(), store.directory());
-    assert!(other.load(&Rig::query()).is_empty());
+    assert!(other.load(&StoreRig::query()).is_empty());
 }
 
 #[test]
 fn damaged_files_are_seen_and_removed_and_files_that_take_too_long_stay() {
     for damage in ["shorter", "changed", "without checkpoints", "other checkpoints", "gone"] {
-        let rig = Rig::new();
+        let rig = StoreRig::new();
         let kept = conversation("a");
         rig.save(&[&kept], &[&kept]);
-        let late = LoadQuery { deadline: Instant::now(), ..Rig::query() };
+        let late = LoadQuery { deadline: Instant::now(), ..StoreRig::query() };
         assert!(rig.load_as(&late)[0].slot.is_none(), "no time for its checksum");
-        let path = rig.path(&rig.load()[0].slot.as_ref().unwrap().0);
-        let checkpoints = PathBuf::from(format!("{}{CHECKPOINT_SUFFIX}", path.display()));
+        let file = rig.load().remove(0).slot.unwrap().0;
+        let (path, checkpoints) = (rig.path(&file), rig.path(&checkpoint_name(&file)));
         match damage {
             "shorter" => fs::write(&path, "stat").unwrap(),
             "changed" => fs::write(&path, "State 0").unwrap(),
@@ -185,7 +181,7 @@ fn damaged_files_are_seen_and_removed_and_files_that_take_too_long_stay() {
 
 #[test]
 fn records_that_are_no_records_are_removed_and_foreign_files_stay() {
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     let kept = conversation("a");
     rig.save(&[&kept], &[&kept]);
     let whole = fs::read_to_string(rig.path(&record_file(&rig.store.names()[0]))).unwrap();
@@ -209,11 +205,11 @@ fn records_that_are_no_records_are_removed_and_foreign_files_stay() {
 
 #[test]
 fn a_process_that_cannot_use_a_slot_leaves_it_to_the_next() {
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     let kept = conversation("a");
     rig.save(&[&kept], &[&kept]);
     for kin in [Some(AnswerIdentity { made_of: 70, ..KIN }), None] {
-        let other = LoadQuery { kin, ..Rig::query() };
+        let other = LoadQuery { kin, ..StoreRig::query() };
         let loaded = rig.load_as(&other);
         assert!(questions(&loaded) == ["a"] && loaded[0].slot.is_none());
         let limits = StoreLimits { fresh_for: Duration::ZERO, ..LIMITS };
@@ -224,7 +220,7 @@ fn a_process_that_cannot_use_a_slot_leaves_it_to_the_next() {
 
 #[test]
 fn a_save_replaces_earlier_versions_and_leaves_unchanged_files() {
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     let turns = crate::lease::turns::ConversationStore::default();
     turns.set_enabled(true);
     let (a, b) = (conversation("a"), conversation("b"));
@@ -256,7 +252,7 @@ fn a_save_replaces_earlier_versions_and_leaves_unchanged_files() {
 
 #[test]
 fn number_bytes_and_age_are_bounded() {
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     let all: Vec<_> = (0..6).map(|n| conversation(&format!("c{n}"))).collect();
     let refs: Vec<_> = all.iter().collect();
     assert_eq!(rig.save(&refs, &refs).conversations, 4);
@@ -272,7 +268,7 @@ fn number_bytes_and_age_are_bounded() {
     rig.store.remove_excess(LIMITS);
     assert!(!rig.path(&record_file(&ahead)).exists());
     // A shorter age is in effect at once.
-    let young = LoadQuery { limits: StoreLimits { age: Duration::ZERO, ..LIMITS }, ..Rig::query() };
+    let young = LoadQuery { limits: StoreLimits { age: Duration::ZERO, ..LIMITS }, ..StoreRig::query() };
     assert!(rig.load_as(&young).is_empty());
     let name = ConversationName::new(clock::unix_now_ms(), LIMITS.age, 0, 0);
     fs::write(rig.path(&slot_file(&name)), "half").unwrap();
@@ -289,14 +285,14 @@ fn number_bytes_and_age_are_bounded() {
 
 #[test]
 fn with_fewer_replicas_each_conversation_still_has_one() {
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     for replica in 0..3 {
         let conversations = vec![conversation(&format!("r{replica}"))];
-        let ended = EndedConversations { replica, kin: Some(KIN), conversations };
+        let ended = EndedConversations { slots: 4, replica, kin: Some(KIN), conversations };
         let batch = rig.store.save_prompts(&ended, LIMITS).unwrap();
         rig.store.attach_slots(&batch, None, LIMITS, soon());
     }
-    let of = |replica| questions(&rig.load_as(&LoadQuery { replica, replicas: 2, ..Rig::query() }));
+    let of = |replica| questions(&rig.load_as(&LoadQuery { replica, replicas: 2, ..StoreRig::query() }));
     let mut of_first = of(0);
     of_first.sort();
     assert_eq!((of_first, of(1)), (vec!["r0".to_owned(), "r2".to_owned()], vec!["r1".to_owned()]));
@@ -308,12 +304,14 @@ fn a_slot_that_is_gone_costs_only_itself_and_after_a_removal_nothing_is_saved() 
     let file = parent.path().join("file");
     fs::write(&file, "").unwrap();
     let store = StoredConversations::new(&file, &model());
-    let ended = EndedConversations { replica: 0, kin: None, conversations: vec![conversation("a")] };
+    let ended =
+        EndedConversations { slots: 4, replica: 0, kin: None, conversations: vec![conversation("a")] };
     assert!(store.save_prompts(&ended, LIMITS).is_err());
 
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     let (a, b) = (conversation("a"), conversation("b"));
     let ended = EndedConversations {
+        slots: 4,
         replica: 0,
         kin: Some(KIN),
         conversations: vec![Arc::clone(&a), Arc::clone(&b)],
@@ -335,14 +333,14 @@ fn a_slot_that_is_gone_costs_only_itself_and_after_a_removal_nothing_is_saved() 
 
 #[test]
 fn what_was_being_restored_at_two_deaths_is_removed() {
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     let (a, b) = (conversation("a"), conversation("b"));
     rig.save(&[&a, &b], &[&a]);
-    assert_eq!(rig.store.load(&Rig::query()).len(), 2);
-    assert_eq!(rig.store.load(&Rig::query()).len(), 2, "once may be chance");
-    assert_eq!(questions(&rig.store.load(&Rig::query())), ["b"]);
+    assert_eq!(rig.store.load(&StoreRig::query()).len(), 2);
+    assert_eq!(rig.store.load(&StoreRig::query()).len(), 2, "once may be chance");
+    assert_eq!(questions(&rig.store.load(&StoreRig::query())), ["b"]);
     // A process that is ready ends the count.
-    let rig = Rig::new();
+    let rig = StoreRig::new();
     rig.save(&[&a], &[&a]);
     for _ in 0..5 {
         assert_eq!(rig.load().len(), 1);
