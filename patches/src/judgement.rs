@@ -13,7 +13,7 @@ use crate::set::life::FixStanding;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PatchStatus {
-    /// All hooks and probes hold, and every seam is a known version.
+    /// All hooks and probes hold, and every seam has a known version.
     Verified,
     /// Unverified, but a record of this machine shows that the set works with exactly this code.
     LocallyVerified,

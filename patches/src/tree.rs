@@ -26,14 +26,14 @@ pub trait SourceTree: Send + Sync {
         Ok(self.read(path)?.map(|content| sha256(&content)))
     }
 
-    /// Revision by the tree's own evidence.
+    /// Revision, as far as the tree's own files show it.
     fn revision(&self) -> SourceRevision;
 }
 
 /// Digits of an abbreviated commit; upstream uses nine.
 const SHORT_COMMIT_DIGITS: usize = 9;
 
-/// Revision of a tree by its own evidence. Both parts may be unknown.
+/// Revision of a tree, as far as its own files show it. Both parts may be unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceRevision {
     /// The commit as given, up to 40 hexadecimal digits.

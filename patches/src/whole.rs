@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// Whether a power failure may lose a file that was just written.
+/// Says if a power failure may lose a file that was just written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossTolerance {
     /// The file is made again if it is lost.

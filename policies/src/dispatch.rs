@@ -84,7 +84,7 @@ const MAX_HOME_EXCESS: u64 = 500;
 /// Preferences of one request among the open generations.
 #[derive(Clone, Debug, Default)]
 pub struct LeasePreference {
-    /// Generation of the conversation's last replica. It is preferred unless it is much busier than another.
+    /// Generation of the conversation's last replica, preferred unless it is much busier than another.
     pub home: Option<GenerationId>,
     /// Number of conversations of each generation. At equal load, the one with the fewest is preferred.
     pub conversations: BTreeMap<GenerationId, usize>,
@@ -299,8 +299,8 @@ impl LeaseDispatch {
         self.generations.get(&generation).is_some_and(|known| known.seeking > 0)
     }
 
-    /// Counts a lease that only reads (a `GET`) and is left out of `other_leases`. `begins`: false at its
-    /// end.
+    /// Counts a lease that only reads (a `GET`) and is left out of `other_leases`. `begins`: true at the
+    /// start of the lease, false at its end.
     pub fn count_reader(&mut self, generation: GenerationId, begins: bool) {
         if let Some(known) = self.generations.get_mut(&generation) {
             known.readers = if begins { known.readers + 1 } else { known.readers.saturating_sub(1) };

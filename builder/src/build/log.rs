@@ -1,4 +1,4 @@
-//! The full output of one build in a file, with its end in memory for error messages.
+//! Writes a build's full output to a file, and keeps its end in memory for error messages.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};

@@ -196,7 +196,7 @@ impl RunningFetch<'_> {
                 repo.reference(name, target.id, true, why)?;
             }
         }
-        // Build numbers are counted from HEAD, so it has to be the server's.
+        // Build numbers are counted from HEAD, so the repository needs the server's HEAD.
         if let Some(head) = heads.iter().find(|head| head.name == "HEAD")
             && self.wanted.place.history
             && let Some(branch) =

@@ -171,7 +171,7 @@ pub(super) fn choose_extras(
     let own = [PAGE_OPTION, OLD_PAGE_OPTION].into_iter().any(&decided);
     choice.words.page = match (&offers.page, &tools.npm) {
         _ if own => {
-            // A user's "off" also holds for a source that supports the old name only.
+            // A user's "off" also applies to a source that supports only the old name.
             choice.old_switch_off = offers.old_switch && !decided(OLD_PAGE_OPTION);
             "as the options say".to_owned()
         }

@@ -50,7 +50,7 @@ pub(crate) fn run(
 /// Priority of a program and of the programs that it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunPriority {
-    /// That of this process.
+    /// The priority of this process.
     Inherited,
     /// A server that needs the processor gets nine tenths of it.
     Background,

@@ -122,7 +122,7 @@ fn symbol(byte: u8) -> char {
     }
 }
 
-/// The invented word of an index: two syllables as far as they suffice, then three.
+/// Returns the invented word of an index: two syllables for the first 256 words, then three.
 fn word(index: usize) -> String {
     let syllables = if index < 256 { 2 } else { 3 };
     (0..syllables).map(|place| SYLLABLES[(index >> (4 * place)) % 16]).collect()

@@ -40,7 +40,7 @@ pub enum BuildSource {
     Archive(PathBuf),
     /// A commit of a repository on this machine; llama.cpp may be in a subfolder.
     Commit {
-        /// Folder of the repository: the user's own, or a cached one.
+        /// Folder of the repository: the user's repository, or a cached one.
         repository: PathBuf,
         /// Name of the repository in messages: its folder, or its URL without a password.
         shown: String,

@@ -77,7 +77,7 @@ fn resolve_path(from: &str, path: &str) -> String {
     for part in path.split('/') {
         match part {
             "" | "." => {}
-            // Above the top: a real folder on disk, nothing in an archive.
+            // A path above the searched folder exists on disk, but not in an archive.
             ".." if parts.last().is_none_or(|last| *last == "..") => parts.push(".."),
             ".." => {
                 parts.pop();

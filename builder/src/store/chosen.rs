@@ -154,8 +154,8 @@ impl BuildStore {
     }
 
     /// Records `before`, the previous default, as the default if the new build is no suitable successor. If
-    /// `before` was recorded so and the new build is a suitable successor, records the new build. The caller
-    /// holds the store's lock.
+    /// this function recorded `before` earlier and the new build is a suitable successor, records the new
+    /// build. The caller holds the store's lock.
     pub(super) fn hold_previous(&self, before: Option<Provenance>, new: &Provenance) -> Result<()> {
         let Some(before) = before.filter(|before| before.id != new.id) else { return Ok(()) };
         // Ignore an unreadable file of decisions here: choosing a build reports it.

@@ -202,7 +202,7 @@ enum FailureStage {
     Exited,
     /// The server ran and was never healthy.
     Unhealthy,
-    /// The server was healthy, or the failure is not its own.
+    /// The server became healthy, or something else failed.
     Healthy,
 }
 

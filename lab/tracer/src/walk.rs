@@ -26,7 +26,7 @@ const MAX_WALKS_PER_SECOND: u64 = 2000;
 /// Return addresses of a truncated walk: some of the tracer, and some of the caller.
 const TRUNCATED_FRAMES: usize = 8;
 
-/// Return addresses, innermost first, beginning with the tracer's own.
+/// Return addresses, innermost first, beginning with addresses in the tracer.
 pub(crate) struct StackWalk {
     addresses: [usize; MAX_FRAMES],
     count: usize,

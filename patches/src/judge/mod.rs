@@ -120,7 +120,7 @@ fn combine_reasons(set: &PatchSet, reasons: &mut [JudgementReason]) -> (PatchSta
             (status, why)
         })
         .collect();
-    // If no fix is verified, none justifies applying the set. The fixes' worst status then is the set's.
+    // If no fix is verified, none justifies applying the set: the set gets the worst status of its fixes.
     if !own.is_empty() && !is_final(status) && own.iter().all(|(status, _)| *status != PatchStatus::Verified)
     {
         status = own.iter().map(|(status, _)| *status).max().unwrap_or(status);

@@ -84,7 +84,7 @@ impl BuildFacts {
 }
 
 /// Parses `version: 8827 (abcdef)`, or in newer servers `version: 1.2.3 (build 8827, commit abcdef)`. Numbers
-/// below 1000 come from builds that did not know their own.
+/// below 1000 come from builds that did not know their number.
 fn parse_version_output(version: &str) -> Option<u32> {
     let line = version.lines().find_map(|line| line.trim().strip_prefix("version:"))?.trim();
     let digits = line.split_once("(build ").map_or(line, |(_, rest)| rest);

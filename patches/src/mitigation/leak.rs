@@ -139,7 +139,7 @@ pub struct LeakCure {
     /// Upgrade to this build or a later one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<String>,
-    /// A new process, which llama-warden's policy starts.
+    /// True if the cure is a new process, which llama-warden's policy starts.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub restart: bool,
     /// Quantity to monitor.

@@ -46,7 +46,7 @@ pub struct ChoiceLimit {
     /// Affected backends; empty: all.
     #[serde(default)]
     pub backends: Vec<String>,
-    /// Consequence in other builds, as the end of a sentence.
+    /// Consequence in builds that do not support the choice, as the end of a sentence.
     pub why: String,
 }
 

@@ -1,4 +1,4 @@
-//! The available patch sets, embedded in the program or the user's own, and the selection for a build.
+//! The available patch sets (embedded in the program, or the user's), and the selection for a build.
 
 use std::path::Path;
 use std::{fs, io};
@@ -139,7 +139,7 @@ pub struct SetSelection {
     pub catalogue: SetCatalogue,
     /// Selected sets.
     pub sets: SelectedSets,
-    /// Sets with an unknown seam are applied nevertheless.
+    /// True if sets with an unknown seam are applied, too.
     pub allow_unverified: bool,
     /// Records of this machine.
     pub proofs: ProofRecords,

@@ -94,7 +94,7 @@ pub enum SetOrigin {
     /// Embedded in this program.
     #[default]
     Embedded,
-    /// The user's own, in this folder.
+    /// A set of the user, in this folder.
     Folder(PathBuf),
 }
 

@@ -121,8 +121,8 @@ impl std::fmt::Display for AdmitDecision {
 
 /// Decides on a prompt for the replica numbered `chosen`, which is among `replicas`.
 ///
-/// Prefers the cheapest way that works: another replica costs a cold cache, a wait the rest of the running
-/// answers, a recycle a load. Unknown memory counts as sufficient: a refusal needs evidence.
+/// Prefers the cheapest way that works: another replica costs a cold cache, a wait costs the rest of the
+/// running answers, a recycle costs a load. Unknown memory counts as sufficient: a refusal needs evidence.
 pub fn admit(policy: &AdmissionPolicy, chosen: u32, replicas: &[ReplicaRoom]) -> AdmitDecision {
     let reserve = policy.reserve.0;
     let Some(own) = replicas.iter().find(|replica| replica.replica == chosen) else {

@@ -44,7 +44,6 @@ pub(super) struct BatchSizes {
 
 pub(super) struct ComputeBuffers {
     /// Bytes allocated at load; before [`COPIES_RESERVED_SINCE`], with the later growth of the CUDA pool.
-    /// pool.
     pub(super) reserved: u64,
     /// Bytes written while the longest prompt is evaluated; never more than `reserved`.
     pub(super) touched: u64,

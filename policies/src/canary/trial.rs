@@ -12,7 +12,7 @@ use crate::growth::stats::median;
 use crate::growth::{self, SeriesGrowth};
 use crate::units;
 
-/// Successful answers without a token count, as for embeddings, after which token speeds are not awaited.
+/// Successful answers without a token count, as for embeddings, after which token speeds are not needed.
 const MISSING_PACE_ANSWERS: u64 = 32;
 /// Error rate of each test (failures, latency, pace) that must pass before a canary counts as good.
 const WRONG_EQUAL_CHANCE: f64 = 0.05;

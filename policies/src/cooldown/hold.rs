@@ -155,10 +155,10 @@ pub struct BudgetShortfall {
     /// Budget in bytes.
     #[serde(rename = "budget_bytes")]
     pub budget: u64,
-    /// Bytes of a fresh process at ready; `None` if not read.
+    /// Bytes when a fresh process became ready; `None` if not read.
     #[serde(rename = "ready_bytes")]
     pub at_ready: Option<u64>,
-    /// Most bytes that a process held soon after ready, with its first work.
+    /// Most bytes that a process held soon after it became ready, with its first work.
     #[serde(rename = "held_bytes")]
     pub held: u64,
     /// Budget in bytes that suffices for the model.

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | too soon | the last recycle is more recent than an interval, or a multiple of the load time | time passes |
 //! | futile | several times the new process was as big as the old one | an operator restarts the model |
-//! | budget too small | a fresh process exceeds it, at ready or with its first work | an operator restarts the model |
+//! | budget too small | a fresh process exceeds it when ready or at its first work | an operator restarts the model |
 //! | growth | several recycles because of growth in a few hours | an operator restarts the model |
 //! | driver | memory did not return after the process exited | memory returns, or an operator restarts the model |
 //!

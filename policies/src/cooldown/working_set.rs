@@ -6,9 +6,9 @@
 //!                                                 exceeded late ──> the count restarts
 //! ```
 //!
-//! A leak exceeds its budget late; a working set exceeds it with the first requests, although the reading at
-//! ready was below it. Therefore this module compares the time and work between ready and the first reading
-//! above the budget.
+//! A leak exceeds its budget late; a working set exceeds it with the first requests, although the process was
+//! below it when it became ready. Therefore this module compares the time and work from then until the first
+//! reading above the budget.
 //!
 //! A barred budget is replaced by the suggested one until an operator acts. If a young process grows beyond
 //! the suggested budget, the suggestion rises; if an older process does, it is recycled.
@@ -36,7 +36,7 @@ pub struct BudgetPass {
     pub series: MemoryKind,
     /// Budget in bytes.
     pub budget: u64,
-    /// Bytes at ready; `None` if not read.
+    /// Bytes when the process became ready; `None` if not read.
     pub at_ready: Option<u64>,
     /// Bytes at this reading.
     pub held: u64,
@@ -75,7 +75,7 @@ impl BudgetPass {
         passed.collect()
     }
 
-    /// Returns true if the budget was exceeded so soon after ready that a new process would do the same.
+    /// Returns true if the process exceeded the budget so soon that a new process would do the same.
     pub(super) fn is_soon(&self, load_time: Option<Duration>, policy: &RecyclePolicy) -> bool {
         let hard = matches!(self.reason, Reason::HostHard | Reason::VramHard);
         let action = if hard { RecycleAction::DrainNow } else { RecycleAction::RecycleWhenQuiet };
@@ -120,7 +120,7 @@ impl PassedBudgets {
 struct BudgetRecord {
     reason: Reason,
     series: MemoryKind,
-    /// Consecutive replacements of processes that had exceeded the budget soon after ready.
+    /// Consecutive replacements of processes that exceeded the budget soon after they became ready.
     tries: u32,
     shortfall: Option<BudgetShortfall>,
 }
@@ -185,7 +185,7 @@ impl BudgetRecords {
         let suggested = scale_bytes(now.held, policy.levels.host_soft);
         let fresh_is_over = first.at_ready.is_some_and(|at_ready| at_ready >= now.budget);
         if !fresh_is_over {
-            // Earlier processes were above the budget at ready; this one was not, so forget that shortfall.
+            // Earlier ready processes were above the budget; this one was not, so forget that shortfall.
             entry.shortfall = entry.shortfall.filter(|known| known.tries > 0);
         }
         if let Some(known) = &mut entry.shortfall {

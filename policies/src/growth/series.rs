@@ -448,7 +448,7 @@ impl SeriesWatch {
         let broad = whole.pace >= policy.straight_ratio
             && scatter <= policy.broad_scatter
             && whole.rise >= policy.swift_effect * scatter.powi(2) * effect;
-        // Only at scale 0: over longer stretches, harmless plateaus add up to as much.
+        // Only at scale 0: over longer stretches, harmless plateaus may add up to such a rise.
         let steep = scale == 0 && whole.rise >= policy.steep_effect * effect;
         let long = line || whole.rise >= LONG_EFFECT_FACTOR * effect;
         Some(far || again && (ruled || scatter > 1.0 && broad || steep) || often && long)

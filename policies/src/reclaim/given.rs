@@ -45,7 +45,7 @@ named_enum! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum ReclaimOutcome {
-        /// All requested memory was given back, as far as it existed.
+        /// The process gave back all requested memory that it had.
         Done = "done",
         /// A part of the requested memory was given back.
         Partly = "partly",

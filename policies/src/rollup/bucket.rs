@@ -103,7 +103,7 @@ impl ReadingBucket {
         self.mean = mean.clamp(as_f64(self.min), as_f64(self.max));
         self.count = self.count.saturating_add(other.count);
         self.first_at = self.first_at.min(other.first_at);
-        // Of two readings at the same time, the one added later becomes the last reading.
+        // If two readings have the same time, the one added later becomes the last reading.
         if other.last_at >= self.last_at {
             (self.last_at, self.last, self.lines) = (other.last_at, other.last, other.lines);
         }

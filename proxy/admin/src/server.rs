@@ -242,7 +242,7 @@ impl AdminListeners {
         self.handed_over.clone()
     }
 
-    /// Returns the place where a socket is kept that was created again.
+    /// Returns the place that gets a duplicate of the socket when the socket is created again.
     pub fn restored(&self) -> RestoredSocket {
         self.remade.clone()
     }
@@ -331,7 +331,7 @@ impl AdminListeners {
         }
         tasks.close();
         tasks.wait().await;
-        // They end, because the fleet ends first.
+        // The actions end, because the fleet ends first.
         page.finish_actions().await;
     }
 }

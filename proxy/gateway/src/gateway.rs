@@ -163,7 +163,7 @@ impl BoundGateway {
         self.inside.pulse.clone()
     }
 
-    /// Returns the handle for connections from this process. They work once the gateway serves, even before
+    /// Returns the handle for connections from this process, which work once the gateway serves, even before
     /// it accepts clients.
     pub fn inward(&self) -> InwardConnector {
         self.inside.inward.clone()

@@ -51,7 +51,7 @@ pub(crate) struct GatewayShared {
 pub struct LiveConfig {
     /// Rules of models; a model without an entry has no rules.
     pub models: QuickMap<ModelName, Arc<ModelRules>>,
-    /// Names that resolve to one of several models, or to a model with other rules than its own.
+    /// Names that resolve to one of several models, or to a model with rules other than the model's.
     pub by_name: BTreeMap<String, VirtualName>,
     /// Accepted keys; `None`: no key is required, and clients' credentials are passed on.
     pub keys: Option<ApiKeys>,

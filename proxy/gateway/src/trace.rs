@@ -1,4 +1,4 @@
-//! Spans of a request for exported traces: its parts with their begin and end, without any text of prompts or
+//! Spans of a request for exported traces: its parts with their start and end, without any text of prompts or
 //! answers.
 //!
 //! ```text

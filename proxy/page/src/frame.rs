@@ -29,7 +29,7 @@ pub(crate) struct PageFrame<'a> {
     pub(crate) boot: &'a str,
     /// Name of the key of the visitor's session, if there is one.
     pub(crate) signed_in: Option<&'a str>,
-    /// Filter form of the view. It is not refreshed, so that a user's typing is not disturbed.
+    /// Filter form of the view, which is not refreshed, so that a user's typing is not disturbed.
     pub(crate) controls: Markup,
 }
 

@@ -167,7 +167,7 @@ fn bar_legend() -> Markup {
     }
 }
 
-/// Returns the form that filters and sorts. It is not refreshed, so that a user's typing is not disturbed.
+/// Returns the form that filters and sorts, which is not refreshed: a user's typing must not be disturbed.
 pub(crate) fn overview_form(wish: &OverviewQuery) -> Markup {
     html! {
         form method="get" action="/page/" class="filter" role="search" {

@@ -37,7 +37,7 @@ pub(crate) struct RateTracker {
 }
 
 impl RateTracker {
-    /// Takes a sample. Of samples less than a second apart, keeps only the first, and always the newest.
+    /// Adds a sample. First drops the latest sample if it came less than a second after the one before it.
     pub(crate) fn add_sample(&mut self, at: Duration, now: ModelCounters) {
         let too_close =
             |older: Duration, newer: Duration| newer.saturating_sub(older) < Duration::from_millis(950);

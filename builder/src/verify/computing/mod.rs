@@ -106,7 +106,7 @@ fn parse_words(answer: &Value) -> Option<BTreeMap<String, f64>> {
     let first = answer["completion_probabilities"].get(0)?;
     let list = ["top_logprobs", "top_probs", "probs"].into_iter().find_map(|name| first[name].as_array())?;
     let words = list.iter().filter_map(|entry| {
-        // `tok_str` dates from before 2025; probabilities also come from after sampling.
+        // Servers before 2025 name the word `tok_str`; probabilities after sampling are in `prob`.
         let word = entry["token"].as_str().or_else(|| entry["tok_str"].as_str())?;
         let log = entry["logprob"].as_f64().or_else(|| entry["prob"].as_f64().map(f64::ln))?;
         log.is_finite().then(|| (word.to_owned(), log))

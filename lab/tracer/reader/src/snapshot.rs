@@ -47,7 +47,7 @@ pub struct CallSite {
     pub kind: AllocationKind,
     /// Number of the site of the enclosing CUDA call, if any.
     pub within: Option<u32>,
-    /// Return addresses, innermost first, beginning with the tracer's own.
+    /// Return addresses, innermost first, beginning with addresses in the tracer.
     pub addresses: Vec<u64>,
     /// Estimated live bytes.
     pub live_bytes: i64,

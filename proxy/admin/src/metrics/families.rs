@@ -67,7 +67,7 @@ macro_rules! families {
 
 pub(super) use {families, labels};
 
-/// Removes the lines of gauges with labels, so that values that became unknown have none.
+/// Removes the lines of gauges with labels, so that unknown values have no line.
 pub(super) trait ClearGauges {
     fn clear_gauges(&self) {}
 }

@@ -93,7 +93,7 @@ families! {
 }
 
 impl GrowthMetrics {
-    /// Clears all gauges and sets them again, so that values that became unknown have no line.
+    /// Clears all gauges and sets the known ones again, so that unknown values have no line.
     pub(super) fn read(&self, view: &FleetView) {
         self.clear_gauges();
         for model in view.models.iter().chain(&view.canaries) {

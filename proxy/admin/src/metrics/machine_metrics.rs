@@ -51,7 +51,7 @@ families! {
 }
 
 impl MachineMetrics {
-    /// Clears all gauges and sets them again, so that values that became unknown have no line.
+    /// Clears all gauges and sets the known ones again, so that unknown values have no line.
     pub(super) fn read(&self, view: &FleetView) {
         self.clear_gauges();
         if let Some(host) = view.host {

@@ -52,7 +52,7 @@ async fn exchange_once(
     let headers = request.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("llama-warden/", env!("CARGO_PKG_VERSION"))));
-    // This call removes headers that it does not know, so make it before adding the configured headers.
+    // This call removes unknown headers, so make it before adding the configured headers.
     collector.origin.address_request(&mut request).map_err(|error| error.to_string())?;
     for (name, value) in &collector.headers {
         request.headers_mut().insert(name, value.clone());

@@ -64,7 +64,7 @@ impl ProbeBoard {
         self.seen.send_replace(Some(DatedFacts { at: Instant::now(), facts: Arc::new(facts) }));
     }
 
-    /// `asked` is false once no task checks the loops, because some loops end at a stop.
+    /// `asked`: true if all loops have just responded, false once no task checks the loops (at a stop).
     pub(super) fn set_responsive(&self, asked: bool) {
         self.responsive_at.send_replace(asked.then(Instant::now));
     }

@@ -41,7 +41,7 @@ pub(crate) fn status_table(status: &AdminStatus) -> String {
             rows.push(row);
             under.push(lines);
         }
-        // No other line tells that VRAM budgets have no effect without a visible GPU.
+        // No other line says that VRAM budgets have no effect without a visible GPU.
         let blind =
             (budget.vram_soft.is_some() || budget.vram_hard.is_some()) && status.fleet.devices.is_empty();
         if let Some(last) = under.last_mut().filter(|_| blind) {

@@ -50,7 +50,7 @@ impl FolderWatch {
         }
         loop {
             tokio::time::sleep_until(self.next).await;
-            // A failed read tells nothing about the files.
+            // A failed read shows nothing about the files.
             let looking = self.looking.take().unwrap_or_else(|| self.start_read());
             let now = self.looking.insert(looking).await.ok().flatten();
             self.looking = None;

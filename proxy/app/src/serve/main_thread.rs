@@ -9,7 +9,7 @@ use crate::exit::CommandError;
 
 /// For all work except serving clients. With two threads, a busy one does not delay all other work.
 const CONTROL_THREADS: usize = 2;
-/// Time limit for the removal of saved slots at the exit. It takes milliseconds unless the disk hangs.
+/// Time limit for the removal of saved slots at the exit, which takes milliseconds unless the disk hangs.
 const CLEANUP_LIMIT: Duration = Duration::from_millis(500);
 
 /// Gives the main thread to the nursery and the work to other threads, until the work is done.

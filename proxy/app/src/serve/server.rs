@@ -342,7 +342,7 @@ impl RunningInstance {
         self.gateway.leaving.end(self.resolved.settings.probe.drain_delay)
     }
 
-    /// Reports status and pulse to the service manager. `signals`: asks the loop of signals and orders.
+    /// Reports the state to the service manager and feeds its watchdog. `signals`: checks the signal loop.
     pub(crate) fn attend_manager(&self, manager: &Arc<ServiceManager>, signals: PulseSender) {
         let tasks = &self.tasks;
         let gauges = self.gateway.gauges.clone();
@@ -356,7 +356,7 @@ impl RunningInstance {
         tasks.tracker.spawn(manager.clone().feed_watchdog(all, tasks.retiring.clone()));
     }
 
-    /// Returns a function that asks all loops that a request depends on.
+    /// Returns a function that checks whether all loops respond that a request depends on.
     fn pulse_checks(&self) -> impl Fn() -> LoopAnswers + Send + 'static + use<> {
         let pulse = self.gateway.pulse.clone();
         let admin = self.admin.pulse.clone();
@@ -544,7 +544,7 @@ fn admin_config(resolved: &ResolvedConfig, machine: &HostMachine, pending: Vec<&
     }
 }
 
-/// The exporter of spans, if there is one: it gets a short time of its own after all else has ended.
+/// The exporter of spans, if there is one: after all else has ended, it gets a short time to finish.
 struct ExporterTask {
     tasks: TaskTracker,
     stop: CancellationToken,

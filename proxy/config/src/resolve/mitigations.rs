@@ -170,9 +170,9 @@ impl ModelMitigations {
         done
     }
 
-    /// Returns the variables of the cache bounds that neither the operator nor a mitigation has set. They are
-    /// no part of the command: a machine with other memory, or another version of llama-warden, must not
-    /// replace a process.
+    /// Returns the variables of the cache bounds that neither the operator nor a mitigation has set. The
+    /// variables are no part of the command: a machine with other memory, or another version of llama-warden,
+    /// must not replace a process.
     pub fn applied_cache_bounds(&self) -> Vec<(String, String)> {
         let done = self.command(&[]);
         let is_unset = |option: &CacheOption| {

@@ -19,7 +19,7 @@ use crate::problem::{ConfigPlace, ConfigProblem, ConfigProblems, quoted_key};
 use crate::settings::ModelConfig;
 use crate::source::layers::LoadedConfig;
 
-/// These change the address or protocol of llama-server, so that llama-warden could not reach it.
+/// Variables that change the address or protocol of llama-server, so that llama-warden could not reach it.
 const ACCESS_VARIABLES: [&str; 3] =
     ["LLAMA_ARG_API_PREFIX", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"];
 

@@ -75,7 +75,7 @@ impl RemoteResolver<'_, '_> {
             aliases: remote.aliases.clone(),
             origin,
             model: model.to_owned(),
-            // Use the queue settings of all models: a remote model has none of its own.
+            // Use the queue settings of all models: a remote model has no queue settings.
             queue: loaded.defaults.queue,
             max_in_flight: remote.max_in_flight.unwrap_or(numbers.max_in_flight),
             numbers,
@@ -104,7 +104,7 @@ impl RemoteResolver<'_, '_> {
             self.report("key_file", &format!("{} has no key in it", path.display()), hint);
             return None;
         }
-        // Check only other users: the file's group may be the service's own, as with `server.keys`.
+        // Check only other users: the file may belong to the group of the service, as with `server.keys`.
         if is_open_to_all(&path) {
             let name = self.name;
             let message =

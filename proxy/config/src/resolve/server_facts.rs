@@ -84,7 +84,7 @@ pub fn server_facts(measured: ServerBehaviour, command: &ServerCommand, cores: u
             HttpThreads::OnDemand => ServerFacts::THREADS_ON_DEMAND,
             HttpThreads::Fixed => fixed_http_threads(command, cores),
         }),
-        // This fact is not measured but read from `--help`.
+        // The support of slot files is not measured but read from `--help`.
         slot_files: None,
         discards_bodies: measured.discards_bodies,
     }

@@ -114,7 +114,7 @@ fn build_request(
     if let LeaseAddress::Remote(origin) = lease.address()
         && let Err(error) = origin.address_request(&mut request)
     {
-        // This cannot happen: the configuration checked address and key, and the path was parsed.
+        // Cannot happen: the configuration checked address and key, and the path was parsed.
         tracing::error!(%error, "cannot address a request to its endpoint");
     }
     close_after_unread_body(&mut request, lease.server_facts());

@@ -164,7 +164,7 @@ impl<'a> BackendAttempts<'a> {
         }
     }
 
-    /// Makes the gateway's own request to the backend a child of the current span, without a span of its own.
+    /// Makes the gateway's own request to the backend a child of the current span, without a separate span.
     pub(crate) fn note_side_question(&mut self, message: &mut UpstreamRequest) {
         if let Some(trace) = &mut self.record.trace {
             message.set_parent_span(trace.side_traceparent());

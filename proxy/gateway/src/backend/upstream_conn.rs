@@ -247,7 +247,7 @@ impl UpstreamConn {
         self.connection.is_some() && self.sender.is_ready() && !self.is_closing
     }
 
-    /// Gives the connection its own task. It can send no further request.
+    /// Gives the connection its own task, after which the connection can send no further request.
     pub(crate) fn detach(&mut self, tracker: &TaskTracker) {
         let Some(connection) = self.connection.take() else { return };
         let task = tracker.spawn(async move {

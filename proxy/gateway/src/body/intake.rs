@@ -202,7 +202,7 @@ impl BodyIntake {
     pub(crate) fn text_bytes(&self) -> Option<u64> {
         let ModelFinder::Json(scanner) = &self.finder else { return None };
         let rest = self.rest.as_ref().map_or(Some(0), |rest| rest.size_hint().exact());
-        // Of a body of unknown length, only the part read so far counts.
+        // If the length of the body is unknown, count only the part read so far.
         let all = self.held.len().saturating_add(rest.unwrap_or(0));
         Some(all.saturating_sub(scanner.media_bytes()))
     }

@@ -25,7 +25,7 @@ pub(crate) struct ClientIo {
     stream: ClientStream,
     state: Arc<ConnState>,
     limits: HeadLimits,
-    /// The gateway's answer, sent instead of hyper's own.
+    /// The gateway's answer, sent instead of hyper's answer.
     own_answer: Bytes,
     /// True if hyper has unprocessed bytes and does not read on, so that it misses the client's leaving.
     unread: bool,

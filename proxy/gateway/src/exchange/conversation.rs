@@ -99,7 +99,7 @@ fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(digits).ok()
 }
 
-/// Computes the hash that assigns a conversation to a canary. It is never shown, so it needs no key.
+/// Computes the hash that assigns a conversation to a canary. The hash is never shown, so it needs no key.
 pub(super) fn conversation_hash(body: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     let _messages = visit_beginning(body, |text| text.hash(&mut hasher));

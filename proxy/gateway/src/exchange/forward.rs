@@ -70,7 +70,7 @@ pub(super) async fn forward(
     exchange.flight.record.bytes_in = intake.len();
     let mut prepared = prepare(exchange, &access, model?, is_plain, parts, intake).await?;
     if wish != ConversationHint::None {
-        // Boxed because few requests ask for it, and the future of every request would grow.
+        // Boxed because few requests want an identifier, and the future of every request would grow.
         let word = Box::pin(conversation::conversation_id(exchange, wish, &mut prepared.intake)).await;
         exchange.conversation = word?;
     }

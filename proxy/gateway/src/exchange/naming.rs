@@ -24,7 +24,7 @@ impl HttpExchange {
         Ok(model)
     }
 
-    /// Returns the rules for requests to a model: the requested name's own, or else the model's.
+    /// Returns the rules for requests to a model: those of the requested name, or else those of the model.
     pub(super) fn rules(&self, model: &ModelName) -> Option<&ModelRules> {
         self.name_rules.as_ref().or_else(|| self.live.models.get(model)).map(|rules| &**rules)
     }

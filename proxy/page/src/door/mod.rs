@@ -298,7 +298,7 @@ fn cookie_name(host: &str) -> String {
     format!("llama-warden-{port}")
 }
 
-/// There may be several cookies of one name, because a page of a neighbouring host may set another.
+/// Returns up to four values of a cookie, because a page of a neighbouring host may set another of its name.
 fn cookies<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
     let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
     let pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));

@@ -100,7 +100,7 @@ pub struct DeviceReading {
 pub struct GroupVram {
     /// VRAM by GPU, in order of index, without GPUs that the group does not use or whose value is unknown.
     pub readings: Vec<VramReading>,
-    /// Reason for a missing value. The readings of other GPUs are valid nevertheless.
+    /// Reason for a missing value. The readings of other GPUs are still valid.
     pub unavailable: Option<VramUnknown>,
 }
 

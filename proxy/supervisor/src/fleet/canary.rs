@@ -155,7 +155,7 @@ pub struct CanaryRoute {
     pub share: f64,
     /// Seed for choosing conversations, different for each canary.
     pub seed: u64,
-    /// Time limit for the begin of the canary's answer; after it, the model's own build answers.
+    /// Time limit for the canary's answer to begin; after this time, the model's own build answers.
     pub patience: Duration,
 }
 

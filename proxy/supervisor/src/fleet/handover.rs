@@ -141,7 +141,7 @@ struct ChangedSettings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RemainingWork {
     counts: Vec<RemoteCount>,
-    /// Waiting requests by model, which need a process of the deciding instance.
+    /// Waiting requests by model, which need a process of the instance that makes the decisions.
     #[serde(default)]
     waiting: BTreeMap<String, usize>,
     /// Requests that had to wait so far, by model: the total shows a new request even if another one left.

@@ -1,4 +1,4 @@
-//! Refusals that the deciding instance passes to the previous one for its waiting requests.
+//! Refusals that the next instance passes to the previous one for its waiting requests.
 //!
 //! A refusal is dated by the machine's clock, so it may arrive late or twice without affecting later
 //! requests.

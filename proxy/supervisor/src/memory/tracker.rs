@@ -44,7 +44,7 @@ pub(crate) struct ReadingContext {
     pub(crate) work: WorkDone,
     /// Share of the growth that a page-by-page reading has to show, if one was made.
     pub(crate) confirm: Option<f64>,
-    /// Completed reclaims at the begin of the reading.
+    /// Reclaims completed when the reading began.
     pub(crate) reclaims: u64,
 }
 
@@ -392,7 +392,7 @@ impl MemoryTracker {
         self.monitor.growth().iter().any(|growth| growth.verdict == GrowthVerdict::Leaking)
     }
 
-    /// Held memory; for a leak, the amount at readiness.
+    /// Held memory; for a leak, the amount when the process became ready.
     pub(crate) fn held_memory(&self) -> Vec<HeldMemory> {
         let mut all = self.history.held.clone();
         for held in &mut all {

@@ -68,7 +68,7 @@ impl ControlGroup {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// Locks an abandoned group. `None` if it is locked, gone, or another user's.
+    /// Locks an abandoned group. `None` if the group is locked, gone, or belongs to another user.
     fn claim(path: PathBuf) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = match rustix::fs::open(&path, flags, Mode::empty()) {

@@ -47,7 +47,7 @@ pub(crate) struct HeirRecord {
     pub(crate) memory: serde_json::Value,
 }
 
-/// Process that takes requests in the deciding instance, reported to its predecessor.
+/// Process with an open gate in the next instance, as reported to the previous instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenGate {
     pub(crate) model: String,

@@ -78,7 +78,7 @@ impl PrivateDir {
                 },
             };
             if is_at(&lock, &path.join(LOCK_FILE)) {
-                // Before the lock, the directory may have been another user's.
+                // Before it was locked, the directory may have belonged to another user.
                 trusted_path::make_private_dir(path)?;
                 return Ok(Some(Self { path: path.to_owned(), lock, is_others: false }));
             }

@@ -81,7 +81,7 @@ enum ServerPlace {
 }
 
 /// Decides where the answering process is. A process that is no descendant has to run as our user, be younger
-/// than the child and have the socket open: a stranger's process must not be measured or stopped.
+/// than the child and have the socket open: an unrelated process must not be measured or stopped.
 fn server_place(answering: AnsweringProcess, child: ChildFacts<'_>) -> ServerPlace {
     use UnmeasuredServer::{Hidden, Older, OtherNamespace, OtherSocket, OtherUser};
     if answering.pid == 0 {

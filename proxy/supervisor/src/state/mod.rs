@@ -99,7 +99,7 @@ pub struct StateWriter {
 struct WriterState {
     waiting: usize,
     waiting_bytes: usize,
-    /// Begin of the present write.
+    /// Moment at which the present write began.
     since: Option<Instant>,
     /// True if the slow present write was logged.
     told: bool,

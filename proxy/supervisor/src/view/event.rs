@@ -164,9 +164,9 @@ pub enum EventKind {
     },
     /// The process has ended unexpectedly many times in a short period. It is still restarted.
     CrashLoop {
-        /// Number of unexpected ends of the process.
+        /// Number of times that the process ended unexpectedly.
         ends: u32,
-        /// Period of these ends, in seconds.
+        /// Length in seconds of the period in which the process ended so often.
         within_s: u64,
         /// Last failure.
         failure: BackendFailure,

@@ -216,9 +216,9 @@ pub struct RemoteView {
 pub struct QuarantineView {
     /// Refused requests, followed by suspected ones.
     pub requests: Vec<QuarantinedRequest>,
-    /// Requests that became refused so far.
+    /// Number of requests that the model began to refuse so far.
     pub quarantined: u64,
-    /// Refusals of such requests so far.
+    /// Number of refusals of such requests so far.
     pub refusals: u64,
 }
 

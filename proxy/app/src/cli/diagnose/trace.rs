@@ -58,7 +58,7 @@ pub(super) struct LegTrace {
     program: String,
     /// Average bytes between samples of the heap.
     interval: u64,
-    /// Allocations since the start whose release was not tracked. They are not counted as live.
+    /// Allocations since the start whose release was not tracked, and which are not counted as live.
     unfollowed: u64,
     /// Allocations since the start that are not counted, because the table of call sites was full.
     siteless: u64,

@@ -1,7 +1,7 @@
 //! Checks that a service's user can run and read the files that the service needs, and proposes commands that
 //! fix the access.
 //!
-//! A folder with an access list counts as accessible, because only a start can tell.
+//! A folder with an access list counts as accessible, because only a start shows whether it is.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;

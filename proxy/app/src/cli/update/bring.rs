@@ -225,8 +225,8 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
                 Err(wrong) => failed = failed.and(Err(CommandError::failed(wrong.into_reason()))),
             }
         }
-        // Record the end: an instance that did not switch would not do so next time. The next `rollback` goes
-        // further back.
+        // Record the end: an instance that did not switch would not switch next time either. The next
+        // `rollback` goes further back.
         store.finish_move()?;
         failed
     })?

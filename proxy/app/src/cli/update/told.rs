@@ -20,7 +20,7 @@ pub(super) enum UpdateOutcome {
     /// An earlier proof rejected the new build, or an earlier update rolled it back.
     WasRejected,
     Unknown,
-    /// Brought in and rolled back.
+    /// The new build was brought into use and rolled back.
     TakenBack,
     Interrupted,
 }

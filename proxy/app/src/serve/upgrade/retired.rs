@@ -139,7 +139,7 @@ async fn follow_gates(talk: UpgradeChannel, fleet: Fleet) {
     }
 }
 
-/// The first program, with no requests of its own left.
+/// The first program, after its own last request has ended.
 struct RootProgram {
     nursery: NurseryHandle,
     times: StopTimes,

@@ -159,7 +159,7 @@ fn is_below(one: MemoryLimit, other: MemoryLimit, total: Option<ByteSize>) -> bo
     bytes(one).zip(bytes(other)).is_some_and(|(one, other)| one < other)
 }
 
-/// Finds replicas whose budgets together exceed the machine's memory: each replica has a budget of its own.
+/// Finds replicas whose budgets together exceed the machine's memory: each replica has a separate budget.
 pub(super) fn replicas_above_the_machine(one: &ModelSummary<'_>) -> Option<RuleFinding> {
     let count = one.model.run.replicas;
     let each = one.model.policy.host.soft?.resolve(one.memory)?;

@@ -13,8 +13,8 @@ pub(super) const RIGHT: f64 = 12.0;
 pub(super) const TOP: f64 = 24.0;
 pub(super) const BOTTOM: f64 = 36.0;
 
-/// Range in bytes below which readings count as constant. They are then drawn as a line in the middle, not
-/// as noise over the whole height.
+/// Range in bytes below which readings count as constant, and are drawn as a line in the middle, not as noise
+/// over the whole height.
 const CONSTANT_BYTES: f64 = 16.0 * 1024.0 * 1024.0;
 /// A limit above this multiple of the highest reading would flatten the readings, so it is only described.
 const FAR_LIMIT_FACTOR: f64 = 2.0;

@@ -21,7 +21,7 @@ use crate::view::event::EventKind;
 /// Estimates for the next process of a model that has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NextProcess {
-    /// Begin of the start, if it has begun.
+    /// Moment at which the start began, if it has begun.
     pub since: Option<Instant>,
     /// Duration of the last start in this run.
     pub took: Option<Duration>,

@@ -234,7 +234,7 @@ impl LeaseQueue {
         self.with_state(|state| state.dispatch.in_flight(generation))
     }
 
-    /// Begin of the time without a lease; `None` while there is one, or before the generation opens.
+    /// Moment since which there is no lease; `None` while there is one, or before the generation opens.
     pub(crate) fn idle_since(&self, generation: GenerationId) -> Option<Instant> {
         self.with_state(|state| state.table.idle_since(generation))
     }

@@ -15,7 +15,7 @@ pub(crate) struct GenerationTable {
     pub(super) doubted: Vec<GenerationId>,
     /// End of the last lease on a generation that was removed later; at first, the creation of the queue.
     last_idle: Instant,
-    /// Begin of the time without an open generation; `None` while one is open, or if none ever was.
+    /// Moment since which no generation is open; `None` while one is open, or if none ever was.
     pub(super) gap: Option<Instant>,
 }
 
@@ -38,8 +38,8 @@ pub(crate) struct GenerationCounts {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenedGate {
     pub(crate) waiting: usize,
-    /// Begin of the time without an open generation. Before the first one, this is the moment when the oldest
-    /// request began to wait. `None` if one was open.
+    /// Moment since which no generation was open. Before the first one, the moment when the oldest request
+    /// began to wait. `None` if one was open.
     pub(crate) gap: Option<Instant>,
 }
 

@@ -393,7 +393,7 @@ impl WarmingResult {
         } else {
             self.warmth.record_no_file(NoFileReason::Failed);
         }
-        // This slot may hold a conversation that was just evaluated, so it is not empty.
+        // The slot may hold a conversation that was just evaluated, so it is not empty.
         self.used.extend(holder);
     }
 }

@@ -62,7 +62,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let loaded = args.config.load(&machine, Vec::new())?;
     let numbers = &loaded.settings.build;
     Box::pin(build::with_builder(&loaded, &machine, async |mut builder| {
-        // Use a store of its own: instances must never serve with these builds.
+        // Use a separate store: instances must never serve with these builds.
         builder.dirs.data = builds_between::search_store_dir(&builder.dirs.data);
         let BetweenArgs { git, offline, backend, .. } = &args.between;
         let git = GitArgs { git: git.clone(), reference: None, offline: *offline };

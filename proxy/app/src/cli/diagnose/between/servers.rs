@@ -1,4 +1,4 @@
-//! Builds the servers of a search in a store of their own, and removes them when the search has its answer.
+//! Builds the servers of a search in a separate store, and removes them when the search has its answer.
 
 use std::fs::File;
 
