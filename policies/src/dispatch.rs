@@ -222,7 +222,7 @@ impl LeaseDispatch {
         self.generations.remove(&generation);
     }
 
-    /// Issues a ticket outside the queue, for a caller whose turn has come but who still waits for memory.
+    /// Issues a ticket outside the queue, for a caller who is next but still waits for memory.
     pub fn issue_ticket(&mut self) -> QueueTicket {
         let ticket = QueueTicket(self.next_ticket);
         self.next_ticket += 1;

@@ -108,7 +108,7 @@ impl RecycleCooldown {
         self.budgets.record_replacement(first, load_time, policy);
     }
 
-    /// Returns true if a recycle for this budget is futile: process and predecessor both exceeded it soon.
+    /// Returns true if a recycle for this budget is futile: process and predecessor soon exceeded the budget.
     pub fn is_repeated(
         &self,
         first: &BudgetPass,

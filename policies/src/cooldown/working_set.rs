@@ -245,7 +245,7 @@ impl BudgetRecords {
             .map(|(reason, shortfall)| HoldReason::BudgetTooSmall { series, reason, shortfall })
     }
 
-    /// Returns true if this process exceeded a budget soon, as did its predecessor that was replaced for it.
+    /// Returns true if this process soon exceeded a budget, like its predecessor, which was replaced for it.
     pub(super) fn is_repeated(
         &self,
         first: &BudgetPass,

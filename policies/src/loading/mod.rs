@@ -271,7 +271,7 @@ impl LoadingState {
     /// Records that all processes of a model have ended and that the model does not ask to be loaded.
     pub fn record_gone(&mut self, name: &ModelId) {
         if let Some(model) = self.models.all.get_mut(name) {
-            // A model without a reading was not counted as having taken memory.
+            // Until its first reading, a model does not count as having taken memory.
             let returned = if model.is_taking() { MemoryAmounts::none() } else { model.held() };
             model.state = ModelLoadState::Out;
             model.admitted = AdmittedMemory::default();

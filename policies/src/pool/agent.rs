@@ -27,11 +27,11 @@ const LIMIT_SHARE_LEAST: f64 = 0.25;
 /// Answer to an agent check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentAnswer {
-    /// Only clients bound to this instance should come.
+    /// Only clients bound to this instance should send requests.
     Drain,
     /// No request can be served.
     Down(UnreadyReason),
-    /// New requests may come.
+    /// Clients may send new requests.
     Up {
         /// Percent of the configured weight, 1 to 100.
         weight: u8,

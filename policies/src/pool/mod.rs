@@ -45,7 +45,7 @@ named_enum! {
     /// Reason for which no new request should be sent to an instance.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum UnreadyReason {
-        /// An operator or SIGTERM has asked the instance to drain; requests that still come are served.
+        /// An operator or SIGTERM has asked the instance to drain; requests that still arrive are served.
         Draining = "draining",
         /// No model is configured.
         NoModel = "no_model",

@@ -229,7 +229,7 @@ impl RequestQuarantine {
         self.policy.alone_wait.saturating_mul(1 << self.further_deaths(request).min(DOUBLINGS))
     }
 
-    /// Returns the time that a suspect may run alone; longer after further deaths, which may come late.
+    /// Returns the time that a suspect may run alone; longer after further deaths, which may happen late.
     pub fn alone_time(&self, request: RequestFingerprint) -> Duration {
         const DOUBLINGS: u32 = 2;
         self.policy.alone_for.saturating_mul(1 << self.further_deaths(request).min(DOUBLINGS))

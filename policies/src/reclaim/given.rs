@@ -57,7 +57,7 @@ named_enum! {
         TooSoon = "too_soon",
         /// Nothing was given back: the allocator does not support it.
         OtherAllocator = "other_allocator",
-        /// No answer came in time.
+        /// No answer arrived in time.
         NoAnswer = "no_answer",
         /// No part of the process supports reclaim.
         Nobody = "nobody",

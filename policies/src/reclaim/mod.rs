@@ -232,7 +232,7 @@ impl ReclaimHistory {
         self.forgiven = true;
     }
 
-    /// Records the answer, or that none came. Returns true if the next reading shows the result.
+    /// Records the answer, or that none arrived. Returns true if the next reading shows the result.
     pub fn record_answer(&mut self, outcome: ReclaimOutcome, now: Duration) -> bool {
         let Some(asked) = &mut self.asked else { return false };
         if matches!(outcome, ReclaimOutcome::NoAnswer | ReclaimOutcome::Nobody) {

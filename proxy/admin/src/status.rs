@@ -104,7 +104,7 @@ pub struct InstanceInfo {
     pub memory_anon: Option<u64>,
 }
 
-/// Adds the programs of running processes, which may differ from the next process's after a reload.
+/// Adds the programs of running processes: after a reload, the program of the next process may differ.
 pub(crate) fn with_running_binaries(mut binaries: BinariesByModel, fleet: &FleetView) -> BinariesByModel {
     for model in fleet.models.iter().chain(&fleet.canaries) {
         let all = binaries.entry(model.name.as_str().to_owned()).or_default();

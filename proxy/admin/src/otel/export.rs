@@ -95,7 +95,7 @@ impl SpanExporter {
         }
     }
 
-    /// Gathers a full batch, or the spans of one interval. Returns false if no more spans will come.
+    /// Gathers a full batch, or the spans of one interval. Returns false if no more spans will arrive.
     async fn gather(&mut self, stop: &CancellationToken) -> bool {
         // The first span starts the interval.
         let mut until = None;

@@ -18,7 +18,7 @@ pub enum SeriesMarkKind {
     Failed,
     /// llama-warden asked the process to release memory.
     Reclaimed,
-    /// No requests came, or another model needed the memory.
+    /// No requests arrived, or another model needed the memory.
     Unloaded,
     /// The process exited unplanned, or cannot be started.
     Crashed,

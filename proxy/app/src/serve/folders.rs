@@ -43,7 +43,7 @@ impl FolderWatch {
         Self { next: Instant::now() + every, last_read: new.applied.clone(), ..new }
     }
 
-    /// Resolves when files have changed and are at rest, so that no file is used half-written. Cancel-safe.
+    /// Resolves when files have changed and are stable, so that no file is used half-written. Cancel-safe.
     pub(super) async fn wait_changed(&mut self) {
         if self.dirs.is_empty() {
             return std::future::pending().await;

@@ -216,7 +216,7 @@ impl ModelResolver<'_, '_> {
                 ("llama-warden itself sets the path of all routes", "set `api_prefix` in [server]")
             }
             ListeningFlag::Key if self.config.has_keys() => (KEYS_STOP_HERE, "remove it, or `server.keys`"),
-            // In drop-in mode the one llama-server may check the key; of several, each would have to.
+            // In drop-in mode the one llama-server may check the key; otherwise all would have to check it.
             ListeningFlag::Key if self.config.any_name => return,
             ListeningFlag::Key => (
                 "keys per process are not supported with a configuration file",

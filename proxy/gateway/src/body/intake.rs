@@ -39,7 +39,7 @@ pub(crate) struct BodyIntake {
     pub(crate) rest: Option<RequestStream>,
     finder: ModelFinder,
     pub(crate) limits: BodyLimits,
-    /// The model name was replaced. The backend would use a second name, which fails the request.
+    /// The model name was replaced. A second name fails the request, because the backend would use it.
     one_model: bool,
     pub(crate) sent: Arc<SentBody>,
     pub(crate) printer: FingerprintHasher,
@@ -144,7 +144,7 @@ impl BodyIntake {
         }
     }
 
-    /// Reads on while the request waits for a backend: the client's leaving is noticed only after all its
+    /// Reads on while the request waits for a backend: a client's disconnect is noticed only after all its
     /// bytes were read. Resolves only if the body fails. Stops at half of the budget, so that new requests
     /// have room.
     pub(crate) async fn read_ahead(&mut self) -> RequestRefusal {

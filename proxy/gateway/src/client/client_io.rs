@@ -27,7 +27,7 @@ pub(crate) struct ClientIo {
     limits: HeadLimits,
     /// The gateway's answer, sent instead of hyper's answer.
     own_answer: Bytes,
-    /// True if hyper has unprocessed bytes and does not read on, so that it misses the client's leaving.
+    /// True if hyper has unprocessed bytes and does not read on, so that it misses a client's disconnect.
     unread: bool,
     /// Next check whether the client has left.
     next_check: Option<Pin<Box<Sleep>>>,

@@ -88,7 +88,7 @@ impl HttpExchange {
         }
     }
 
-    /// Ends the request for an operator, with the same effects as the client's leaving.
+    /// Ends the request for an operator, with the same effects as a client's disconnect.
     pub(super) fn cancelled_refusal(&mut self) -> RequestRefusal {
         // The rest of a body may have arrived while the request was sent.
         if let ClientBody::Read(sent) = &self.body

@@ -30,7 +30,7 @@ impl Default for SignInAttempts {
 }
 
 impl SignInAttempts {
-    /// Fails with the time to wait if too many wrong keys came from the address.
+    /// Fails with the time to wait if the address sent too many wrong keys.
     pub(super) fn check(&self, from: IpAddr, now: Instant) -> Result<(), Duration> {
         let used = lock(&self.used);
         let now = self.since(now);

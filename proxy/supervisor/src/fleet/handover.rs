@@ -156,7 +156,7 @@ pub struct RemainingWork {
 }
 
 impl RemainingWork {
-    /// True if no request runs or waits, and none can come.
+    /// True if no request runs or waits, and none can arrive.
     pub fn is_done(&self) -> bool {
         !self.elders && self.waiting.is_empty() && self.counts.iter().all(|count| count.in_flight == 0)
     }

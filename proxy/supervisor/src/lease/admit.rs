@@ -29,7 +29,7 @@ pub(crate) struct ProcessHeadroom {
     pub(crate) generation: GenerationId,
     /// Tokens of the largest prompt at the last reading.
     pub(crate) largest: u64,
-    /// True if requests ran at the reading, so that some memory may come back.
+    /// True if requests ran at the reading, so that some memory may become free.
     pub(crate) busy: bool,
     /// Time that requests would wait during a replacement; `None` if no replacement is possible now.
     pub(crate) recycle: Option<std::time::Duration>,

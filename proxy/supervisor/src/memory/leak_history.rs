@@ -317,7 +317,7 @@ fn read_history(path: &Path) -> Vec<ProcessHistory> {
                 path = %path.display(), %error, aside = %aside.display(),
                 "slopes of earlier runs cannot be read; they are learnt again"
             );
-            // An earlier file of that name was put aside too, or belongs to an operator.
+            // An earlier file of that name was also renamed, or belongs to an operator.
             if !aside.exists() {
                 drop(fs::rename(path, aside));
             }

@@ -59,7 +59,7 @@ impl RemainingTask {
                 }
                 Some(_) = mail.helpers.join_next(), if !mail.helpers.is_empty() => {}
             }
-            // No process will come for requests that still wait.
+            // No process will serve the requests that still wait.
             if self.is_ending && !leases.any_open() {
                 leases.refuse_waiting(&LeaseDenied::ShuttingDown);
             }

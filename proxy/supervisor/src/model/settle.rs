@@ -155,7 +155,7 @@ impl ModelTask {
 }
 
 impl ReplacementTracker {
-    /// Begins a replacement of an unresponsive process that the life-cycle machine gave up.
+    /// Begins a replacement of an unresponsive process that the life-cycle machine stops.
     fn replace_unresponsive(&mut self, env: &TaskEnvironment, units: &UnitList, life: &mut TaskLife) {
         let is_given_up = |unit: &&ProcessUnit| {
             unit.machine.after_stop() == Some(AfterStop::Restart)

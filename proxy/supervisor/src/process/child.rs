@@ -439,7 +439,7 @@ impl Drop for ChildProcess {
         if group.reaped_exit().is_none() && self.kinship.has_relatives() {
             group.signal(Signal::KILL);
             let kinship = Arc::clone(&self.kinship);
-            // `drop` cannot await, and the leader must not be reaped before this.
+            // `drop` cannot await, and the leader must not be reaped before the others are killed.
             let left = run_briefly(WorkKind::Kernel, RELATIVES_LIMIT, move || kinship.killed_relatives());
             kinship::kill_found(left, self.pid());
         }

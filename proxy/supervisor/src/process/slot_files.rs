@@ -147,7 +147,7 @@ impl SlotFiles {
         let checkpoints = checkpoint_name(name);
         match move_file(&from.join(&checkpoints), &to.join(&checkpoints)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                // The server then evaluates the prompt, and the proof shows it.
+                // The server then evaluates the prompt, and the proof of the restored slot shows this.
                 tracing::warn!(%error, "the checkpoints of a slot cannot be moved");
             }
             _ => {}

@@ -231,7 +231,7 @@ pub enum EventKind {
         #[serde(skip_serializing_if = "Option::is_none")]
         failed: Option<String>,
     },
-    /// Prompts that a replacement left for later were evaluated or given up.
+    /// Prompts that a replacement left for later were evaluated or dropped.
     Warmed {
         /// Result for these prompts, which the ledger entry counts as due.
         warmth: WarmthReport,

@@ -25,7 +25,7 @@ struct PublisherState {
     /// Views that changed since the last publication.
     pending: HashMap<ModelName, Arc<ModelView>>,
     devices: Vec<DeviceView>,
-    /// Descriptions of memory that did not come back after a process ended, by GPU.
+    /// Descriptions of memory that was not freed after a process ended, by GPU.
     leaks: BTreeMap<GpuIndex, String>,
     host: Option<HostTotals>,
     /// The machine was read since the last publication.
@@ -79,7 +79,7 @@ impl ViewPublisher {
         desk.machine_is_new = true;
     }
 
-    /// Sets or clears the description of memory that did not come back, shown from the next reading on.
+    /// Sets or clears the description of memory that was not freed, shown from the next reading on.
     pub(crate) fn set_leak(&self, gpu: GpuIndex, message: Option<String>) {
         let leaks = &mut lock(&self.desk).leaks;
         match message {

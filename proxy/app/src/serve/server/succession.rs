@@ -74,7 +74,7 @@ impl HandoverSockets {
         Ok((header, all.map(OwnedFd::try_clone).collect::<io::Result<_>>()?))
     }
 
-    /// A socket listens while any duplicate is open, and clients would wait there in vain.
+    /// A socket listens while any duplicate is open, and clients would wait there without an answer.
     pub(super) fn forget(&self) {
         drop(std::mem::take(&mut *lock(&self.copies)));
         drop(lock(&self.restored_admin).take());
@@ -109,7 +109,7 @@ impl RunningInstance {
         self.claim.take_ownership();
     }
 
-    /// Runs the self-test, before the predecessor gives up.
+    /// Runs the self-test, before the predecessor hands over.
     pub(in crate::serve) async fn check_answers(&self) -> Result<(), String> {
         self.inquiry.run(self.resolved.settings.server.upgrade_answer).await
     }

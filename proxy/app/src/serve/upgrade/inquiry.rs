@@ -1,4 +1,4 @@
-//! A self-test before the predecessor gives up: the program sends itself requests of a client and an
+//! A self-test before the predecessor hands over: the program sends itself requests of a client and an
 //! operator.
 //!
 //! The client's request is accepted, read, routed and answered on a thread of the gateway as usual, although

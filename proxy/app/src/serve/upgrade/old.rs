@@ -1,4 +1,4 @@
-//! The old program's side: gives up nothing until the new program reports that it is ready.
+//! The old program's side: keeps everything until the new program reports that it is ready.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

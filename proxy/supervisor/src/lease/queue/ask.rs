@@ -112,7 +112,7 @@ pub struct PromptFacts {
 
 enum QueueAnswer {
     Granted(GrantedSlot),
-    /// `paused`: total pause of the time limits when the request came.
+    /// `paused`: total pause of the time limits when the request arrived.
     Queued {
         ticket: QueueTicket,
         answer: oneshot::Receiver<Result<Lease, LeaseDenied>>,

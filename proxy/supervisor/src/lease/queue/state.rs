@@ -60,7 +60,7 @@ impl PredecessorQueue {
         self.waiting.saturating_sub(self.hopeless)
     }
 
-    /// Returns true if a request has come, or a generation was closed.
+    /// Returns true if a request has arrived, or a generation was closed.
     pub(super) fn replace(&mut self, reported: Self) -> bool {
         // A new request may have replaced one that left, so the number of waiting requests is not enough.
         let instead = reported.waiting > 0 && reported.queued > self.queued;
@@ -231,7 +231,7 @@ impl QueueState {
     ) -> Option<GrantedSlot> {
         let cell = self.table.occupy(generation, kind)?;
         if kind == LeaseKind::Slot {
-            // This request is the expected retry, or proves that none is needed.
+            // This request is the expected retry, or shows that no retry is needed.
             self.coming.retry = None;
         }
         Some(GrantedSlot { cell, kind, queued_for })

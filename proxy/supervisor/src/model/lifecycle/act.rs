@@ -31,7 +31,7 @@ impl ModelTask {
             && matches!(event, LifecycleEvent::Exited(_) | LifecycleEvent::KilledByRequest)
             && before.restarts_when_ended()
         {
-            // Do not let the machine restart by itself: a start after this end needs the loader's answer.
+            // Do not let the life-cycle machine restart the process: this start needs the loader's answer.
             unit.machine.step(LifecycleEvent::Down, now, &policy);
         }
         let effects = unit.machine.step(event, now, &policy);

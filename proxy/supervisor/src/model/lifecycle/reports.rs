@@ -98,7 +98,7 @@ impl ModelTask {
         }
     }
 
-    /// Handles reports that may also come after the end of the process.
+    /// Handles reports that may also arrive after the end of the process.
     fn note_late_report(&mut self, generation: GenerationId, report: &HelperReport) {
         match report {
             HelperReport::MemoryReturned(returned) => {

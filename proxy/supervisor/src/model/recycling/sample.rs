@@ -235,7 +235,7 @@ impl LiveGeneration {
         };
         mail.spawn_helper(generation, async move {
             let sample = process.sample(ask).await;
-            // Buffers of a request that came meanwhile are in the reading, so it is no idle sample.
+            // Buffers of a request that arrived meanwhile are in the reading, so it is no idle sample.
             let in_flight = leases.in_flight(generation);
             let edge = if is_idle && in_flight == 0 { SampleEdge::Idle } else { SampleEdge::Tick };
             let taken = ReadingContext {

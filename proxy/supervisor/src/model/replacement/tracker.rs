@@ -265,7 +265,7 @@ impl ReplacementTracker {
             replacement.times.closed = Some(Instant::now());
             replacement.running_at_close = running;
         }
-        // If the new process closes again, no sample of it will come.
+        // If the new process closes again, no sample of it will arrive.
         self.note_sampled(generation, None, &[]);
     }
 

@@ -1,4 +1,4 @@
-//! Units of a model: one per replica, and those of processes that come or go.
+//! Units of a model: one per replica, and those of successors and of draining processes.
 
 mod process_unit;
 

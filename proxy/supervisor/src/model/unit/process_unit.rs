@@ -100,7 +100,7 @@ impl ProcessUnit {
             return;
         }
         let Some(live) = &mut self.live else { return };
-        // Repeat, because requests come and go meanwhile.
+        // Repeat, because requests arrive and end meanwhile.
         loop {
             let idle = leases.idle_since(live.id);
             if live.timers.idle_seen != idle {

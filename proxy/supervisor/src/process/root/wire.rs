@@ -37,7 +37,7 @@ pub fn send_message(
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::Error::other("too many files"));
     }
-    // The files went with the first byte, so send the rest without them.
+    // The first byte carries the files, so send the rest without them.
     let sent = rustix::net::sendmsg(to, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
     to.write_all(&length[sent..])?;
     to.write_all(&text)
