@@ -111,7 +111,7 @@ pub(super) fn scale_statistics<'a>(
     let share = |bytes: f64| if rise > 0.0 { bytes / rise } else { f64::MAX };
     let (scatter, bent) = (share(scatter), share((scatter - grain / 2.0).max(0.0)));
     let pace = if early > 0.0 { late / early } else { f64::MAX };
-    // A random walk goes twice as far in four steps as in one, noise does not: the threshold can be higher.
+    // A random walk goes twice as far in four steps as in one; noise does not: the threshold can be higher.
     let drift = rise >= DRIFT_DEVIATIONS * random_walk_distance(&ys, 1, 0.0)
         && rise >= policy.drift_far_z * random_walk_distance(&ys, 4, grain);
     let rests: Vec<f64> = xs.iter().zip(&ys).map(|(x, y)| y - slope * x).collect();

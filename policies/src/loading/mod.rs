@@ -218,7 +218,7 @@ impl LoadingState {
                 let first = !reading.outdated && std::mem::take(&mut model.measured.is_due);
                 let measured = model.spec.needs.as_ref().is_some_and(|needs| needs.measured.gpu.is_some());
                 if first && std::mem::take(&mut model.admitted.alone) {
-                    // The model was admitted as too large, but its reading shows that it is not.
+                    // The model was predicted to be too large, but its reading shows that it is not.
                     model.admitted.promised = MemoryAmounts::none();
                 } else if first && !measured {
                     // GPU memory is allocated at once, so the first reading replaces the prediction; host

@@ -356,7 +356,7 @@ impl RunningInstance {
         tasks.tracker.spawn(manager.clone().feed_watchdog(all, tasks.retiring.clone()));
     }
 
-    /// Returns a function that checks whether all loops respond that a request depends on.
+    /// Returns a function that checks whether the loops that a request depends on respond.
     fn pulse_checks(&self) -> impl Fn() -> LoopAnswers + Send + 'static + use<> {
         let pulse = self.gateway.pulse.clone();
         let admin = self.admin.pulse.clone();
