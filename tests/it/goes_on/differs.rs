@@ -187,21 +187,21 @@ struct KilledAnswers {
     errors: Vec<String>,
 }
 
-/// Kills the server of each request at several events.
+/// Kills the server of each request, at one event or more (`WARDEN_KILLS`).
 async fn killed_everywhere(
     warden: &Warden,
     temperature: &Value,
     thinks: bool,
 ) -> Result<KilledAnswers, Trouble> {
     let mut told = KilledAnswers::default();
-    for (what, form, path, mut body) in requests(thinks) {
+    for (index, (what, form, path, mut body)) in requests(thinks).into_iter().enumerate() {
         if thinks {
             body["reasoning_budget_tokens"] = json!(20);
             body["thinking"] = json!({ "type": "enabled", "budget_tokens": 20 });
         }
         body["temperature"] = temperature.clone();
-        for kill in 0..kills().div_ceil(2) {
-            let at = 4 + usize::try_from(kill).unwrap_or(0) * 13 % 34;
+        for kill in 0..kills().div_ceil(3) {
+            let at = 4 + (index + usize::try_from(kill).unwrap_or(0)) * 13 % 34;
             let mut heard = asked(warden, path, &body, Some(at)).await?;
             for _ in 0..20 {
                 // llama-server's parser refuses some noise of the sample, even without a kill.
@@ -284,7 +284,7 @@ async fn a_text_of_a_model_without_tools_continues_where_a_tool_is_required() ->
         }
         for temperature in [json!(0), json!(0.8)] {
             body["temperature"] = temperature.clone();
-            for kill in 0..kills() {
+            for kill in 0..kills().div_ceil(2) {
                 let at = 5 + usize::try_from(kill).unwrap_or(0) * 7 % 30;
                 let heard = asked(&warden, path, &body, Some(at)).await?;
                 assert!(heard.error.is_none(), "{path}, {temperature}, killed at {at}: {heard:?}");

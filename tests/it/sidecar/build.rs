@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
@@ -173,10 +174,23 @@ async fn program(source: &str, includes: &[&str], flags: &[&str]) -> Result<Path
     Ok(done)
 }
 
+/// Returns true if the compiler has the sanitizer, and its programs run here. Each process tries a sanitizer once.
 fn has(flavour: Flavour) -> Result<bool, Trouble> {
-    if !matches!(flavour, Flavour::Address | Flavour::Thread) {
-        return Ok(true);
+    static ADDRESS: OnceLock<bool> = OnceLock::new();
+    static THREAD: OnceLock<bool> = OnceLock::new();
+    let known = match flavour {
+        Flavour::Plain | Flavour::NoThreads => return Ok(true),
+        Flavour::Address => &ADDRESS,
+        Flavour::Thread => &THREAD,
+    };
+    if let Some(has) = known.get() {
+        return Ok(*has);
     }
+    let has = try_sanitizer(flavour)?;
+    Ok(*known.get_or_init(|| has))
+}
+
+fn try_sanitizer(flavour: Flavour) -> Result<bool, Trouble> {
     let folder = tempfile::tempdir()?;
     let source = folder.path().join("empty.cpp");
     std::fs::write(&source, "int main() { return 0; }\n")?;
