@@ -11,7 +11,6 @@ use warden_builder::sample_model::SamplePreset;
 use warden_rig::home::Ran;
 use warden_rig::process::Kid;
 use warden_rig::real::{llama_server, sample_model};
-use warden_rig::real_weights::smollm2;
 use warden_rig::warden::{SOON, Setup};
 use warden_rig::{Context as _, Outcome, Trouble, binaries};
 
@@ -57,9 +56,14 @@ async fn a_server_that_mixes_conversations_is_found_with_their_numbers() -> Outc
     // Fewer than every ninth: a slot may have had the same conversation before.
     assert!((6..=12).contains(&foreign.len()), "{report}");
     for one in foreign {
-        assert_eq!(one["request"].as_u64().map(|request| request % 9), Some(0), "{one}");
+        // Requests at the same time arrive in any order.
+        let is_due = one["request"].as_u64().map(|request| request % 9) == Some(0);
+        assert!(is_due || one["concurrent"] == true, "{one}");
         assert_ne!(one["place"]["conversation"], one["fits"]["place"]["conversation"], "{one}");
-        assert!(one["fits"]["distance"].as_f64() < Some(0.1) && one["distance"].as_f64() > Some(1.0), "{one}");
+        assert!(
+            one["fits"]["distance"].as_f64() < Some(0.1) && one["distance"].as_f64() > Some(1.0),
+            "{one}"
+        );
     }
     let untried = report["not_tried"].as_array().context("not tried")?;
     assert!(untried.iter().any(|one| one["why"] == "`--bisect` tries it"), "{report}");
@@ -86,12 +90,18 @@ async fn a_server_that_keeps_conversations_apart_is_called_separate() -> Outcome
 async fn what_cannot_be_judged_is_undecided_and_says_why() -> Outcome {
     let (ran, report) = Bench::new(&json!({}))?.run(&[]).await?;
     assert_eq!((ran.code, &report["finding"]["result"]), (UNDECIDED, &json!("undecided")), "{}", ran.all());
-    assert!(report["finding"]["why"].as_str().is_some_and(|why| why.contains("no log probabilities")), "{report}");
+    assert!(
+        report["finding"]["why"].as_str().is_some_and(|why| why.contains("no log probabilities")),
+        "{report}"
+    );
     // A server that dies under the requests.
     let crash = json!([{ "from": 20, "do": "crash" }]);
     let (ran, report) = Bench::new(&json!({ "chances": 0.01, "faults": crash }))?.run(&[]).await?;
     assert_eq!(ran.code, 1, "{}", ran.all());
-    assert!(report["finding"]["why"].as_str().is_some_and(|why| why.contains("the server ended")), "{report}");
+    assert!(
+        report["finding"]["why"].as_str().is_some_and(|why| why.contains("the server ended")),
+        "{report}"
+    );
     Ok(())
 }
 
@@ -117,7 +127,10 @@ async fn the_script_of_the_report_shows_it_without_us() -> Outcome {
     let (ran, report) = bench.run(&["--report", folder.to_str().unwrap_or_default()]).await?;
     assert_eq!(ran.code, MIXED, "{}", ran.all());
     let text = std::fs::read_to_string(folder.join("report.md"))?;
-    assert!(text.starts_with("# llama-server mixes conversations\n") && text.contains("## Which answers"), "{text}");
+    assert!(
+        text.starts_with("# llama-server mixes conversations\n") && text.contains("## Which answers"),
+        "{text}"
+    );
     let port = warden_rig::ports::free()?;
     bench.setup.home.env.insert("PORT".into(), port.to_string().into());
     let script = folder.join("reproduce.sh").to_string_lossy().into_owned();
@@ -125,7 +138,8 @@ async fn the_script_of_the_report_shows_it_without_us() -> Outcome {
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{}", ran.all());
     let answers = report["finding"]["answers"].as_u64().context("answers")?;
     let last = ran.stdout.lines().last().context("no lines")?;
-    let wrong = last.strip_suffix(&format!(" of {answers} answers are not the right ones")).context(ran.all())?;
+    let wrong =
+        last.strip_suffix(&format!(" of {answers} answers are not the right ones")).context(ran.all())?;
     assert!((6..=12).contains(&wrong.parse::<u32>()?), "{}", ran.all());
     assert!(ran.stdout.contains("nats from the right answer; nearest: conversation "), "{}", ran.all());
     Ok(())
@@ -168,12 +182,4 @@ async fn real(model: &Path, requests: &str) -> Outcome {
 #[tokio::test]
 async fn the_pinned_llama_server_keeps_conversations_of_a_random_model_apart() -> Outcome {
     real(&sample_model(SamplePreset::Chat)?, "60").await
-}
-
-#[tokio::test]
-async fn the_pinned_llama_server_keeps_conversations_of_a_trained_model_apart() -> Outcome {
-    match smollm2().await? {
-        Some(model) => real(&model, "20").await,
-        None => Ok(()),
-    }
 }

@@ -199,7 +199,7 @@ impl IsolationRun {
         all.filter_map(|ask| Some(PublishedRequest { path: ask.path, body: ask.body? })).collect()
     }
 
-    /// Returns the numbers of the request files in the order of the requests, those that ran at a time together.
+    /// Returns the numbers of the request files in order; requests that ran at the same time are in one list.
     pub fn order(&self) -> Vec<Vec<usize>> {
         let places = self.places();
         let number = |place: &PromptPlace| places.binary_search(place).ok();

@@ -53,7 +53,7 @@ impl ConversationTexts {
     pub(super) fn prompt(&self, place: PromptPlace) -> String {
         let mut text = self.secret_text(place.conversation);
         for turn in 0..=place.turn {
-            text += &format!("item {}:", ASKED_LABELS[turn % CONVERSATION_TURNS]);
+            text.extend([format!("item {}:", ASKED_LABELS[turn % CONVERSATION_TURNS])]);
             if turn < place.turn {
                 let answer = self.said.get(&PromptPlace { turn, ..place });
                 text.extend([answer.map_or("", String::as_str), "\n"]);
@@ -71,7 +71,7 @@ impl ConversationTexts {
         }
         let tokens = (self.secret / LABELS).saturating_sub(LABEL_TOKENS);
         for label in 1..=LABELS {
-            text += &format!("item {label}: {}\n", self.words.text(random.bits(), tokens));
+            text.extend([format!("item {label}: {}\n", self.words.text(random.bits(), tokens))]);
         }
         text
     }

@@ -10,7 +10,8 @@ use super::UntriedSwitch;
 /// Setting that keeps llama-server from reusing cached prompts, as llama-warden's configuration has it.
 pub const NO_REUSE: &str = "request.default = { cache_prompt = false }";
 
-const TABLE_HEAD: [&str; 6] = ["REQUEST", "ROUND", "PROMPT", "NATS FROM THE RIGHT ANSWER", "FITS", "NATS FROM THAT"];
+const TABLE_HEAD: [&str; 6] =
+    ["REQUEST", "ROUND", "PROMPT", "NATS FROM THE RIGHT ANSWER", "FITS", "NATS FROM THAT"];
 /// Most answers in the table; `findings.json` has all.
 const MAX_ROWS: usize = 40;
 
@@ -63,7 +64,7 @@ impl IsolationReport {
         let changed = found.foreign.iter().filter(|one| one.fits.is_none()).count();
         if changed > 0 {
             lines.push(format!(
-                "{changed} further answers are neither the right one nor that of another conversation"
+                "answers that are neither the right one nor that of another conversation: {changed}"
             ));
         }
         if found.answers > 0 {
@@ -135,8 +136,9 @@ impl IsolationReport {
 }
 
 fn first_mixed(first: &ForeignAnswer, fits: FittingPrompt) -> String {
-    let cached =
-        first.cached.map_or_else(String::new, |tokens| format!("; llama-server reports {tokens} cached tokens"));
+    let cached = first
+        .cached
+        .map_or_else(String::new, |tokens| format!("; llama-server reports {tokens} cached tokens"));
     format!(
         "first: request {} (round {}{}): the answer to {} is {} nats from the right one, and {} from the answer to \
          {}{cached}",
@@ -165,7 +167,10 @@ fn cure_sentence(cure: &IsolationCure) -> String {
         IsolationEffect::Nothing => "does not stop it",
         IsolationEffect::Undecided => "may stop it, or chance did",
     };
-    format!("`{}` {effect}: {} of {} answers with it are not the right ones", cure.item, cure.foreign, cure.answers)
+    format!(
+        "`{}` {effect}: {} of {} answers with it are not the right ones",
+        cure.item, cure.foreign, cure.answers
+    )
 }
 
 #[cfg(test)]
@@ -236,7 +241,7 @@ mod tests {
                 order: Vec::new(),
                 truth_args: Vec::new(),
             };
-            text += &format!("# {}\n- {}\n\n", report.title(), report.sentences().join("\n- "));
+            text.extend([format!("# {}\n- {}\n\n", report.title(), report.sentences().join("\n- "))]);
         }
         insta::assert_snapshot!(text);
     }

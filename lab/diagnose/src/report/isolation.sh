@@ -110,19 +110,19 @@ done <<'ORDER'
 finish
 
 wrong=0
-while read -r n one; do
-    [ -s "$work/answer.$n" ] || continue
-    own=$(distance "$work/right.$one" "$work/answer.$n")
-    [ "$own" != "?" ] || { echo "request $n: the answer has no log probabilities" >&2; continue; }
+while read -r number one; do
+    [ -s "$work/answer.$number" ] || continue
+    own=$(distance "$work/right.$one" "$work/answer.$number")
+    [ "$own" != "?" ] || { echo "request $number: the answer has no log probabilities" >&2; continue; }
     awk "BEGIN { exit !($own > $limit) }" || continue
     wrong=$((wrong + 1))
     best="" nearest=""
     at=0
     while [ "$at" -lt @BODIES@ ]; do
-        other=$(distance "$work/right.$at" "$work/answer.$n")
+        other=$(distance "$work/right.$at" "$work/answer.$number")
         if [ -z "$best" ] || awk "BEGIN { exit !($other < $best) }"; then best=$other nearest=$at; fi
         at=$((at + 1))
     done
-    echo "request $n ($(name "$one")): $own nats from the right answer; nearest: $(name "$nearest"), $best nats"
+    echo "request $number ($(name "$one")): $own nats from the right answer; nearest: $(name "$nearest"), $best nats"
 done <"$work/sent"
 echo "$wrong of $n answers are not the right ones"

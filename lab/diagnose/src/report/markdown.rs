@@ -28,7 +28,10 @@ impl DiagnoseReport {
         let head = self.isolation.as_ref().map_or(head, IsolationReport::title);
         let tool = if self.about.under.is_some() { " and of the tool around it" } else { "" };
         let _ = writeln!(text, "# {}\n", head.replacen("llama-server", &format!("llama-server{tool}"), 1));
-        write_list(&mut text, &self.isolation.as_ref().map_or_else(|| headline(self), IsolationReport::sentences));
+        write_list(
+            &mut text,
+            &self.isolation.as_ref().map_or_else(|| headline(self), IsolationReport::sentences),
+        );
         self.write_versions(&mut text);
         self.write_measurements(&mut text);
         if let Some(cure) = &self.cure {

@@ -7,10 +7,10 @@ use serde_json::Value;
 use warden_experiment::crash::WorkloadCrash;
 use warden_experiment::{LegFinding, Workload};
 
-use super::{BetweenReport, IsolationReport};
 use super::folder::ReportFolder;
 use super::setup::{ExperimentSetup, arguments, export_lines, file_variables, is_variable_name};
 use super::table::leg_name;
+use super::{BetweenReport, IsolationReport};
 use crate::client::LabAnswer;
 use crate::proof::PublishedRequest;
 use crate::shell::quote_word;
@@ -182,14 +182,12 @@ pub(crate) fn isolation_script(
     requests: &ScriptRequests,
     setting: &ScriptEnvironment<'_>,
 ) -> String {
-    let shown: String =
-        isolation.sentences().iter().map(|line| format!("#   {}\n", line.replace('\n', " "))).collect();
+    let mut shown = String::new();
+    shown.extend(isolation.sentences().iter().map(|line| format!("#   {}\n", line.replace('\n', " "))));
     let names = isolation.requests.iter().enumerate().map(|(at, place)| {
         format!("    {at}) called=\"conversation {}, turn {}\" ;;\n", place.conversation + 1, place.turn + 1)
     });
-    let line = |batch: &Vec<usize>| {
-        batch.iter().map(usize::to_string).collect::<Vec<_>>().join(" ") + "\n"
-    };
+    let line = |batch: &Vec<usize>| batch.iter().map(usize::to_string).collect::<Vec<_>>().join(" ") + "\n";
     let truth = isolation.truth_args.iter().map(|word| quote_word(word)).collect::<Vec<_>>().join(" ");
     let text = ISOLATION_TEMPLATE
         .replace("@LIMIT@", &format!("{:.4}", isolation.finding.scales.limit))

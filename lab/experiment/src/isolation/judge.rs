@@ -197,7 +197,8 @@ fn found_share(answers: usize) -> f64 {
 
 /// Returns the probability that all `hits` of `here + there` draws fall among the `here`, if chance places them.
 fn chance_of_split(hits: usize, here: usize, there: usize) -> f64 {
-    let ways = |hit: usize| as_f64(here.saturating_sub(hit)) / as_f64((here + there).saturating_sub(hit).max(1));
+    let ways =
+        |hit: usize| as_f64(here.saturating_sub(hit)) / as_f64((here + there).saturating_sub(hit).max(1));
     (0..hits).map(ways).product()
 }
 

@@ -60,8 +60,11 @@ impl IsolationPlan {
         for round in 0..count {
             let mut prompts: Vec<PromptPlace> = (0..residents)
                 .map(|conversation| {
-                    let turn =
-                        if round < CONVERSATION_TURNS { round } else { pick(&mut random, CONVERSATION_TURNS) };
+                    let turn = if round < CONVERSATION_TURNS {
+                        round
+                    } else {
+                        pick(&mut random, CONVERSATION_TURNS)
+                    };
                     PromptPlace { conversation, turn }
                 })
                 .collect();

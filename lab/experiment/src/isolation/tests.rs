@@ -17,11 +17,15 @@ struct NoisyServer {
     noise: f64,
 }
 
+/// Replaces an answer to a prompt after these prompts.
+type ChangeAnswer<'a> =
+    dyn FnMut(&mut NoisyServer, PromptPlace, &BTreeSet<PromptPlace>) -> Option<BuildReply> + 'a;
+
 impl NoisyServer {
     fn new(seed: u64) -> Self {
         let mut random = SplitMix::new(seed);
         // From the last digits of a processor to the largest differences between batches on a GPU.
-        let noise = random.between(-11.0, -3.5).exp();
+        let noise = random.between(-11.0, -4.5).exp();
         Self { random, noise }
     }
 
@@ -36,7 +40,13 @@ impl NoisyServer {
     }
 
     /// Answer to a prompt, with this share of another prompt's.
-    fn answer_between(&mut self, place: PromptPlace, other: PromptPlace, share: f64, noise: f64) -> BuildReply {
+    fn answer_between(
+        &mut self,
+        place: PromptPlace,
+        other: PromptPlace,
+        share: f64,
+        noise: f64,
+    ) -> BuildReply {
         let tokens = (0..3).map(|at| {
             let (own, theirs) = (chances(place, at), chances(other, at));
             let mut top: Vec<(String, f64)> = own
@@ -57,11 +67,7 @@ impl NoisyServer {
     }
 
     /// Answers of all processes; `change` may replace an answer of the tested process.
-    fn run(
-        &mut self,
-        plan: &IsolationPlan,
-        change: &mut dyn FnMut(&mut Self, PromptPlace, &BTreeSet<PromptPlace>) -> Option<BuildReply>,
-    ) -> IsolationAnswers {
+    fn run(&mut self, plan: &IsolationPlan, change: &mut ChangeAnswer<'_>) -> IsolationAnswers {
         let truths: BTreeMap<PromptPlace, BuildReply> =
             plan.prompts().into_iter().map(|place| (place, self.answer(place))).collect();
         let repeated = truths.keys().filter(|place| place.turn == 0).copied().collect::<Vec<_>>();
@@ -75,7 +81,8 @@ impl NoisyServer {
         for (number, round) in plan.rounds.iter().enumerate() {
             for place in &round.prompts {
                 let reply = change(self, *place, &asked).unwrap_or_else(|| self.answer(*place));
-                let answer = AskedAnswer { round: number + 1, place: *place, reply, ..AskedAnswer::default() };
+                let answer =
+                    AskedAnswer { round: number + 1, place: *place, reply, ..AskedAnswer::default() };
                 all.together.push(answer);
                 asked.insert(*place);
             }
@@ -116,7 +123,7 @@ fn noise_of_any_size_is_never_called_mixed() {
 #[test]
 fn another_conversations_content_in_one_of_twenty_answers_is_found_with_the_conversation() {
     let mut missed = 0;
-    for seed in 0..300 {
+    for seed in 0..200 {
         let mut swapped = Vec::new();
         let mut count = 0;
         let all = NoisyServer::new(seed).run(&plan(seed), &mut |server, place, asked| {
@@ -158,7 +165,8 @@ fn traces_of_other_conversations_count_if_there_are_too_many_for_chance() {
 
 #[test]
 fn a_server_that_shows_nothing_gives_no_verdict_and_the_reason() {
-    let why = |all: &IsolationAnswers, failure: Option<&str>| match judge_answers(SLOTS, all, failure).outcome {
+    let why = |all: &IsolationAnswers, failure: Option<&str>| match judge_answers(SLOTS, all, failure).outcome
+    {
         IsolationOutcome::Undecided { why } => why,
         other => panic!("{other:?}"),
     };

@@ -89,10 +89,7 @@ pub(super) fn first_props(outcome: &ExperimentOutcome) -> ServerProps {
     outcome.legs.first().map(|leg| leg.props).unwrap_or_default()
 }
 
-pub(super) async fn describe_system(
-    target: &DiagnoseTarget,
-    props: ServerProps,
-) -> Vec<(String, String)> {
+pub(super) async fn describe_system(target: &DiagnoseTarget, props: ServerProps) -> Vec<(String, String)> {
     let mut all = vec![("llama-server says".to_owned(), server_version(&target.spec.command).await)];
     let known = [("slots", props.slots.map(u64::from)), ("context of a slot", props.n_ctx)];
     all.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_string()))));
