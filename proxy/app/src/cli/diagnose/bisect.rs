@@ -230,7 +230,7 @@ pub(super) fn survival_text(report: &SurvivalReport, name: Option<&str>) -> Stri
 }
 
 /// Formats the lines for the configuration; without a model's name, the command line.
-pub(super) fn config_lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
+fn config_lines(mitigations: &[String], added: &CommandChanges, name: Option<&str>) -> String {
     let Some(name) = name else { return format!("\nwithout llama-warden:\n{}\n", added.command_line()) };
     let list = mitigations.iter().collect::<toml_edit::Array>().to_string();
     let key = warden_config::problem::quoted_key(name);

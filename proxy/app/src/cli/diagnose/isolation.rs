@@ -58,7 +58,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let (run, isolation) = tested?;
     let sent = run.published(&lab);
     let mut report = DiagnoseReport::new(about, &ExperimentOutcome::default());
-    report.interrupted = run.interrupted;
+    report.interrupted = run.interrupted || stop.is_cancelled();
     report.about.system = outputs::describe_system(&target, run.props).await;
     report.isolation = Some(isolation);
     print_report(args, &report)?;
@@ -66,7 +66,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
         let outcome = ExperimentOutcome::default();
         outputs::write_report_folder(path, &report, &outcome, &target, &machine.cwd, &sent)?;
     }
-    exit_for_outcome(&run)
+    exit_for_outcome(&run, report.interrupted)
 }
 
 async fn test(
@@ -168,9 +168,9 @@ fn print_report(args: &DiagnoseArgs, report: &DiagnoseReport) -> Result<(), Comm
     out::print_text(&text)
 }
 
-fn exit_for_outcome(run: &IsolationRun) -> Result<(), CommandError> {
+fn exit_for_outcome(run: &IsolationRun, interrupted: bool) -> Result<(), CommandError> {
     let code = match run.finding.outcome {
-        _ if run.interrupted => crate::exit::INTERRUPTED_CODE,
+        _ if interrupted => crate::exit::INTERRUPTED_CODE,
         IsolationOutcome::Mixed => crate::exit::LEAKS_CODE,
         IsolationOutcome::Separate => return Ok(()),
         // The sentence above has the reason.
