@@ -17,6 +17,7 @@ use crate::report::Report;
 use crate::script::{Fault, OnTerm, Script};
 use crate::slots::Slots;
 use crate::vram::Vram;
+use warden_rig::words::Key;
 
 /// Switch that is set once, and that tasks can wait for.
 #[derive(Debug)]
@@ -76,7 +77,17 @@ pub(crate) struct Engine {
     arrivals: AtomicU64,
     permits: Arc<Semaphore>,
     slots: Mutex<Vec<Option<u64>>>,
+    /// Last request of each slot.
+    answered: Mutex<Vec<Option<Answered>>>,
     waiting: AtomicU64,
+}
+
+/// Request whose prompt a slot had.
+#[derive(Debug, Clone)]
+pub(crate) struct Answered {
+    pub(crate) key: Key,
+    /// Beginning of the prompt, by which conversations differ.
+    pub(crate) opening: String,
 }
 
 impl Engine {
@@ -108,6 +119,7 @@ impl Engine {
             arrivals: AtomicU64::new(0),
             permits: Arc::new(Semaphore::new(slots)),
             slots: Mutex::new(vec![None; slots]),
+            answered: Mutex::new(vec![None; slots]),
             waiting: AtomicU64::new(0),
         }
     }
@@ -160,6 +172,17 @@ impl Engine {
         let index = if prompt.is_empty() { first } else { self.held.choose(&free, prompt, asked) };
         slots[index] = Some(ordinal);
         Slot { engine: Arc::clone(self), index, _permit: permit.ok() }
+    }
+
+    /// Returns the meaning to answer in a slot: that of the request, or of the slot's request before if the script
+    /// mixes them.
+    pub(crate) fn meaning(&self, ordinal: u64, slot: usize, reuses: bool, now: Answered) -> Key {
+        let mut all = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let (key, opening) = (now.key, now.opening.clone());
+        let before = all[slot].replace(now);
+        let mixes = self.script().mixes;
+        let is_due = reuses && mixes > 0 && ordinal.is_multiple_of(mixes);
+        before.filter(|before| is_due && before.opening != opening).map_or(key, |before| before.key)
     }
 
     /// Never returns: the client sees a hanging process.

@@ -34,6 +34,8 @@ use crate::wire::Wire;
 use warden_rig::words::{Key, count_parts, count_words};
 
 const DIMENSIONS: usize = 16;
+/// Characters of a prompt by which conversations differ.
+const OPENING: usize = 500;
 
 /// llama-server answers 500 to a body that is not JSON, although the client is at fault.
 pub(crate) fn bad_json(wrong: &serde_json::Error) -> Reply {
@@ -86,12 +88,13 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
     };
     let streaming = plan.streaming;
     let (key, tells) = (plan.key, request["verbose"] == true);
+    let top = request["n_probs"].as_u64().unwrap_or(0);
     let job = Job::begin(Arc::clone(&engine), wire.clone(), plan).await;
     if streaming {
         let include_usage = request["stream_options"]["include_usage"].as_bool().unwrap_or(false);
         return streamed(job, shape, include_usage, wire, &engine).await;
     }
-    whole(job, shape, key, &body, tells).await
+    whole(job, shape, key, &body, (tells, top)).await
 }
 
 fn plan(
@@ -167,10 +170,12 @@ fn plan(
             predicted_ms: 0.0,
         },
         prompt: spelled,
+        opening: prompt.as_str().unwrap_or_default().chars().take(OPENING).collect(),
+        reuses: request["cache_prompt"] != false,
     })
 }
 
-async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes, tells: bool) -> Reply {
+async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes, (tells, top): (bool, u64)) -> Reply {
     job.prompt().await;
     let mut text = String::new();
     loop {
@@ -193,6 +198,9 @@ async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes, tells: bool) 
         ),
         Shape::Chat | Shape::Text | Shape::Native | Shape::Infill | Shape::Messages => {
             let mut whole = shape.whole(facts, &text);
+            if let Some(chances) = job.chances(top).filter(|_| shape == Shape::Native) {
+                whole["completion_probabilities"] = chances;
+            }
             if tells {
                 whole["__verbose"] = json!({ "generation_settings": goes_on::settings(), "tokens_evaluated": facts.prompt_tokens, "content": text });
             }

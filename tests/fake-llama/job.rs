@@ -7,9 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tokio::time::Instant;
+use warden_policies::world::SplitMix;
 
-use crate::engine::{Engine, Slot};
+use crate::engine::{Answered, Engine, Slot};
+use crate::goes_on::token_id;
 use crate::leak::Units;
 use crate::ledger::Begun;
 use crate::script::{Fault, StreamHead, What};
@@ -78,6 +81,10 @@ pub(crate) struct Plan {
     /// Tokens of the prompt, if slots keep their content.
     pub(crate) prompt: Vec<u32>,
     pub(crate) asked: Option<usize>,
+    /// Beginning of the prompt.
+    pub(crate) opening: String,
+    /// The slot may reuse what it has.
+    pub(crate) reuses: bool,
 }
 
 impl Job {
@@ -104,6 +111,8 @@ impl Job {
             .saturating_add(script.cache_kib_per_request);
         engine.cache.keep(kept.saturating_mul(1024), prompt_tokens);
         engine.prompt_tokens.fetch_add(plan.facts.prompt_tokens, Ordering::Relaxed);
+        let now = Answered { key: plan.key, opening: plan.opening };
+        let key = engine.meaning(plan.ordinal, slot.index, plan.reuses, now);
         let mut facts = plan.facts;
         facts.slot = slot.index;
         facts.cached = cached;
@@ -113,7 +122,7 @@ impl Job {
             wire,
             id: plan.id,
             ordinal: plan.ordinal,
-            key: plan.key,
+            key,
             said: plan.said,
             limit: plan.limit,
             fault: plan.fault,
@@ -171,6 +180,29 @@ impl Job {
         self.engine.predicted_tokens.fetch_add(1, Ordering::Relaxed);
         self.engine.leak.pay(&script, Units { output_tokens: 1, ..Units::default() });
         Step::Token(text)
+    }
+
+    /// Likeliest tokens of each position so far, as llama-server lists them for `n_probs`; `None` without `chances`
+    /// in the script.
+    pub(crate) fn chances(&self, count: u64) -> Option<Value> {
+        let noise = self.engine.script().chances.filter(|_| count > 0)?;
+        let mut random = SplitMix::new(self.ordinal);
+        let mut position = |index: u64| {
+            let top = (0..count).map(|rank| {
+                let mut token = self.key.token(self.said + index + 1000 * rank, 0);
+                if rank > 0 {
+                    token.push_str(&rank.to_string());
+                }
+                #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
+                let logprob = -0.3 - 0.7 * rank as f64 + noise * random.between(-1.0, 1.0);
+                json!({ "id": token_id(&token), "token": token, "bytes": [], "logprob": logprob })
+            });
+            let top: Vec<Value> = top.collect();
+            let mut own = top[0].clone();
+            own["top_logprobs"] = Value::from(top);
+            own
+        };
+        Some((0..self.facts.tokens).map(&mut position).collect())
     }
 
     /// Runs the scripted fault if it is due after the present number of tokens.

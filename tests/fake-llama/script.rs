@@ -79,6 +79,11 @@ pub(crate) struct Script {
     /// Answers in the file of `LLAMA_WARDEN_RECLAIM`; without it, a plain build that ignores the variable.
     pub(crate) reclaim: Option<crate::reclaim::Reclaim>,
     pub(crate) kept: Kept,
+    /// Noise in nats of the log probabilities that `n_probs` asks for; without it, none are reported.
+    pub(crate) chances: Option<f64>,
+    /// Every so many requests that may reuse a prompt, a slot answers the other conversation that it had before;
+    /// 0 for never.
+    pub(crate) mixes: u64,
     pub(crate) ms_per_prompt_token: f64,
     pub(crate) save_ms: u64,
     pub(crate) restore_ms: u64,

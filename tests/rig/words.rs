@@ -13,7 +13,7 @@ const WORDS: [&str; 32] = [
 ];
 
 /// Fields that affect the form or length of an answer, not its words.
-const MANNER: [&str; 10] = [
+const MANNER: [&str; 12] = [
     "stream",
     "stream_options",
     "model",
@@ -23,6 +23,8 @@ const MANNER: [&str; 10] = [
     "verbose",
     "max_tokens",
     "n_predict",
+    "n_probs",
+    "cache_prompt",
     "stop",
 ];
 

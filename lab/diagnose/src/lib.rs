@@ -19,6 +19,7 @@
 //! | [`cure`] | experiments with switches and without, to find switches that stop the growth, or a crash |
 //! | [`between`] | experiments over a line of revisions, to find the one that introduced a symptom |
 //! | [`proof`] | tests if one build may replace another |
+//! | [`isolation`] | tests if a server mixes conversations |
 //! | `workload` | content of requests: texts, pictures, sounds, conversations |
 //! | `client` | one request and its answer |
 //! | [`report`] | reports of an experiment: JSON, and a folder to share |
@@ -29,6 +30,7 @@ pub mod between;
 pub mod cure;
 pub mod error;
 pub mod experiment;
+pub mod isolation;
 pub mod lab;
 pub mod leg;
 pub mod proof;

@@ -21,6 +21,7 @@ mod attribution;
 pub mod between;
 pub mod bisect;
 pub mod crash;
+pub mod isolation;
 mod judge;
 pub mod proof;
 pub mod sequential;

@@ -5,7 +5,7 @@
 //! | 0 | success |
 //! | 1 | failure: a build failed, a port is taken, no instance runs |
 //! | 2 | invalid configuration or usage |
-//! | 3 | a patch set is refused or not verified for a source; `diagnose` found a leak; a new build or canary is worse |
+//! | 3 | a patch set is refused or not verified; `diagnose` found a leak or mixing; a new build or canary is worse |
 //! | 4 | `diagnose` saw the server crash under a workload, whether or not memory leaks as well |
 //! | 5 | `diagnose` or a watched canary gave no verdict, or a memory may leak; `--between` found no single commit |
 //! | 130 | interrupted; `diagnose` has shown its results until then |

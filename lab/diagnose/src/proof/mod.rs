@@ -11,7 +11,7 @@
 //! A build that does not start, dies, or does not answer ends the proof: both builds must answer these
 //! requests.
 
-mod questions;
+pub(crate) mod questions;
 pub(crate) mod visit;
 
 use std::sync::OnceLock;

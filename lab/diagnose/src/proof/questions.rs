@@ -126,11 +126,7 @@ impl ProofQuestion {
         let request = self.name.clone();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         match self.kind {
-            QuestionKind::Native => {
-                let tokens = json["completion_probabilities"].as_array().map_or(&[][..], Vec::as_slice);
-                let tokens = tokens.iter().map(native_token).collect();
-                BuildReply { request, text: text(&json["content"]), tokens, ..BuildReply::default() }
-            }
+            QuestionKind::Native => parse_native(request, json),
             QuestionKind::Chat => {
                 let choice = &json["choices"][0];
                 let message = &choice["message"];
@@ -162,6 +158,14 @@ impl ProofQuestion {
             }
         }
     }
+}
+
+/// Parses an answer of `/completion`.
+pub(crate) fn parse_native(request: String, json: &Value) -> BuildReply {
+    let text = json["content"].as_str().unwrap_or_default().to_owned();
+    let tokens = json["completion_probabilities"].as_array().map_or(&[][..], Vec::as_slice);
+    let tokens = tokens.iter().map(native_token).collect();
+    BuildReply { request, text, tokens, ..BuildReply::default() }
 }
 
 /// Builds list logarithms, or probabilities: those after sampling, and until about b4400 under other names.

@@ -1,6 +1,7 @@
 //! Removes secrets from a report for files. The terminal shows the whole report.
 
 use warden_experiment::LegEnd;
+use warden_experiment::isolation::IsolationOutcome;
 use warden_policies::secrets;
 
 use super::DiagnoseReport;
@@ -27,6 +28,12 @@ impl DiagnoseReport {
                 hide_secrets(&mut crash.why);
                 crash.lines.iter_mut().for_each(hide_secrets);
             }
+        }
+        if let Some(isolation) = &mut report.isolation {
+            if let IsolationOutcome::Undecided { why } = &mut isolation.finding.outcome {
+                hide_secrets(why);
+            }
+            isolation.not_tried.iter_mut().for_each(|one| hide_secrets(&mut one.why));
         }
         report
     }

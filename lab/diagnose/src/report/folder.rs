@@ -16,7 +16,9 @@ use warden_policies::defaults::Diagnose;
 use warden_policies::growth::GrowthVerdict;
 use warden_policies::secrets;
 
-use super::reproduce::{ScriptEnvironment, ScriptRequests, growth_script, request_script, workload_requests};
+use super::reproduce::{
+    ScriptEnvironment, ScriptRequests, growth_script, isolation_script, request_script, workload_requests,
+};
 use super::{DiagnoseReport, LegReport};
 use crate::proof::PublishedRequest;
 
@@ -50,6 +52,8 @@ pub(super) enum ScriptSubject<'a> {
     Leg(&'a LegReport),
     /// Answers to some requests, and their speed.
     Requests,
+    /// Answers to requests of several conversations.
+    Conversations,
 }
 
 /// Returns a file in the folder that a report would replace although it is not ours. `with_script` includes
@@ -84,6 +88,7 @@ impl DiagnoseReport {
         let showing = match leg {
             _ if all.bodies.is_empty() => ScriptSubject::Nothing,
             Some(leg) => ScriptSubject::Leg(leg),
+            None if self.isolation.is_some() => ScriptSubject::Conversations,
             None => ScriptSubject::Requests,
         };
         let is_shown = !matches!(showing, ScriptSubject::Nothing);
@@ -100,9 +105,10 @@ impl DiagnoseReport {
                 std::fs::write(inner.join(format!("{at}{REQUEST_SUFFIX}")), &request.body)?;
             }
             let setting = ScriptEnvironment { removed: folder.removed, directory: folder.directory };
-            let text = match leg {
-                Some(leg) => growth_script(&self.about, &leg.finding, &all, &setting),
-                None => request_script(&self.about, self.between.as_ref(), &all, &setting),
+            let text = match (leg, &told.isolation) {
+                (Some(leg), _) => growth_script(&self.about, &leg.finding, &all, &setting),
+                (None, Some(isolation)) => isolation_script(&self.about, isolation, &all, &setting),
+                (None, None) => request_script(&self.about, self.between.as_ref(), &all, &setting),
             };
             std::fs::write(path.join(SCRIPT_FILE), text)?;
         }

@@ -9,7 +9,9 @@ use warden_policies::units::as_f64;
 use super::folder::ScriptSubject;
 use super::summary::{OverallResult, headline};
 use super::table::{MIB, leg_name, table_rows};
-use super::{BetweenReport, CureReport, DiagnoseReport, LegReport, SurvivalReport, UntriedSwitch};
+use super::{
+    BetweenReport, CureReport, DiagnoseReport, IsolationReport, LegReport, SurvivalReport, UntriedSwitch,
+};
 
 impl DiagnoseReport {
     /// `shows` is the subject of the script next to the report. Writing to a `String` cannot fail.
@@ -23,9 +25,13 @@ impl DiagnoseReport {
             OverallResult::Otherwise => "Answers of llama-server between two revisions",
             OverallResult::NoGrowth => "Memory of llama-server",
         };
+        let head = self.isolation.as_ref().map_or(head, IsolationReport::title);
         let tool = if self.about.under.is_some() { " and of the tool around it" } else { "" };
         let _ = writeln!(text, "# {}\n", head.replacen("llama-server", &format!("llama-server{tool}"), 1));
-        write_list(&mut text, &headline(self));
+        write_list(
+            &mut text,
+            &self.isolation.as_ref().map_or_else(|| headline(self), IsolationReport::sentences),
+        );
         self.write_versions(&mut text);
         self.write_measurements(&mut text);
         if let Some(cure) = &self.cure {
@@ -36,6 +42,9 @@ impl DiagnoseReport {
         }
         if let Some(between) = &self.between {
             write_revisions(&mut text, between);
+        }
+        if let Some(rows) = self.isolation.as_ref().map(IsolationReport::rows).filter(|rows| rows.len() > 1) {
+            let _ = writeln!(text, "\n## Which answers\n\n{}", markdown_table(&rows));
         }
         if !self.attribution.is_empty() {
             let lines = self.attribution.join("\n");
@@ -132,6 +141,12 @@ fn write_reproduction(text: &mut String, shows: ScriptSubject<'_>) {
              seen on. It needs a Linux /proc; VRAM is shown where there is nvidia-smi.",
             if leg.finding.control { " and `--cache-ram 0`" } else { "" },
             leg.finding.workload
+        ),
+        ScriptSubject::Conversations => writeln!(
+            text,
+            "It starts llama-server with one slot and asks for the right answers, then starts llama-server with the \
+             arguments above, sends the requests in `requests/` of all conversations by curl, and prints the answers \
+             that are not the right ones. Without the variables it takes the files of the machine that it was seen on."
         ),
         _ => writeln!(
             text,

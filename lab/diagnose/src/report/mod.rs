@@ -5,6 +5,7 @@ mod crash;
 mod cure;
 mod discreet;
 mod folder;
+mod isolation;
 mod markdown;
 mod proof;
 mod reproduce;
@@ -21,6 +22,7 @@ pub use self::between::{BetweenReport, RevisionLabel};
 pub use self::crash::SurvivalReport;
 pub use self::cure::{CommandChanges, CureReport, TrialSwitch, UntriedSwitch};
 pub use self::folder::{ReportFolder, foreign_file_in};
+pub use self::isolation::{IsolationCure, IsolationReport, NO_REUSE};
 pub use self::proof::ProofReport;
 pub use self::setup::ExperimentSetup;
 pub use self::table::{leg_notes, refusal_note, table_rows};
@@ -74,6 +76,9 @@ pub struct DiagnoseReport {
     /// describes an affected revision and an unaffected one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub between: Option<BetweenReport>,
+    /// Test if the server mixes conversations, if requested. Then there are no legs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isolation: Option<IsolationReport>,
     /// Memory by call site for each leg, for programs, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trace: Vec<serde_json::Value>,
@@ -107,6 +112,7 @@ impl DiagnoseReport {
             cure: None,
             survival: Vec::new(),
             between: None,
+            isolation: None,
             trace: Vec::new(),
             untraced: None,
             attribution: Vec::new(),

@@ -7,10 +7,10 @@ use serde_json::Value;
 use warden_experiment::crash::WorkloadCrash;
 use warden_experiment::{LegFinding, Workload};
 
-use super::BetweenReport;
 use super::folder::ReportFolder;
 use super::setup::{ExperimentSetup, arguments, export_lines, file_variables, is_variable_name};
 use super::table::leg_name;
+use super::{BetweenReport, IsolationReport};
 use crate::client::LabAnswer;
 use crate::proof::PublishedRequest;
 use crate::shell::quote_word;
@@ -176,6 +176,27 @@ pub(crate) fn request_script(
     fill_template(&text, about, "", requests, setting).replacen(RESULT_MARK, &told.collect::<String>(), 1)
 }
 
+pub(crate) fn isolation_script(
+    about: &ExperimentSetup,
+    isolation: &IsolationReport,
+    requests: &ScriptRequests,
+    setting: &ScriptEnvironment<'_>,
+) -> String {
+    let mut shown = String::new();
+    shown.extend(isolation.sentences().iter().map(|line| format!("#   {}\n", line.replace('\n', " "))));
+    let names = isolation.requests.iter().enumerate().map(|(at, place)| {
+        format!("    {at}) called=\"conversation {}, turn {}\" ;;\n", place.conversation + 1, place.turn + 1)
+    });
+    let line = |batch: &Vec<usize>| batch.iter().map(usize::to_string).collect::<Vec<_>>().join(" ") + "\n";
+    let truth = isolation.truth_args.iter().map(|word| quote_word(word)).collect::<Vec<_>>().join(" ");
+    let text = ISOLATION_TEMPLATE
+        .replace("@LIMIT@", &format!("{:.4}", isolation.finding.scales.limit))
+        .replace("@NAMES@", &names.collect::<String>())
+        .replace("@TRUTH@", &truth)
+        .replace("@ORDER@", &isolation.order.iter().map(line).collect::<String>());
+    fill_template(&text, about, "", requests, setting).replacen(RESULT_MARK, &shown, 1)
+}
+
 /// Placeholder for the results. It is filled in last, because results quote logs and commit subjects, which
 /// may contain placeholders themselves.
 const RESULT_MARK: &str = "@SHOWN@";
@@ -209,6 +230,7 @@ fn fill_template(
 
 const SCRIPT_TEMPLATE: &str = include_str!("reproduce.sh");
 const VISIT_TEMPLATE: &str = include_str!("visit.sh");
+const ISOLATION_TEMPLATE: &str = include_str!("isolation.sh");
 
 #[cfg(test)]
 mod tests {

@@ -17,7 +17,8 @@ use crate::exit::CommandError;
     after_help = "Exit codes: 0 no leak, 3 a leak was found, 4 the server crashed, 5 too few readings to tell, \
                   2 wrong use, 130 interrupted (after the table so far), 1 anything else. With --between: \
                   0 the commit was found, 5 it was not. With --against: 0 the new build may take the place \
-                  of the old one, 3 it is worse, 5 it cannot be told."
+                  of the old one, 3 it is worse, 5 it cannot be told. With --isolation: 0 separate, 3 mixed, \
+                  5 undecided."
 )]
 pub(crate) struct DiagnoseArgs {
     #[command(flatten)]
@@ -61,6 +62,8 @@ pub(crate) struct DiagnoseArgs {
     pub(super) against: AgainstArgs,
     #[command(flatten)]
     pub(super) between: BetweenArgs,
+    #[command(flatten)]
+    pub(super) isolation: IsolationArgs,
     /// llama-server's own flags, in place of a configuration.
     #[arg(last = true, value_name = "LLAMA-SERVER FLAGS")]
     pub(super) flags: Vec<String>,
@@ -111,6 +114,16 @@ pub(crate) struct AgainstArgs {
     /// Skips the search for growth and crashes, which takes the longest.
     #[arg(long, requires = "against", conflicts_with = "workload")]
     pub(super) no_growth: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IsolationArgs {
+    /// Tests if the server answers one conversation with content of another.
+    ///
+    /// More conversations than slots take turns. Each answer is compared with the answer of a server with one
+    /// slot and without caches. --requests is the number of requests, --bisect tries the known mitigations.
+    #[arg(long, conflicts_with_all = ["workload", "trace", "against", "between"])]
+    pub(super) isolation: bool,
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@
 //!   --bisect    experiments with and without mitigations: finds those that stop the growth
 //!   --between   experiments with builds of commits: finds the commit that introduced the growth
 //!   --against   the same requests to two builds: proves whether one may replace the other
+//!   --isolation more conversations than slots: finds out whether the server mixes them
 //!   --report    a shareable folder with a script that shows the growth
 //! ```
 
@@ -17,6 +18,7 @@ mod bisect;
 mod candidates;
 mod diagnosis;
 mod display;
+mod isolation;
 mod outputs;
 mod starts;
 mod target;
@@ -51,6 +53,9 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
     }
     if args.against.against.is_some() {
         return Box::pin(against::run(&args, nursery)).await;
+    }
+    if args.isolation.isolation {
+        return Box::pin(isolation::run(&args, nursery)).await;
     }
     Box::pin(run_experiment(&args, nursery)).await
 }
@@ -103,7 +108,7 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     drop(sockets);
     let FollowUpResults { cure, survival, failure } = found;
     let mut report = DiagnoseReport { cure, survival, ..DiagnoseReport::new(about, &outcome) };
-    report.about.system = outputs::describe_system(&run.target, &outcome).await;
+    report.about.system = outputs::describe_system(&run.target, outputs::first_props(&outcome)).await;
     if let Some(tracing) = &tracing {
         tracing.add_to_report(&mut report)?;
     }

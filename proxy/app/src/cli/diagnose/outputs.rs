@@ -9,7 +9,7 @@ use std::process::Stdio;
 use warden_diagnose::proof::PublishedRequest;
 use warden_diagnose::report::ReportFolder;
 use warden_diagnose::{DiagnoseReport, ExperimentOutcome};
-use warden_supervisor::ServerCommand;
+use warden_supervisor::{ServerCommand, ServerProps};
 
 use super::DiagnoseArgs;
 use super::target::DiagnoseTarget;
@@ -67,7 +67,7 @@ pub(super) fn write_report_folder(
     visit: &[PublishedRequest],
 ) -> Result<(), CommandError> {
     let command = &target.spec.command;
-    let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
+    let props = first_props(outcome);
     let folder = ReportFolder {
         numbers: &target.resolved.settings.diagnose,
         removed: &command.env_remove,
@@ -85,12 +85,12 @@ pub(super) fn write_report_folder(
     })
 }
 
-pub(super) async fn describe_system(
-    target: &DiagnoseTarget,
-    outcome: &ExperimentOutcome,
-) -> Vec<(String, String)> {
+pub(super) fn first_props(outcome: &ExperimentOutcome) -> ServerProps {
+    outcome.legs.first().map(|leg| leg.props).unwrap_or_default()
+}
+
+pub(super) async fn describe_system(target: &DiagnoseTarget, props: ServerProps) -> Vec<(String, String)> {
     let mut all = vec![("llama-server says".to_owned(), server_version(&target.spec.command).await)];
-    let props = outcome.legs.first().map(|leg| leg.props).unwrap_or_default();
     let known = [("slots", props.slots.map(u64::from)), ("context of a slot", props.n_ctx)];
     all.extend(known.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_string()))));
     all.extend(describe_machine());

@@ -79,7 +79,7 @@ impl CommitSearch<'_> {
         let about = target.about(warden_admin::clock::now_text(), self.machine);
         let mut report =
             DiagnoseReport { between: Some(between.clone()), ..DiagnoseReport::new(about, &outcome) };
-        report.about.system = outputs::describe_system(&target, &outcome).await;
+        report.about.system = outputs::describe_system(&target, outputs::first_props(&outcome)).await;
         outputs::write_report_folder(path, &report, &outcome, &target, &self.machine.cwd, &sent)
     }
 
