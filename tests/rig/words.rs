@@ -13,7 +13,7 @@ const WORDS: [&str; 32] = [
 ];
 
 /// Fields that affect the form or length of an answer, not its words.
-const MANNER: [&str; 10] = [
+const MANNER: [&str; 11] = [
     "stream",
     "stream_options",
     "model",
@@ -24,6 +24,7 @@ const MANNER: [&str; 10] = [
     "max_tokens",
     "n_predict",
     "stop",
+    "id_slot",
 ];
 
 /// Hash of a request's meaning.

@@ -154,10 +154,9 @@ fn collect_wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWi
     }));
     wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
         let slow = symptom.reason() == Reason::SlowDecode;
-        let repeats = symptom.reason() == Reason::Repeating;
         let action = symptom_action(symptom, facts.urgent_for);
         let wish = RecycleWish::new(action, symptom.reason(), symptom.series());
-        if repeats && policy.common.answers == AnswersMode::Observe {
+        if symptom.reason().is_answers() && policy.common.answers != AnswersMode::Replace {
             return Some(RecycleWish { observing: true, ..wish });
         }
         match policy.common.growth {
