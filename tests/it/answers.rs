@@ -28,11 +28,11 @@ async fn start(answers: &str, faults: &Value, more: &str) -> Result<Warden, Trou
 
 /// Sends requests, each a conversation of its own, until `done`; returns their number.
 async fn converse(warden: &Warden, name: &str, done: impl AsyncFn(usize) -> bool) -> Result<usize, Trouble> {
-    let sent = Cell::new(0);
+    let sent = Cell::new(0_usize);
     wait_until("enough was answered", SOON, async || {
         sent.set(sent.get() + 1);
         let id = format!("{name}-{}", sent.get());
-        let body = chat(&id, "m", &format!("{name} {}", sent.get()), 5, sent.get() % 2 == 0);
+        let body = chat(&id, "m", &format!("{name} {}", sent.get()), 5, sent.get().is_multiple_of(2));
         let answer = warden.http.post(CHAT, &body).await;
         assert!(answer.is_ok_and(|answer| answer.status.is_success()), "clients get whole answers");
         done(sent.get()).await
@@ -98,7 +98,7 @@ async fn null_embeddings_are_found_after_a_few_requests() -> Outcome {
     let directory = tempfile::tempdir()?;
     let faults = json!([{ "at": 31, "do": "nullify", "once": directory.path().join("null") }]);
     let mut warden = start("replace", &faults, "").await?;
-    let sent = Cell::new(0);
+    let sent = Cell::new(0_usize);
     wait_until("the process is replaced", SOON, async || {
         sent.set(sent.get() + 1);
         let body = json!({ "model": "m", "input": format!("text {}", sent.get()) });
@@ -152,7 +152,7 @@ async fn a_process_that_computes_otherwise_than_before_is_replaced_after_a_few_e
     let mut warden = start("replace", &faults, "").await?;
     until_probes(&warden, 6).await?;
     sound(&warden, "sound").await?;
-    converse(&warden, "altered", async |sent| sent == 4).await?;
+    converse(&warden, "altered", async |sent| sent == 9).await?;
     assert_eq!(replaced(&warden).await?["reason"], "altered");
     warden.says(CHANGED).await?;
     assert!(
@@ -171,7 +171,7 @@ async fn a_next_process_that_computes_as_wrongly_is_not_replaced_again() -> Outc
     // The next fixed prompt changes this process, and the next process before it serves.
     let faults = json!([{ "at": 0, "do": "alter" }, { "from": 31, "do": "silence" }]);
     warden.script("m", &json!({ "faults": faults })).await?;
-    converse(&warden, "empty", async |sent| sent == 3).await?;
+    converse(&warden, "empty", async |sent| sent == 8).await?;
     assert_eq!(replaced(&warden).await?["reason"], "altered");
     warden.says(OFF).await?;
     let second = warden.backends();
@@ -196,7 +196,7 @@ async fn sound_traffic_with_empty_answers_raises_nothing() -> Outcome {
         assert!(warden.http.post(CHAT, &body).await?.status.is_success());
     }
     sound(&warden, "sound again").await?;
-    converse(&warden, "silence", async |sent| sent == 3).await?;
+    converse(&warden, "silence", async |sent| sent == 8).await?;
     until_probes(&warden, 9).await?;
     converse(&warden, "sound at last", async |sent| sent == 5).await?;
     assert_eq!((warden.backends(), entries(&warden)?), (old, Vec::new()));

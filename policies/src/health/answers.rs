@@ -34,8 +34,9 @@ const MIN_OWN_SOUND: u64 = 5;
 const GROUP_SIZE: f64 = 4.0;
 /// Standard deviations by which the true share may exceed the counted one.
 const SHARE_MARGIN: f64 = 3.0;
-/// Consecutive faulty answers, also of one conversation, that are a reason to test the process.
-const UNUSUAL_ANSWERS: u32 = 3;
+/// Highest probability of consecutive faulty answers, also of one conversation, that are a reason to test the
+/// process.
+const UNUSUAL_CHANCE: f64 = 0.05;
 /// Most conversations remembered in a run. A forgotten one can count again.
 const MAX_CONVERSATIONS: usize = 64;
 
@@ -108,6 +109,15 @@ struct AnswerCounts {
     faulty: u64,
 }
 
+impl AnswerCounts {
+    /// Returns an upper bound of the probability that so many answers have the fault by chance.
+    fn chance(&self, fault: AnswerFault, answers: u32) -> f64 {
+        let faulty = as_f64(self.faulty + 1);
+        let share = SHARE_MARGIN.mul_add(faulty.sqrt(), faulty) / as_f64(self.judged + 2);
+        share.powf(f64::from(answers) / fault.group_size())
+    }
+}
+
 /// Answers of one process since its last sound answer, by fault.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerRuns([FaultRun; 3]);
@@ -152,10 +162,7 @@ impl FaultRun {
         if self.length < MIN_RUN_LENGTH || sound < MIN_SOUND_ANSWERS || self.sound < MIN_OWN_SOUND {
             return None;
         }
-        let faulty = as_f64(counts.faulty + 1);
-        let share = SHARE_MARGIN.mul_add(faulty.sqrt(), faulty) / as_f64(counts.judged + 2);
-        let explained = share.powf(f64::from(self.length) / fault.group_size()) > MAX_CHANCE;
-        (!explained).then_some(HealthSymptom::FaultyAnswers {
+        (counts.chance(fault, self.length) <= MAX_CHANCE).then_some(HealthSymptom::FaultyAnswers {
             fault,
             in_a_row: self.length,
             judged: counts.judged,
@@ -185,8 +192,11 @@ impl AnswerRuns {
     }
 
     /// Returns true if the latest answers are faulty, but may be so by chance: a reason to test the process.
-    pub fn is_unusual(&self) -> bool {
-        self.0.iter().any(|run| run.answers >= UNUSUAL_ANSWERS && run.sound >= MIN_OWN_SOUND)
+    pub fn is_unusual(&self, history: &AnswerHistory) -> bool {
+        let mut all = AnswerFault::ALL.into_iter().zip(self.0.iter().zip(&history.0));
+        all.any(|(fault, (run, counts))| {
+            run.sound >= MIN_OWN_SOUND && counts.chance(fault, run.answers) <= UNUSUAL_CHANCE
+        })
     }
 
     /// Returns the symptom if chance does not explain a run.

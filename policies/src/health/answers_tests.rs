@@ -63,6 +63,26 @@ fn healthy_histories_raise_no_alarm() {
     }
 }
 
+#[test]
+fn a_process_is_tested_after_a_few_faulty_answers_of_any_route() {
+    let mut history = AnswerHistory::default();
+    for (before, faulty, tested) in [(200, 0, 4), (30, 0, 6), (200, 60, 13), (4, 0, 0)] {
+        let mut runs = AnswerRuns::default();
+        history = AnswerHistory::default();
+        for n in 0..before {
+            runs.record_answer(signs(AnswerFault::Empty, n < faulty), keys(n), &mut history);
+        }
+        let first = (1_u32..=50).find(|_| {
+            let unknown = AnswerKeys::default();
+            runs.record_answer(signs(AnswerFault::Empty, true), unknown, &mut history);
+            runs.is_unusual(&history)
+        });
+        println!("{faulty} of {before} answers were empty before: tested after {first:?}");
+        assert_eq!(first.unwrap_or(0), tested);
+    }
+    assert_eq!(AnswerRuns::default().symptom(&history), None);
+}
+
 /// Returns after how many faulty answers a process is found.
 fn found_after(fault: AnswerFault, before: u64, faulty: u64) -> Option<u32> {
     let (mut runs, mut history) = (AnswerRuns::default(), AnswerHistory::default());
@@ -107,7 +127,7 @@ fn one_conversation_is_no_evidence_however_long_it_continues() {
         runs.record_answer(REPEATING, AnswerKeys::default(), &mut history);
     }
     assert_eq!(runs.symptom(&history), None);
-    assert!(runs.is_faulty());
+    assert!(runs.is_faulty() && runs.is_unusual(&history), "but a reason to test the process");
     runs.record_answer(SOUND, keys(8), &mut history);
     assert_eq!(history.0[0], AnswerCounts { judged: 52, faulty: 1 });
     assert_eq!(history.0[1], AnswerCounts { judged: 51, faulty: 0 }, "a repetition is no sound answer");

@@ -47,13 +47,22 @@ const JUDGED_BYTES: usize = 128;
 const MAX_PERIOD_BYTES: usize = 16;
 const MAX_TAIL_BYTES: usize = 4 * JUDGED_BYTES;
 
+/// Place of the next byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum TextPlace {
+    #[default]
+    Outside,
+    Inside,
+    /// Inside a text, after a backslash.
+    Escaped,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct TextTail {
     /// Last bytes of the text, as written in JSON.
     text: Vec<u8>,
     finder: NameFinder,
-    in_text: bool,
-    is_escaped: bool,
+    place: TextPlace,
     /// True if the answer has text or a tool call.
     has_output: bool,
     /// True if the model ended the answer.
@@ -66,7 +75,10 @@ impl TextTail {
     pub(super) fn feed(&mut self, piece: &[u8]) {
         let mut rest = piece;
         while !rest.is_empty() {
-            rest = if self.in_text { self.read_text(rest) } else { self.find_word(rest) };
+            rest = match self.place {
+                TextPlace::Outside => self.find_word(rest),
+                TextPlace::Inside | TextPlace::Escaped => self.read_text(rest),
+            };
         }
     }
 
@@ -93,7 +105,7 @@ impl TextTail {
     fn find_word<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
         let Some((word, rest)) = self.finder.find(&SEARCHER, piece) else { return &[] };
         match word {
-            ..TOOL_WORDS => (self.in_text, self.is_escaped) = (true, false),
+            ..TOOL_WORDS => self.place = TextPlace::Inside,
             TOOL_WORDS..STOP_WORDS => self.has_output = true,
             STOP_WORDS..NULL_WORD => self.has_stopped = true,
             NULL_WORD => self.has_null = Some(true),
@@ -104,17 +116,14 @@ impl TextTail {
 
     /// Returns the bytes after the closing quote of the text.
     fn read_text<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
-        let mut at = 0;
-        if self.is_escaped {
-            self.is_escaped = false;
-            at = 1;
-        }
+        let mut at = usize::from(self.place == TextPlace::Escaped);
+        self.place = TextPlace::Inside;
         let end = loop {
             match memchr::memchr2(b'"', b'\\', &piece[at..]).map(|found| at + found) {
                 Some(found) if piece[found] == b'"' => break Some(found),
                 // The escaped character may be in the next piece.
                 Some(found) if found + 1 == piece.len() => {
-                    self.is_escaped = true;
+                    self.place = TextPlace::Escaped;
                     break None;
                 }
                 Some(found) => at = found + 2,
@@ -122,7 +131,9 @@ impl TextTail {
             }
         };
         self.keep(&piece[..end.unwrap_or(piece.len())]);
-        self.in_text = end.is_none();
+        if end.is_some() {
+            self.place = TextPlace::Outside;
+        }
         end.map_or(&[], |end| &piece[end + 1..])
     }
 

@@ -156,8 +156,7 @@ impl Lease {
 
     /// Records what the answer shows about faults.
     pub fn record_answer(&self, signs: AnswerSigns, keys: AnswerKeys) {
-        let mut outcomes = lock(&self.cell.outcomes);
-        outcomes.faulty_answers = self.leases.answers.record_answer(&mut outcomes.answers, signs, keys);
+        self.leases.answers.record_answer(&mut lock(&self.cell.outcomes), signs, keys);
     }
 
     /// Records received bytes: the backend is alive, but may not be computing. Cheap enough for every chunk.

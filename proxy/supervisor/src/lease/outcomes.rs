@@ -59,6 +59,8 @@ pub(crate) struct OutcomeStats {
     pub(crate) answers: AnswerRuns,
     /// Symptom found by `answers`.
     pub(crate) faulty_answers: Option<HealthSymptom>,
+    /// True if the latest answers are a reason to test the process.
+    pub(crate) are_unusual: bool,
     /// Tokens of the largest prompt, with cached ones.
     pub(crate) largest_prompt: u64,
 }

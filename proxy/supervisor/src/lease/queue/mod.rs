@@ -23,7 +23,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::health::{AnswerHistory, AnswerKeys, AnswerRuns, AnswerSigns, HealthSymptom};
+use warden_policies::health::{AnswerHistory, AnswerKeys, AnswerSigns};
 use warden_policies::loading::ModelActivity;
 use warden_policies::sample::MemoryKind;
 use warden_policies::{ByteSize, GenerationId, ModelName};
@@ -35,6 +35,7 @@ pub(crate) use self::table::{GenerationCounts, OpenedGate};
 use self::ward::RequestWard;
 use crate::lease::Lease;
 use crate::lease::admit::PromptAdmission;
+use crate::lease::outcomes::OutcomeStats;
 use crate::lease::turns::ConversationStore;
 use crate::process::settings::{self, ClientSettings};
 use crate::sync::lock;
@@ -86,17 +87,14 @@ pub(crate) struct ModelAnswers {
 }
 
 impl ModelAnswers {
-    /// Records a judged answer of a process; returns the symptom of its latest answers.
-    pub(crate) fn record_answer(
-        &self,
-        runs: &mut AnswerRuns,
-        signs: AnswerSigns,
-        keys: AnswerKeys,
-    ) -> Option<HealthSymptom> {
+    /// Records a judged answer of a process.
+    pub(crate) fn record_answer(&self, outcomes: &mut OutcomeStats, signs: AnswerSigns, keys: AnswerKeys) {
         let mut history = lock(&self.history);
-        runs.record_answer(signs, keys, &mut history);
-        self.is_faulty.store(runs.is_faulty(), Ordering::Relaxed);
-        runs.symptom(&history)
+        outcomes.answers.record_answer(signs, keys, &mut history);
+        let is_faulty = outcomes.answers.is_faulty();
+        self.is_faulty.store(is_faulty, Ordering::Relaxed);
+        outcomes.faulty_answers = outcomes.answers.symptom(&history);
+        outcomes.are_unusual = is_faulty && outcomes.answers.is_unusual(&history);
     }
 
     /// Returns true if the latest judged answer has a fault.

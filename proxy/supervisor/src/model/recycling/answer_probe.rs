@@ -191,7 +191,7 @@ impl LiveGeneration {
         let test = &self.health.answers;
         let (is_faulty, is_unusual) = {
             let outcomes = lock(&self.cell.outcomes);
-            (outcomes.answers.is_faulty(), outcomes.answers.is_unusual())
+            (outcomes.answers.is_faulty(), outcomes.are_unusual)
         };
         let has_reason = if test.baseline.is_some() { is_unusual } else { !is_faulty };
         env.tests_answers()
