@@ -103,10 +103,12 @@ named_enum! {
 }
 
 named_enum! {
-    /// Action on a process whose answers have become endless repetitions.
+    /// Action on a process whose answers have become faulty: endless repetitions, no text, null numbers.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum AnswersMode {
+        /// llama-warden does not look at answers.
+        Off = "off",
         /// llama-warden only reports the symptom.
         #[default]
         Observe = "observe",

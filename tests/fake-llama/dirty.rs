@@ -24,6 +24,10 @@ pub(crate) fn bytes(what: What, mid_stream: bool) -> Option<Vec<u8>> {
         | What::Hang
         | What::Poison
         | What::Babble
+        | What::Mute
+        | What::Silence
+        | What::Nullify
+        | What::Alter
         | What::Wedge
         | What::Stall
         | What::Close

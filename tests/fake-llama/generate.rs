@@ -63,13 +63,20 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
     if let Some(why) = check::wrong(shape, &request) {
         return error(400, "invalid_request_error", &why);
     }
-    let ordinal = engine.arrive();
+    // The fixed prompts of llama-warden do not shift the ordinals of a test's requests.
+    let is_probe = request["n_probs"].is_u64() && request["ignore_eos"] == true;
+    let ordinal = if is_probe { 0 } else { engine.arrive() };
     let mut fault = engine.fault_for(ordinal, &body);
+    let mut is_silent = false;
     if let Some(on_arrival) = fault.take_if(|fault| fault.after_tokens.is_none()) {
         match on_arrival.what {
             What::Error => return failed(Failing::scripted(on_arrival.status)),
             What::Poison => engine.poisoned.set(),
             What::Babble => engine.babbles.set(),
+            What::Mute => engine.mute.set(),
+            What::Silence => is_silent = true,
+            What::Nullify => engine.nullified.set(),
+            What::Alter => engine.altered.set(),
             _ => {}
         }
         if job::sabotage(&engine, &wire, &on_arrival, false).await {
@@ -82,7 +89,9 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
     if engine.poisoned.is_set() {
         return failed(Failing::COMPUTE);
     }
+    is_silent |= engine.mute.is_set() && !is_probe;
     let plan = match plan(&engine, shape, head, &body, &request, ordinal, fault) {
+        Ok(plan) if is_silent => Plan { is_silent, ..plan },
         Ok(plan) => plan,
         Err(why) => return error(400, "invalid_request_error", &why),
     };
@@ -168,7 +177,9 @@ fn plan(
             slot: 0,
             prompt_ms: 0.0,
             predicted_ms: 0.0,
+            chosen: request["n_probs"].is_u64().then_some(-0.1),
         },
+        is_silent: false,
         prompt: spelled,
         opening: prompt.as_str().unwrap_or_default().chars().take(OPENING).collect(),
         reuses: request["cache_prompt"] != false,
@@ -187,10 +198,12 @@ async fn whole(mut job: Job, shape: Shape, key: Key, body: &Bytes, (tells, top):
         }
     }
     let facts = &job.facts;
+    let embedding =
+        if job.is_nullified() { json!(vec![Value::Null; DIMENSIONS]) } else { json!(key.vector(DIMENSIONS)) };
     match shape {
         Shape::Embeddings => ok(&json!({
             "object": "list", "model": facts.model,
-            "data": [{"object": "embedding", "index": 0, "embedding": key.vector(DIMENSIONS)}],
+            "data": [{"object": "embedding", "index": 0, "embedding": embedding}],
             "usage": {"prompt_tokens": facts.prompt_tokens, "total_tokens": facts.prompt_tokens},
         })),
         Shape::Transcription => ok(

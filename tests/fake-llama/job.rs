@@ -62,6 +62,8 @@ pub(crate) struct Job {
     begun: Instant,
     /// Last generated token, which is evaluated with the next one.
     last: Option<String>,
+    /// The model ends the answer at once.
+    is_silent: bool,
     pub(crate) facts: Facts,
 }
 
@@ -74,6 +76,7 @@ pub(crate) struct Plan {
     pub(crate) limit: u64,
     pub(crate) fault: Option<Fault>,
     pub(crate) streaming: bool,
+    pub(crate) is_silent: bool,
     pub(crate) facts: Facts,
     pub(crate) images: u64,
     pub(crate) audio: u64,
@@ -129,6 +132,7 @@ impl Job {
             streaming: plan.streaming,
             begun: Instant::now(),
             last: None,
+            is_silent: plan.is_silent,
             facts,
         }
     }
@@ -154,6 +158,12 @@ impl Job {
         if let Some(sabotage) = self.fault_now().await {
             return sabotage;
         }
+        if self.is_silent && self.limit > 0 {
+            // The token that ends the answer counts.
+            (self.facts.tokens, self.facts.by_limit) = (1, false);
+            self.end();
+            return Step::End;
+        }
         if self.facts.tokens >= self.limit {
             self.end();
             return Step::End;
@@ -170,6 +180,9 @@ impl Job {
             self.key.token(self.said + self.facts.tokens, script.token_bytes)
         };
         self.facts.tokens += 1;
+        if self.engine.altered.is_set() {
+            self.facts.chosen = self.facts.chosen.map(|_| -7.5);
+        }
         let before = self.last.replace(text.clone());
         if let (Some(before), Some(slot)) = (before, &self.slot)
             && script.kept != Kept::Nothing
@@ -230,6 +243,10 @@ impl Job {
         }
     }
 
+    pub(crate) fn is_nullified(&self) -> bool {
+        self.engine.nullified.is_set()
+    }
+
     fn elapsed_ms(&self) -> f64 {
         self.begun.elapsed().as_secs_f64() * 1000.0
     }
@@ -262,7 +279,14 @@ pub(crate) async fn sabotage(engine: &Engine, wire: &Wire, fault: &Fault, mid_st
         crate::say::err(line);
     }
     match fault.what {
-        What::Nothing | What::Error | What::Poison | What::Babble => false,
+        What::Nothing
+        | What::Error
+        | What::Poison
+        | What::Babble
+        | What::Mute
+        | What::Silence
+        | What::Nullify
+        | What::Alter => false,
         What::Crash if fault.ms > 0 => {
             let (after, signal) = (Duration::from_millis(fault.ms), fault.signal.unwrap_or(6));
             engine.tasks.spawn(async move {

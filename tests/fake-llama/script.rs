@@ -191,6 +191,14 @@ pub(crate) enum What {
     Poison,
     /// From this request on, each token is `/`, as from a process with NaN in its logits.
     Babble,
+    /// From this request on, the model ends each answer at once.
+    Mute,
+    /// As `mute`, but only this request.
+    Silence,
+    /// From this request on, embeddings are null, as from a process with NaN in its cache.
+    Nullify,
+    /// From this request on, log-probabilities differ.
+    Alter,
     /// The computing loop hangs: no token is generated, and `/slots` and `/metrics` hang. The HTTP threads
     /// still answer `/health` and send comments in streams.
     Wedge,

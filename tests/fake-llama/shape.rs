@@ -33,6 +33,8 @@ pub(crate) struct Facts {
     pub(crate) slot: usize,
     pub(crate) prompt_ms: f64,
     pub(crate) predicted_ms: f64,
+    /// Log-probability of each generated token; `None` if the request does not want any.
+    pub(crate) chosen: Option<f64>,
 }
 
 impl Facts {
@@ -108,10 +110,19 @@ impl Shape {
         match self {
             Self::Messages => event(&json!({"type": "content_block_delta", "index": 0,
                 "delta": {"type": "text_delta", "text": text}})),
-            Self::Native | Self::Infill => event(
-                &json!({"index": 0, "content": text, "tokens": [goes_on::token_id(text)], "stop": false,
-                "id_slot": -1, "tokens_predicted": facts.tokens, "tokens_evaluated": facts.prompt_tokens}),
-            ),
+            Self::Native | Self::Infill => {
+                let id = goes_on::token_id(text);
+                let mut said = json!({"index": 0, "content": text, "tokens": [id], "stop": false,
+                    "id_slot": -1, "tokens_predicted": facts.tokens, "tokens_evaluated": facts.prompt_tokens});
+                if let Some(chosen) = facts.chosen {
+                    let other = json!({"id": id + 1, "token": "?", "bytes": [63], "logprob": -3.5});
+                    let own = json!({"id": id, "token": text, "bytes": text.as_bytes(), "logprob": chosen});
+                    let mut token = own.clone();
+                    token["top_logprobs"] = json!([own, other]);
+                    said["completion_probabilities"] = json!([token]);
+                }
+                event(&said)
+            }
             Self::Chat => {
                 let choice = json!([{"finish_reason": null, "index": 0, "delta": {"content": text}}]);
                 event(&self.frame(facts, &choice, true))

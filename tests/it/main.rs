@@ -1,6 +1,7 @@
 //! The only integration test binary: a module for each promise. The name of a test is the promise.
 
 mod admission;
+mod answers;
 mod bad_input;
 mod between;
 mod browser;

@@ -13,7 +13,7 @@ const WORDS: [&str; 32] = [
 ];
 
 /// Fields that affect the form or length of an answer, not its words.
-const MANNER: [&str; 12] = [
+const MANNER: [&str; 13] = [
     "stream",
     "stream_options",
     "model",
@@ -26,6 +26,7 @@ const MANNER: [&str; 12] = [
     "n_probs",
     "cache_prompt",
     "stop",
+    "id_slot",
 ];
 
 /// Hash of a request's meaning.

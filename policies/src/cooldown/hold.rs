@@ -65,6 +65,9 @@ pub enum HoldReason {
         /// Time span in seconds.
         seconds: u64,
     },
+    /// The answers of two processes in a row became faulty, so such answers cause no replacement until an
+    /// operator acts.
+    AnswersStayFaulty,
     /// Memory did not return after the process exited, so the driver leaks, not the process.
     DriverLeak {
         /// Memory in question.
@@ -124,6 +127,11 @@ impl std::fmt::Display for HoldReason {
                  more; budgets still do. Raise the budget, pin --cache-ram or change the build, then `llama-warden \
                  restart` switches it on again",
                 format_span(Duration::from_secs(*seconds))
+            ),
+            Self::AnswersStayFaulty => f.write_str(
+                "the answers of a second process became faulty a short time after a replacement for such answers, so \
+                 they replace nothing any more. The model file or the build may be damaged: compare the file's \
+                 checksum or try another build, then `llama-warden restart` switches it on again",
             ),
             Self::BudgetTooSmall { series, reason, shortfall } => shortfall.describe(f, *series, *reason),
             Self::CannotStart => f.write_str(

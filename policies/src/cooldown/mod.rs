@@ -6,6 +6,7 @@
 //! | futile | several times the new process was as big as the old one | an operator restarts the model |
 //! | budget too small | a fresh process exceeds it when ready or at its first work | an operator restarts the model |
 //! | growth | several recycles because of growth in a few hours | an operator restarts the model |
+//! | answers | the answers of a second process became faulty within a few hours | an operator restarts the model |
 //! | driver | memory did not return after the process exited | memory returns, or an operator restarts the model |
 //!
 //! Each kind of memory counts separately: a recycle that does not help VRAM may still help the host.
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::names::GenerationId;
 use crate::recycle::{Reason, RecycleAction, RecycleDecision, RecyclePolicy};
 use crate::sample::MemoryKind;
 use working_set::{BudgetPass, BudgetRecords};
@@ -48,6 +50,12 @@ pub struct RecycleCooldown {
     futile: Vec<(MemoryKind, u32)>,
     growth: Vec<Duration>,
     growth_off: Option<HoldReason>,
+    /// Last recycle because of faulty answers, and the recycled process.
+    #[serde(default)]
+    answers: Option<(Duration, GenerationId)>,
+    /// True if a recycle does not help against faulty answers.
+    #[serde(default)]
+    answers_off: bool,
     /// Consecutive exits after which memory was missing, and the bytes missing after the last exit.
     unreturned: Vec<(MemoryKind, u32, u64)>,
     #[serde(default)]
@@ -91,6 +99,9 @@ impl RecycleCooldown {
         held: Option<u64>,
         policy: &RecyclePolicy,
     ) -> Option<HoldReason> {
+        if reason.is_answers() && self.answers_off {
+            return Some(HoldReason::AnswersStayFaulty);
+        }
         if !reason.is_memory() {
             return None;
         }
@@ -167,6 +178,31 @@ impl RecycleCooldown {
         let held = HoldReason::GrowthGoesOn { recycles, seconds: policy.common.growth_window.as_secs() };
         self.growth_off = Some(held);
         Some(held)
+    }
+
+    /// Records a recycle of this process because of faulty answers.
+    pub fn record_answers_recycle(&mut self, now: Duration, process: GenerationId) {
+        self.answers = Some((now, process));
+    }
+
+    /// Records that the answers of this process have become faulty. Returns the reason that bars further
+    /// recycles if those of another process became faulty a short time ago: a recycle does not help.
+    pub fn record_faulty_answers(
+        &mut self,
+        now: Duration,
+        process: GenerationId,
+        policy: &RecyclePolicy,
+    ) -> Option<HoldReason> {
+        let is_second = self.answers.is_some_and(|(at, recycled)| {
+            recycled != process && now.saturating_sub(at) < policy.common.growth_window
+        });
+        if is_second { self.bar_answers() } else { None }
+    }
+
+    /// Bars recycles because of faulty answers; returns the reason if they were allowed before.
+    pub fn bar_answers(&mut self) -> Option<HoldReason> {
+        let was_off = std::mem::replace(&mut self.answers_off, true);
+        (!was_off).then_some(HoldReason::AnswersStayFaulty)
     }
 
     /// Records if a recycle helped; returns the reason that bars further ones if too many in a row did not.

@@ -185,3 +185,30 @@ fn a_recycle_helped_when_memory_is_clearly_lower_and_under_the_budget() {
     assert!(!recycle_helped(3300, 3100, Some(2970), None), "a third of it is left");
     assert!(!recycle_helped(1000, 950, Some(1000), None), "it had not grown: then the tenth counts");
 }
+
+#[test]
+fn faulty_answers_of_a_second_process_within_six_hours_recycle_nothing_more_but_budgets_do() {
+    let policy = policy();
+    let time = |hours: u64| Duration::from_secs(hours * 3600);
+    let (first, second, third) = (GenerationId(1), GenerationId(2), GenerationId(3));
+    let ill = wish(RecycleAction::DrainNow, Reason::EmptyAnswers, MemoryKind::Host);
+    let mut cooldown = RecycleCooldown::default();
+    assert_eq!(cooldown.record_faulty_answers(time(0), first, &policy), None);
+    cooldown.record_answers_recycle(time(0), first);
+    // The old process still drains, and the next one was sound for seven hours.
+    assert_eq!(cooldown.record_faulty_answers(time(0), first, &policy), None);
+    assert_eq!(cooldown.record_faulty_answers(time(7), second, &policy), None);
+    assert_eq!(cooldown.check(&ill, &at(7 * 3600), &policy), Ok(()));
+    cooldown.record_answers_recycle(time(7), second);
+    let held = HoldReason::AnswersStayFaulty;
+    assert_eq!(cooldown.record_faulty_answers(time(12), third, &policy), Some(held));
+    assert_eq!(cooldown.record_faulty_answers(time(12), third, &policy), None, "only once");
+    for reason in Reason::ALL.iter().filter(|reason| reason.is_policy()) {
+        let bar = cooldown.find_bar(*reason, None, None, &policy);
+        assert_eq!(bar, reason.is_answers().then_some(held), "{reason}");
+    }
+    let kept: RecycleCooldown = serde_json::from_str(&serde_json::to_string(&cooldown).unwrap()).unwrap();
+    assert_eq!(kept, cooldown, "the next instance knows it, too");
+    cooldown.reset();
+    assert_eq!(cooldown.check(&ill, &at(13 * 3600), &policy), Ok(()), "after an operator's restart");
+}

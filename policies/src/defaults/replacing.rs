@@ -34,9 +34,9 @@ section!(
         budget_loads: f64,
         /// Action on memory that grows without bound: `off`, `observe` or `recycle`.
         pub growth: GrowthMode where AcceptedValues::OneOf(&["off", "observe", "recycle"]),
-        /// Action on a process whose answers have become endless repetitions, like `//////`: `observe` or
-        /// `replace`.
-        pub answers: AnswersMode where AcceptedValues::OneOf(&["observe", "replace"]),
+        /// Action on a process whose answers have become faulty (endless repetitions, no text, null numbers):
+        /// `off`, `observe` or `replace`.
+        pub answers: AnswersMode where AcceptedValues::OneOf(&["off", "observe", "replace"]),
         /// Number of recycles within `growth_window` after which growth causes no more.
         growth_recycles: u32,
         /// Time window of `growth_recycles`.

@@ -5,7 +5,8 @@
 //! | wedged | requests wait, no token arrives and the main loop does not turn, for too long | drain; if silent, stop |
 //! | compute errors | consecutive compute errors without a success | drain: the server only answers errors |
 //! | device fault | an Xid error that ends a process's use of its GPU | drain |
-//! | repeating | answers end in endless repetitions more often than chance explains | drain, if allowed |
+//! | faulty answers | endless repetitions, no text or null, more often than by chance | drain, if allowed |
+//! | altered | answers to fixed prompts differ from those of the young process | drain, if allowed |
 //! | slow decode | tokens per second and busy slot are far below the earlier speed | recycle when quiet, if allowed |
 //!
 //! `patience` defines the time limits, from the server's own speed. A drained server that stays silent for as
@@ -13,9 +14,10 @@
 //! the server do not count: a client that does not read, a stopped process, a wait for the disk, a machine
 //! that slept. Comments in an event stream are no progress: another thread of the server sends them.
 
+mod answers;
 mod offload;
 mod patience;
-mod repetition;
+mod probe_print;
 mod speed;
 #[cfg(test)]
 mod tests;
@@ -27,10 +29,11 @@ use serde::{Deserialize, Serialize};
 use crate::recycle::{Reason, RecycleAction};
 use crate::sample::{GpuIndex, MemoryKind};
 use crate::units::{as_f64, format_span};
+pub use answers::{AnswerFault, AnswerHistory, AnswerKeys, AnswerRuns, AnswerSigns, known_answer_defect};
 pub use offload::{GpuOffload, OffloadLoss};
 use patience::PromptPace;
 pub use patience::{AwaitedWork, LimitBasis, SilenceLimit, TokenGaps};
-pub use repetition::{AnswerHistory, RepetitionRun};
+pub use probe_print::{ProbeBaseline, ProbePrint, TokenChance};
 use speed::SpeedTrend;
 
 /// Settings of health. `defaults.toml`, section `[health]`, gives the reasons.
@@ -52,14 +55,23 @@ pub enum HealthSymptom {
         /// Number of consecutive answers.
         in_a_row: u32,
     },
-    /// Consecutive answers end in an endless repetition.
-    Repeating {
-        /// Conversations with a repeating answer since the last sound answer.
+    /// Consecutive answers have a fault.
+    FaultyAnswers {
+        /// The fault.
+        fault: AnswerFault,
+        /// Conversations with a faulty answer since the last sound answer; for [`AnswerFault::Null`], requests.
         in_a_row: u32,
-        /// Earlier answers of the model that were long enough to be judged.
+        /// Earlier answers of the model that could be judged.
         judged: u64,
-        /// Answers among them that ended in a repetition.
-        repeating: u64,
+        /// Answers among them with the fault.
+        faulty: u64,
+    },
+    /// The answer to a fixed prompt differs from the one of the young process.
+    Altered {
+        /// Largest difference of a log-probability; `None` if one is null.
+        distance: Option<f64>,
+        /// Largest difference of a sound answer.
+        allowed: f64,
     },
     /// Decoding is far below the backend's earlier speed.
     SlowDecode {
@@ -83,7 +95,12 @@ impl HealthSymptom {
         match self {
             Self::Wedged { .. } => Reason::Wedged,
             Self::ComputeErrors { .. } => Reason::ComputeErrors,
-            Self::Repeating { .. } => Reason::Repeating,
+            Self::FaultyAnswers { fault, .. } => match fault {
+                AnswerFault::Repeating => Reason::Repeating,
+                AnswerFault::Empty => Reason::EmptyAnswers,
+                AnswerFault::Null => Reason::NullAnswers,
+            },
+            Self::Altered { .. } => Reason::Altered,
             Self::SlowDecode { .. } => Reason::SlowDecode,
             Self::DeviceFault { .. } => Reason::DeviceFault,
         }
@@ -95,7 +112,8 @@ impl HealthSymptom {
             Self::SlowDecode { .. } => RecycleAction::RecycleWhenQuiet,
             Self::Wedged { .. }
             | Self::ComputeErrors { .. }
-            | Self::Repeating { .. }
+            | Self::FaultyAnswers { .. }
+            | Self::Altered { .. }
             | Self::DeviceFault { .. } => RecycleAction::DrainNow,
         }
     }
@@ -119,11 +137,31 @@ impl std::fmt::Display for HealthSymptom {
             Self::ComputeErrors { in_a_row } => {
                 write!(f, "the last {in_a_row} answers said that computing failed, and none succeeded")
             }
-            Self::Repeating { in_a_row, judged, repeating } => write!(
+            Self::FaultyAnswers { fault, in_a_row, judged, faulty } => match fault {
+                AnswerFault::Repeating => write!(
+                    f,
+                    "its last {in_a_row} conversations end in endless repetitions; {faulty} of the model's {judged} \
+                     earlier answers did"
+                ),
+                AnswerFault::Empty => write!(
+                    f,
+                    "its last {in_a_row} conversations got answers without text; {faulty} of the model's {judged} \
+                     earlier answers had none"
+                ),
+                AnswerFault::Null => write!(
+                    f,
+                    "its answers to the last {in_a_row} different requests have null or all-equal numbers; {faulty} of \
+                     the model's {judged} earlier answers had"
+                ),
+            },
+            Self::Altered { distance: Some(distance), allowed } => write!(
                 f,
-                "its last {in_a_row} conversations end in endless repetitions; {repeating} of the model's {judged} \
-                 earlier answers did"
+                "its answer to a fixed prompt has changed: a log-probability differs by {distance:.1} from the young \
+                 process's, and sound answers differ by {allowed:.1} at most"
             ),
+            Self::Altered { distance: None, .. } => {
+                f.write_str("its answer to a fixed prompt has changed: a log-probability is null")
+            }
             Self::SlowDecode { now, baseline } => {
                 write!(f, "it decodes {now:.1} tokens/s per busy slot and once did {baseline:.1}")
             }
@@ -155,8 +193,8 @@ pub struct HealthObservation {
     pub wake: Duration,
     /// Consecutive answers reporting failed computation, without refused, invalid and cancelled requests.
     pub compute_errors: u32,
-    /// Symptom of repeating answers, found by [`RepetitionRun`].
-    pub repeating: Option<HealthSymptom>,
+    /// Symptom of faulty answers, found by [`AnswerRuns`].
+    pub faulty_answers: Option<HealthSymptom>,
 }
 
 /// Slot state reported by a server.
@@ -305,9 +343,9 @@ impl HealthMonitor {
         let streak = self.last.compute_errors;
         let errors = (self.policy.compute_errors > 0 && streak >= self.policy.compute_errors)
             .then_some(HealthSymptom::ComputeErrors { in_a_row: streak });
-        let repeating = self.last.repeating;
+        let faulty = self.last.faulty_answers;
         let slow = self.speeds.iter().find_map(SpeedTrend::symptom);
-        [fault, errors, self.find_wedge(), repeating, slow].into_iter().flatten().collect()
+        [fault, errors, self.find_wedge(), faulty, slow].into_iter().flatten().collect()
     }
 }
 

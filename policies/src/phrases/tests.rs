@@ -108,6 +108,7 @@ fn what_holds_a_replacement_back_is_said_with_the_way_out() {
         HoldReason::Futile { recycles: 3, series: None },
         HoldReason::Futile { recycles: 3, series: Some(VRAM) },
         HoldReason::GrowthGoesOn { recycles: 4, seconds: 21_600 },
+        HoldReason::AnswersStayFaulty,
         HoldReason::DriverLeak { series: MemoryKind::Host, bytes: GIB },
         HoldReason::DriverLeak { series: VRAM, bytes: GIB },
         HoldReason::CannotStart,

@@ -154,11 +154,15 @@ fn collect_wishes(policy: &RecyclePolicy, facts: &RecycleFacts) -> Vec<RecycleWi
     }));
     wishes.extend(facts.symptoms.iter().filter_map(|symptom| {
         let slow = symptom.reason() == Reason::SlowDecode;
-        let repeats = symptom.reason() == Reason::Repeating;
         let action = symptom_action(symptom, facts.urgent_for);
         let wish = RecycleWish::new(action, symptom.reason(), symptom.series());
-        if repeats && policy.common.answers == AnswersMode::Observe {
-            return Some(RecycleWish { observing: true, ..wish });
+        if symptom.reason().is_answers() {
+            return match policy.common.answers {
+                // A symptom found before the setting was changed.
+                AnswersMode::Off => None,
+                AnswersMode::Observe => Some(RecycleWish { observing: true, ..wish }),
+                AnswersMode::Replace => Some(wish),
+            };
         }
         match policy.common.growth {
             GrowthMode::Off if slow => None,

@@ -67,6 +67,9 @@ reasons! {
     Wedged = "wedged", "work is in flight and nothing moves",
     ComputeErrors = "compute_errors", "it answers errors only",
     Repeating = "repeating", "its answers are endless repetitions",
+    EmptyAnswers = "empty_answers", "its answers have no text",
+    NullAnswers = "null_answers", "its answers have null or all-equal numbers",
+    Altered = "altered", "its answer to a fixed prompt has changed",
     SlowDecode = "slow_decode", "it has become slower than it was",
     DeviceFault = "device_fault", "its GPU reported a fault",
     MemoryExhausted = "memory_exhausted", "the machine or a GPU has almost no memory left",
@@ -93,6 +96,11 @@ impl Reason {
                 | Self::Crashed
                 | Self::Degraded
         )
+    }
+
+    /// Returns true if the process answers wrongly: it serves no better than one that does not serve.
+    pub const fn is_answers(self) -> bool {
+        matches!(self, Self::Repeating | Self::EmptyAnswers | Self::NullAnswers | Self::Altered)
     }
 
     /// Returns true for memory reasons: such a replacement must reduce memory to count as helpful.

@@ -28,8 +28,9 @@ families! {
             = "backend_restarts",
             "Replacements of a backend. Budgets: `host_soft`, `host_hard`, `vram_soft`, `vram_hard`, \
              `shared_host`, `shared_vram`; growth: `growth`; limits: `max_requests`, `max_age`; signs of \
-             illness: `wedged`, `compute_errors`, `repeating`, `slow_decode`, `device_fault`, `unresponsive`, \
-             `crashed`, `degraded`; no memory left: `memory_exhausted`, `admission`; people: `operator`, \
+             illness: `wedged`, `compute_errors`, `repeating`, `empty_answers`, `null_answers`, `altered`, \
+             `slow_decode`, `device_fault`, `unresponsive`, `crashed`, `degraded`; no memory left: \
+             `memory_exhausted`, `admission`; people: `operator`, \
              `configuration`.";
         gap_seconds: Family<ModeLabels, Histogram, fn() -> Histogram>
             [Family::new_with_constructor(gap_histogram)]

@@ -14,9 +14,11 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Deserializer;
 use warden_policies::WorkDone;
+use warden_policies::health::AnswerSigns;
 use warden_supervisor::ExchangeOutcome;
 
 use crate::answer::text_tail::TextTail;
+use crate::answer::vector_scan::VectorScan;
 use crate::trace::GatewayTrace;
 
 const OBJECT_NAMES: [&str; 4] = ["\"usage\"", "\"timings\"", "\"error\"", "\"prompt_progress\""];
@@ -50,8 +52,23 @@ pub(crate) struct AnswerMeter {
     /// Prompt tokens processed at the last progress report, and the cached ones among them.
     evaluated: Option<(u64, u64)>,
     compute_error: bool,
-    /// Generated text, if the route generates any.
-    text: Option<TextTail>,
+    scan: Option<ContentScan>,
+}
+
+/// Content of an answer that is looked at for faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WatchedContent {
+    /// Generated text.
+    Text,
+    /// Vectors or scores.
+    Numbers,
+    Unwatched,
+}
+
+#[derive(Debug)]
+enum ContentScan {
+    Text(TextTail),
+    Numbers(VectorScan),
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -102,15 +119,21 @@ impl AnswerMeter {
         Self { limit, ..Self::default() }
     }
 
-    /// Also watches the generated text.
-    pub(crate) fn with_text(mut self, generates: bool) -> Self {
-        self.text = generates.then(TextTail::default);
+    /// Also looks at the content.
+    pub(crate) fn with_content(mut self, content: WatchedContent) -> Self {
+        self.scan = match content {
+            WatchedContent::Text => Some(ContentScan::Text(TextTail::default())),
+            WatchedContent::Numbers => Some(ContentScan::Numbers(VectorScan::default())),
+            WatchedContent::Unwatched => None,
+        };
         self
     }
 
     pub(crate) fn feed(&mut self, piece: &[u8]) {
-        if let Some(text) = &mut self.text {
-            text.feed(piece);
+        match &mut self.scan {
+            Some(ContentScan::Text(text)) => text.feed(piece),
+            Some(ContentScan::Numbers(numbers)) => numbers.feed(piece),
+            None => {}
         }
         let mut carry = std::mem::take(&mut self.carry);
         let room = self.limit.saturating_sub(carry.len()).max(NAME_SEAM_BYTES).min(piece.len());
@@ -160,19 +183,28 @@ impl AnswerMeter {
             .or_else(|| Some(usage.prompt_tokens?.saturating_sub(cached(&usage.prompt_tokens_details))))
             .or_else(|| Some(usage.input_tokens?.saturating_sub(cached(&usage.input_tokens_details))))
             .or_else(|| self.evaluated.map(|(processed, cached)| processed.saturating_sub(cached)));
-        let told = self.timings.predicted_n.or(usage.completion_tokens).or(usage.output_tokens);
         WorkDone {
             requests: 1,
             prompt_tokens: prompt.unwrap_or(0),
-            output_tokens: told.unwrap_or(0).max(events.unwrap_or(0)),
+            output_tokens: self.generated_tokens().unwrap_or(0).max(events.unwrap_or(0)),
             images: 0,
             audio: 0,
         }
     }
 
-    /// Returns whether the generated text ends in an endless repetition; `None` if it is too short.
-    pub(crate) fn ends_in_repetition(&self) -> Option<bool> {
-        self.text.as_ref()?.ends_in_repetition()
+    fn generated_tokens(&self) -> Option<u64> {
+        self.timings.predicted_n.or(self.usage.completion_tokens).or(self.usage.output_tokens)
+    }
+
+    /// Returns what the content shows about faults.
+    pub(crate) fn answer_signs(&self, is_complete: bool) -> AnswerSigns {
+        match &self.scan {
+            Some(ContentScan::Text(text)) => text.signs(is_complete, self.generated_tokens()),
+            Some(ContentScan::Numbers(numbers)) => {
+                AnswerSigns { null: numbers.sign(), ..AnswerSigns::default() }
+            }
+            None => AnswerSigns::default(),
+        }
     }
 
     /// Returns whether the answer reports any work. A client can exclude the counters (`response_fields`).

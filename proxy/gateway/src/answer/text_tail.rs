@@ -1,4 +1,5 @@
-//! The last generated text of an answer, to see whether it ends in an endless repetition (`//////`).
+//! What the text of an answer shows: whether it ends in an endless repetition (`//////`), whether the model
+//! stopped without generating anything, and whether log-probabilities are null.
 //!
 //! Finds the texts in the JSON of an answer or of its events, in pieces of any size. Keeps a few hundred bytes of
 //! an answer, and only while the answer is passed on.
@@ -6,90 +7,123 @@
 use std::sync::LazyLock;
 
 use aho_corasick::packed::Searcher;
+use warden_policies::health::AnswerSigns;
 
 use super::meter::searcher_of;
+use super::name_finder::NameFinder;
 
-/// Members that hold generated text, over all formats, as llama-server writes them: without spaces.
-const TEXT_NAMES: [&str; 5] =
-    ["\"content\":\"", "\"reasoning_content\":\"", "\"text\":\"", "\"thinking\":\"", "\"delta\":\""];
-/// One less than the length of the longest name.
-const NAME_OVERLAP_BYTES: usize = 20;
+/// Words over all formats, as llama-server writes them: without spaces.
+const WORDS: [&str; 13] = [
+    // Members that hold generated text.
+    "\"content\":\"",
+    "\"reasoning_content\":\"",
+    "\"text\":\"",
+    "\"thinking\":\"",
+    "\"delta\":\"",
+    // Tool calls.
+    "\"arguments\":\"",
+    "\"tool_use\"",
+    // The model ended the answer, not a limit. In the first format a stop word may have ended it, too.
+    "\"finish_reason\":\"stop\"",
+    "\"stop_type\":\"eos\"",
+    "\"stopped_eos\":true",
+    "\"stop_reason\":\"end_turn\"",
+    // A log-probability that is no number (NaN), and one that is.
+    "\"logprob\":null",
+    "\"logprob\":-",
+];
+const TOOL_WORDS: usize = 5;
+const STOP_WORDS: usize = 7;
+const NULL_WORD: usize = 11;
 
-static TEXT_SEARCHER: LazyLock<Searcher> = LazyLock::new(|| searcher_of(&TEXT_NAMES));
+static SEARCHER: LazyLock<Searcher> = LazyLock::new(|| searcher_of(&WORDS));
 
+/// Tokens of an answer without text that are enough to call it empty, if a limit ended it: no format has so
+/// many tokens around a text.
+const INVISIBLE_TOKENS: u64 = 16;
 /// Bytes examined for a repetition. Shorter texts are no evidence.
 const JUDGED_BYTES: usize = 128;
 /// Longest repeated part in bytes: corrupt processes repeat one token or two, small models whole sentences.
 const MAX_PERIOD_BYTES: usize = 16;
 const MAX_TAIL_BYTES: usize = 4 * JUDGED_BYTES;
 
+/// Place of the next byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum TextPlace {
+    #[default]
+    Outside,
+    Inside,
+    /// Inside a text, after a backslash.
+    Escaped,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct TextTail {
     /// Last bytes of the text, as written in JSON.
     text: Vec<u8>,
-    /// End of the last piece, which may hold the beginning of a name.
-    seam: Vec<u8>,
-    in_text: bool,
-    is_escaped: bool,
+    finder: NameFinder,
+    place: TextPlace,
+    /// True if the answer has text or a tool call.
+    has_output: bool,
+    /// True if the model ended the answer.
+    has_stopped: bool,
+    /// Whether a log-probability is null; `None` without log-probabilities.
+    has_null: Option<bool>,
 }
 
 impl TextTail {
     pub(super) fn feed(&mut self, piece: &[u8]) {
         let mut rest = piece;
         while !rest.is_empty() {
-            rest = if self.in_text { self.read_text(rest) } else { self.find_text(rest) };
+            rest = match self.place {
+                TextPlace::Outside => self.find_word(rest),
+                TextPlace::Inside | TextPlace::Escaped => self.read_text(rest),
+            };
         }
     }
 
+    /// Returns what the text shows. `tokens`: number of generated tokens, if the answer is complete and
+    /// reports it.
+    pub(super) fn signs(&self, is_complete: bool, tokens: Option<u64>) -> AnswerSigns {
+        let is_long = tokens.is_some_and(|tokens| tokens >= INVISIBLE_TOKENS);
+        let empty = if self.has_output {
+            Some(false)
+        } else {
+            (is_complete && (self.has_stopped || is_long)).then_some(true)
+        };
+        AnswerSigns { repeating: self.ends_in_repetition(), empty, null: self.has_null }
+    }
+
     /// Returns whether the text ends in a repetition; `None` if it is too short.
-    pub(super) fn ends_in_repetition(&self) -> Option<bool> {
+    fn ends_in_repetition(&self) -> Option<bool> {
         let judged = &self.text[self.text.len().checked_sub(JUDGED_BYTES)?..];
         let has_period = |period: usize| judged[period..] == judged[..JUDGED_BYTES - period];
         Some((1..=MAX_PERIOD_BYTES).any(has_period))
     }
 
-    /// Returns the bytes after the opening quote of the next text.
-    fn find_text<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
-        if !self.seam.is_empty() {
-            let before = self.seam.len();
-            self.seam.extend_from_slice(&piece[..piece.len().min(NAME_OVERLAP_BYTES)]);
-            if let Some(found) = TEXT_SEARCHER.find(&self.seam)
-                && found.start() < before
-                && found.end() > before
-            {
-                let end = found.end() - before;
-                self.begin_text();
-                return &piece[end..];
-            }
-            self.seam.truncate(before);
+    /// Returns the bytes after the next word.
+    fn find_word<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
+        let Some((word, rest)) = self.finder.find(&SEARCHER, piece) else { return &[] };
+        match word {
+            ..TOOL_WORDS => self.place = TextPlace::Inside,
+            TOOL_WORDS..STOP_WORDS => self.has_output = true,
+            STOP_WORDS..NULL_WORD => self.has_stopped = true,
+            NULL_WORD => self.has_null = Some(true),
+            _ => self.has_null = self.has_null.or(Some(false)),
         }
-        if let Some(found) = TEXT_SEARCHER.find(piece) {
-            self.begin_text();
-            return &piece[found.end()..];
-        }
-        self.seam.extend_from_slice(&piece[piece.len().saturating_sub(NAME_OVERLAP_BYTES)..]);
-        self.seam.drain(..self.seam.len().saturating_sub(NAME_OVERLAP_BYTES));
-        &[]
-    }
-
-    fn begin_text(&mut self) {
-        self.seam.clear();
-        (self.in_text, self.is_escaped) = (true, false);
+        rest
     }
 
     /// Returns the bytes after the closing quote of the text.
     fn read_text<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
-        let mut at = 0;
-        if self.is_escaped {
-            self.is_escaped = false;
-            at = 1;
-        }
+        let mut at = usize::from(self.place == TextPlace::Escaped);
+        self.place = TextPlace::Inside;
         let end = loop {
             match memchr::memchr2(b'"', b'\\', &piece[at..]).map(|found| at + found) {
                 Some(found) if piece[found] == b'"' => break Some(found),
                 // The escaped character may be in the next piece.
                 Some(found) if found + 1 == piece.len() => {
-                    self.is_escaped = true;
+                    self.place = TextPlace::Escaped;
                     break None;
                 }
                 Some(found) => at = found + 2,
@@ -97,11 +131,14 @@ impl TextTail {
             }
         };
         self.keep(&piece[..end.unwrap_or(piece.len())]);
-        self.in_text = end.is_none();
+        if end.is_some() {
+            self.place = TextPlace::Outside;
+        }
         end.map_or(&[], |end| &piece[end + 1..])
     }
 
     fn keep(&mut self, text: &[u8]) {
+        self.has_output |= !text.is_empty();
         let text = &text[text.len().saturating_sub(JUDGED_BYTES)..];
         if self.text.len() + text.len() > MAX_TAIL_BYTES {
             self.text.drain(..self.text.len().saturating_sub(JUDGED_BYTES));
@@ -117,21 +154,25 @@ mod tests {
 
     use super::*;
 
-    fn judge_in_pieces(answer: &str, size: usize) -> Option<bool> {
+    fn judge_in_pieces(answer: &str, size: usize, tokens: u64) -> AnswerSigns {
         let mut tail = TextTail::default();
         for piece in answer.as_bytes().chunks(size) {
             tail.feed(piece);
         }
-        tail.ends_in_repetition()
+        tail.signs(true, Some(tokens))
     }
 
-    /// Judges an answer that is cut into pieces of all sizes.
-    fn judge(answer: &str) -> Option<bool> {
-        let whole = judge_in_pieces(answer, answer.len().max(1));
+    /// Judges a complete answer that is cut into pieces of all sizes.
+    fn judge_all(answer: &str, tokens: u64) -> AnswerSigns {
+        let whole = judge_in_pieces(answer, answer.len().max(1), tokens);
         for size in [1, 2, 3, 7, 16, 50, 333] {
-            assert_eq!(judge_in_pieces(answer, size), whole, "in pieces of {size}: {answer}");
+            assert_eq!(judge_in_pieces(answer, size, tokens), whole, "in pieces of {size}: {answer}");
         }
         whole
+    }
+
+    fn judge(answer: &str) -> Option<bool> {
+        judge_all(answer, 1).repeating
     }
 
     fn streamed(tokens: impl IntoIterator<Item = String>) -> String {
@@ -175,6 +216,64 @@ mod tests {
         assert_eq!(judge(&quoted), None, "quoted in another text");
         let more: Value = json!({ "content": "a".repeat(300), "text": "the end" });
         assert_eq!(judge(&more.to_string()), Some(false));
+    }
+
+    #[test]
+    fn an_answer_without_output_is_empty_if_the_model_ended_it_or_generated_invisible_tokens() {
+        let chat = |finish: &str, message: Value| json!({ "choices": [{ "finish_reason": finish, "message": message }] });
+        let stream = |finish: &str| {
+            let events = [json!({ "role": "assistant", "content": null }), json!({})];
+            let line = |(index, delta): (usize, &Value)| {
+                let end = if index == 1 { json!(finish) } else { Value::Null };
+                format!("data: {}\n\n", json!({ "choices": [{ "finish_reason": end, "delta": delta }] }))
+            };
+            events.iter().enumerate().map(line).collect::<String>()
+        };
+        let nothing = json!({ "content": "" });
+        let call =
+            json!({ "content": null, "tool_calls": [{ "function": { "name": "f", "arguments": "" } }] });
+        for (answer, tokens, empty) in [
+            (chat("stop", nothing.clone()).to_string(), 1, Some(true)),
+            (stream("stop"), 1, Some(true)),
+            (json!({ "content": "", "stop_type": "eos" }).to_string(), 1, Some(true)),
+            (json!({ "content": [], "stop_reason": "end_turn" }).to_string(), 1, Some(true)),
+            // Only invisible tokens.
+            (chat("length", nothing.clone()).to_string(), 16, Some(true)),
+            (stream("length"), 200, Some(true)),
+            // A limit of 0 or 1, or a stop word.
+            (chat("length", nothing.clone()).to_string(), 1, None),
+            (stream("length"), 1, None),
+            (json!({ "content": "", "stop_type": "word" }).to_string(), 1, None),
+            (json!({ "content": "", "stop_type": "limit" }).to_string(), 0, None),
+            // Some output.
+            (chat("stop", json!({ "content": "y" })).to_string(), 1, Some(false)),
+            (chat("stop", json!({ "content": "", "reasoning_content": "hm" })).to_string(), 9, Some(false)),
+            (chat("tool_calls", call).to_string(), 20, Some(false)),
+            (
+                json!({ "content": [{ "type": "tool_use", "input": {} }], "stop_reason": "tool_use" })
+                    .to_string(),
+                20,
+                Some(false),
+            ),
+        ] {
+            assert_eq!(judge_all(&answer, tokens).empty, empty, "{answer}");
+        }
+        let mut cut = TextTail::default();
+        cut.feed(stream("length").as_bytes());
+        assert_eq!(cut.signs(false, Some(200)).empty, None, "a cancelled request shows nothing");
+    }
+
+    #[test]
+    fn a_null_log_probability_is_seen_and_a_missing_one_shows_nothing() {
+        let answer = |logprob: Value| {
+            let token = json!({ "token": "a", "bytes": [97], "logprob": logprob, "top_logprobs": [] });
+            json!({ "choices": [{ "logprobs": { "content": [token] }, "message": { "content": "a" } }] })
+                .to_string()
+        };
+        assert_eq!(judge_all(&answer(json!(-0.5)), 1).null, Some(false));
+        assert_eq!(judge_all(&answer(Value::Null), 1).null, Some(true));
+        let none = json!({ "choices": [{ "logprobs": null, "message": { "content": "a" } }] }).to_string();
+        assert_eq!(judge_all(&none, 1).null, None);
     }
 
     proptest! {

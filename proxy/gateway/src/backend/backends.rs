@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::health::{AnswerKeys, AnswerSigns};
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use warden_policies::{GenerationId, ModelName, ServerFacts, WorkDone};
 use warden_supervisor::{
@@ -63,6 +64,8 @@ pub(crate) trait LeaseProvider: Send + Sync + 'static {
     fn has_room(&self, model: &ModelName) -> bool;
     /// Returns whether requests to the model need a conversation key.
     fn needs_conversation_key(&self, model: &ModelName) -> bool;
+    /// Returns whether the model's latest judged answer has a fault.
+    fn has_faulty_answers(&self, model: &ModelName) -> bool;
     fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
     fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
     fn view(&self) -> Arc<FleetView>;
@@ -83,8 +86,10 @@ pub(crate) trait BackendLease: Send + Sync + 'static {
     fn kin(&self) -> Option<AnswerIdentity>;
     fn add_work(&self, work: WorkDone);
     fn note_outcome(&self, outcome: &ExchangeOutcome);
-    /// Records whether the generated text ended in an endless repetition.
-    fn record_repetition(&self, repeats: bool, conversation: Option<u64>);
+    /// Returns whether answers are to be judged.
+    fn watches_answers(&self) -> bool;
+    /// Records what an answer shows about faults.
+    fn record_answer(&self, signs: AnswerSigns, keys: AnswerKeys);
     /// Records that `bytes` bytes of an answer arrived (0 for its head), so the backend is alive.
     fn note_progress(&self, bytes: usize);
     /// Records that a request is sent. `streams`: it asks for a stream.
@@ -167,6 +172,7 @@ impl LeaseProvider for Fleet {
         fn next_process(&self, model: &ModelName) -> Option<NextProcess>;
         fn has_room(&self, model: &ModelName) -> bool;
         fn needs_conversation_key(&self, model: &ModelName) -> bool;
+        fn has_faulty_answers(&self, model: &ModelName) -> bool;
         fn refuses_requests(&self, model: &ModelName) -> bool;
         fn request_standing(&self, model: &ModelName, request: RequestFingerprint) -> RequestStanding;
         fn note_refusal(&self, model: &ModelName, request: RequestFingerprint);
@@ -209,7 +215,8 @@ impl BackendLease for Lease {
         fn kin(&self) -> Option<AnswerIdentity>;
         fn add_work(&self, work: WorkDone);
         fn note_outcome(&self, outcome: &ExchangeOutcome);
-        fn record_repetition(&self, repeats: bool, conversation: Option<u64>);
+        fn watches_answers(&self) -> bool;
+        fn record_answer(&self, signs: AnswerSigns, keys: AnswerKeys);
         fn note_sent(&self, asked: Arc<SentBody>, streams: bool);
         fn note_answered(&self, streams: bool, succeeds: bool);
         fn note_waiting(&self, since: Instant);

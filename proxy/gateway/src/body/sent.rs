@@ -1,8 +1,10 @@
 //! State of a request body: how much was sent, and why it failed. Readable while a connection owns the body.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use warden_policies::health::AnswerKeys;
 use warden_policies::quarantine::RequestFingerprint;
 
 use crate::refusal::BodyError;
@@ -18,6 +20,8 @@ pub(crate) struct SentBody {
     audio: AtomicU32,
     print: OnceLock<RequestFingerprint>,
     conversation: OnceLock<u64>,
+    /// True if the request asks for one token at most, or has stop words.
+    may_be_empty: AtomicBool,
 }
 
 impl SentBody {
@@ -28,6 +32,7 @@ impl SentBody {
             audio: AtomicU32::new(before.audio.load(Ordering::Relaxed)),
             print: before.print.clone(),
             conversation: before.conversation.clone(),
+            may_be_empty: AtomicBool::new(before.may_be_empty()),
             ..Self::default()
         }
     }
@@ -57,9 +62,23 @@ impl SentBody {
         }
     }
 
-    /// Returns the conversation key, if it was computed.
-    pub(crate) fn conversation(&self) -> Option<u64> {
-        self.conversation.get().copied()
+    pub(crate) fn note_may_be_empty(&self) {
+        self.may_be_empty.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if a sound answer may have no text, as far as known.
+    pub(crate) fn may_be_empty(&self) -> bool {
+        self.may_be_empty.load(Ordering::Relaxed)
+    }
+
+    /// Returns the keys of the conversation and the request, if they were computed.
+    pub(crate) fn answer_keys(&self) -> AnswerKeys {
+        let mut hasher = DefaultHasher::new();
+        let request = self.fingerprint().map(|print| {
+            print.0.hash(&mut hasher);
+            hasher.finish()
+        });
+        AnswerKeys { conversation: self.conversation.get().copied(), request }
     }
 
     pub(crate) fn note_end(&self, whole: bool) {

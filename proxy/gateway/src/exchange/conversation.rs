@@ -87,6 +87,36 @@ pub(super) fn conversation_key(exchange: &HttpExchange, intake: &BodyIntake) -> 
     visit_beginning(&body, |text| text.hash(&mut hasher)).then(|| hasher.finish())
 }
 
+/// Returns true if a sound answer may have no text: the request allows one token at most, or has stop words. An
+/// answer to another body may too, but not to many requests.
+pub(super) fn may_be_empty(intake: &BodyIntake) -> bool {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct AnswerLimits<'a> {
+        #[serde(borrow)]
+        stop: Option<&'a RawValue>,
+        #[serde(borrow)]
+        stop_sequences: Option<&'a RawValue>,
+        #[serde(borrow)]
+        max_tokens: Option<&'a RawValue>,
+        #[serde(borrow)]
+        max_completion_tokens: Option<&'a RawValue>,
+        #[serde(borrow)]
+        n_predict: Option<&'a RawValue>,
+    }
+    if !intake.is_whole() || intake.len() > MAX_TEXT_BYTES as u64 {
+        return false;
+    }
+    let Some(body) = intake.json() else { return false };
+    let limits = serde_json::from_slice::<AnswerLimits<'_>>(&body).unwrap_or_default();
+    let tokens = [limits.max_tokens, limits.max_completion_tokens, limits.n_predict].into_iter().flatten();
+    let allows_one =
+        |value: &RawValue| value.get().parse().is_ok_and(|most: f64| (0.0..=1.0).contains(&most));
+    let stops = [limits.stop, limits.stop_sequences].into_iter().flatten();
+    let has_words = |value: &RawValue| !matches!(value.get(), "null" | "[]" | "\"\"");
+    tokens.map(allows_one).chain(stops.map(has_words)).any(|empties| empties)
+}
+
 /// Computes 64 bits of a hash with a key that only this process has.
 fn keyed_hash(key: &FingerprintKey, body: &[u8]) -> Option<HeaderValue> {
     // No request has the path `conversation`, so the hash never equals a request's fingerprint.

@@ -79,6 +79,10 @@ pub(super) async fn forward(
         let key = conversation::conversation_key(exchange, &prepared.intake);
         prepared.search.conversation = key;
         prepared.intake.sent.set_conversation(key);
+        if backends.has_faulty_answers(&prepared.search.model) && conversation::may_be_empty(&prepared.intake)
+        {
+            prepared.intake.sent.note_may_be_empty();
+        }
     }
     exchange.flight.progress.note_waiting();
     let canary = match prepared.search.upstream.backends.canary(&prepared.search.model) {

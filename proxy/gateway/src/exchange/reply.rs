@@ -17,7 +17,7 @@ use super::state::{AnsweredRequest, HttpExchange};
 use crate::access::cors;
 use crate::answer::{
     AnswerBody, AnswerFormat, AnswerRelay, ContinuationTerms, EventTerms, InterimBody, LoadingNotifier,
-    RelayTerms,
+    RelayTerms, WatchedContent,
 };
 use crate::backend::RelayedAnswer;
 use crate::body::HeldPieces;
@@ -25,6 +25,15 @@ use crate::observe::RequestOutcome;
 use crate::protocol::{ConnBusy, headers, wire};
 use crate::refusal::RequestRefusal;
 use crate::route::RequestRoute;
+
+const fn watched_content(route: RequestRoute, is_watched: bool) -> WatchedContent {
+    match route.kind {
+        LeaseKind::Slot if !is_watched => WatchedContent::Unwatched,
+        LeaseKind::Slot if route.generates => WatchedContent::Text,
+        LeaseKind::Slot => WatchedContent::Numbers,
+        _ => WatchedContent::Unwatched,
+    }
+}
 
 /// Returns the terms for continuing a streamed answer of this route on another server.
 fn continuation_terms(route: RequestRoute, most: usize) -> Option<ContinuationTerms> {
@@ -74,6 +83,7 @@ pub(super) fn relay(
     let terms = RelayTerms {
         tail_bytes: (route.kind == LeaseKind::Slot).then(|| config.tail_bytes.in_memory()),
         generates: route.generates,
+        content: watched_content(route, backend.lease.watches_answers()),
         events: is_events.then(|| EventTerms {
             limit: config.event_bytes.in_memory(),
             max_silence: config.stream_idle,

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::health::{AnswerKeys, AnswerSigns};
 use warden_policies::modes::OnDeath;
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use warden_policies::{ByteSize, GenerationId, ModelName, ServerFacts, StreamHeadTime, WorkDone, defaults};
@@ -302,6 +303,10 @@ impl LeaseProvider for Shell {
         false
     }
 
+    fn has_faulty_answers(&self, _: &ModelName) -> bool {
+        false
+    }
+
     fn next_process(&self, _: &ModelName) -> Option<NextProcess> {
         *self.0.coming.lock().unwrap()
     }
@@ -364,7 +369,10 @@ impl BackendLease for TestRight {
         self.backends.ended.lock().unwrap().push(*outcome);
         self.backends.noted("outcome");
     }
-    fn record_repetition(&self, _: bool, _: Option<u64>) {}
+    fn watches_answers(&self) -> bool {
+        true
+    }
+    fn record_answer(&self, _: AnswerSigns, _: AnswerKeys) {}
     fn note_progress(&self, bytes: usize) {
         self.backends.heard.fetch_add(bytes, Ordering::SeqCst);
     }

@@ -200,6 +200,11 @@ impl Fleet {
         self.inner.roster.load().get(model).is_some_and(|handle| handle.leases.needs_conversation_key())
     }
 
+    /// Returns true if the latest judged answer of a model has a fault.
+    pub fn has_faulty_answers(&self, model: &ModelName) -> bool {
+        self.inner.roster.load().get(model).is_some_and(|handle| handle.leases.answers.is_faulty())
+    }
+
     /// Estimates for the next process of a model that has none.
     pub fn next_process(&self, model: &ModelName) -> Option<NextProcess> {
         self.inner.roster.load().get(model)?.leases.with_state(|queue| queue.next_process())

@@ -27,6 +27,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
+use warden_policies::health::{AnswerKeys, AnswerSigns};
 use warden_policies::quarantine::{RequestFingerprint, RequestStanding};
 use warden_policies::{GenerationId, ModelName, ServerFacts, WorkDone};
 
@@ -148,12 +149,14 @@ impl Lease {
         lock(&self.cell.outcomes).note(outcome, busy);
     }
 
-    /// Records whether the generated text ended in an endless repetition. `conversation`: its key, if
-    /// known.
-    pub fn record_repetition(&self, repeats: bool, conversation: Option<u64>) {
-        let mut outcomes = lock(&self.cell.outcomes);
-        outcomes.repeating =
-            self.leases.answers.record_answer(&mut outcomes.repetition, repeats, conversation);
+    /// True if answers are to be judged.
+    pub fn watches_answers(&self) -> bool {
+        self.leases.answers.is_watched.load(Ordering::Relaxed)
+    }
+
+    /// Records what the answer shows about faults.
+    pub fn record_answer(&self, signs: AnswerSigns, keys: AnswerKeys) {
+        self.leases.answers.record_answer(&mut lock(&self.cell.outcomes), signs, keys);
     }
 
     /// Records received bytes: the backend is alive, but may not be computing. Cheap enough for every chunk.

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use warden_policies::WorkDone;
-use warden_policies::health::{HealthSymptom, RepetitionRun};
+use warden_policies::health::{AnswerRuns, HealthSymptom};
 
 /// Limit of unread speeds: more answers never end between two samples.
 const SPEEDS_KEPT: usize = 256;
@@ -55,10 +55,12 @@ pub(crate) struct OutcomeStats {
     /// Speeds that no reading has taken, oldest first.
     pub(crate) decodes: VecDeque<DecodeSpeed>,
     pub(crate) prefills: VecDeque<PrefillSpeed>,
-    /// Answers that ended in a repetition, since the last sound one.
-    pub(super) repetition: RepetitionRun,
-    /// Symptom found by `repetition`.
-    pub(crate) repeating: Option<HealthSymptom>,
+    /// Faulty answers since the last sound one.
+    pub(crate) answers: AnswerRuns,
+    /// Symptom found by `answers`.
+    pub(crate) faulty_answers: Option<HealthSymptom>,
+    /// True if the latest answers are a reason to test the process.
+    pub(crate) are_unusual: bool,
     /// Tokens of the largest prompt, with cached ones.
     pub(crate) largest_prompt: u64,
 }

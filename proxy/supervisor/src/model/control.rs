@@ -172,6 +172,7 @@ impl ModelTask {
         self.room.plan_stay(&self.env, &needed, remade);
         self.set_replicas();
         self.env.enable_conversations();
+        self.env.watch_answers();
         self.experience.follow_warm_mode(&self.env);
         if remade {
             self.life.timers.configuration = None;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warden_policies::modes::WarmMode;
+use warden_policies::modes::{AnswersMode, WarmMode};
 use warden_policies::share::ReplacementReach;
 use warden_policies::{GenerationId, GpuIndex, Reason, RecycleDecision};
 
@@ -62,6 +62,10 @@ impl TaskEnvironment {
     pub(super) fn enable_conversations(&self) {
         let keeps = self.spec.run.warm != WarmMode::Off && hints::stays_cold(&self.spec.command).is_none();
         self.leases.turns.set_enabled(keeps);
+    }
+
+    pub(super) fn watch_answers(&self) {
+        self.leases.answers.set_watched(self.spec.recycle.common.answers != AnswersMode::Off);
     }
 
     pub(super) fn replacement_permit(

@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use warden_policies::cooldown::RecycleCooldown;
+use warden_policies::health::HealthSymptom;
 use warden_policies::start_search::StartFinding;
 use warden_policies::warmth::WarmthReport;
 use warden_policies::{GenerationId, ServerFacts};
@@ -26,6 +27,7 @@ use crate::memory::declared_memory;
 use crate::memory::fleet_memory::ReturnedMemory;
 use crate::memory::loading::LoadingOrder;
 use crate::memory::tracker::ReadingContext;
+use crate::process::answer_probe::ProbeFinding;
 use crate::process::failure::{self, OomEvidence};
 use crate::process::group::ProcessExit;
 use crate::process::heir::{OpenGate, ProcessHeir};
@@ -81,6 +83,8 @@ pub(crate) enum HelperReport {
         sample: Box<ProcessSample>,
     },
     Reclaimed(Box<ReclaimResult>),
+    /// Fixed prompts were compared, in this time.
+    AnswersProbed(ProbeFinding, Duration),
 }
 
 #[derive(Debug)]
@@ -94,11 +98,13 @@ pub(crate) struct ProbeReport {
     /// Client settings that could not be applied to the process.
     pub(super) unset: Vec<String>,
     pub(super) warmed: Option<Box<WarmingResult>>,
+    /// Symptom of a process whose predecessor was replaced for its answers.
+    pub(super) altered: Option<HealthSymptom>,
 }
 
 impl ProbeReport {
     pub(super) fn new(sent: Instant, health: ProbeResult) -> Self {
-        Self { sent, health, props: None, vram: None, unset: Vec::new(), warmed: None }
+        Self { sent, health, props: None, vram: None, unset: Vec::new(), warmed: None, altered: None }
     }
 }
 

@@ -112,6 +112,7 @@ impl ModelTask {
         };
         model.set_replicas();
         model.env.enable_conversations();
+        model.env.watch_answers();
         model.experience.follow_warm_mode(&model.env);
         model.room.join(&model.env, model.mail.outbox.clone());
         if let Some(will) = will {
@@ -270,6 +271,7 @@ impl ModelTask {
             {
                 self.judge_unit(id);
             }
+            self.fire_answer_probe(id, now);
         }
         take_due(&mut self.life.timers.configuration, now);
         take_due(&mut self.life.timers.idle, now);

@@ -20,8 +20,10 @@
 //! | `needs` | files that a start needs |
 //! | `settings` | settings that clients made |
 //! | `slot_files`, `slot_talk`, `touch` | carry slot contents over to the next process |
+//! | `answer_probe` | asks a process fixed prompts |
 //! | `gpus` | GPU readings for all, and the number of children |
 
+pub(crate) mod answer_probe;
 pub(crate) mod backend_http;
 pub(crate) mod child;
 pub(crate) mod control_group;

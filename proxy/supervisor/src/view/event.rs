@@ -249,7 +249,8 @@ pub enum EventKind {
     },
     /// A process shows a symptom although it answers probes.
     Unwell {
-        /// Symptom: `wedged`, `compute_errors`, `repeating`, `slow_decode`, `device_fault`.
+        /// Symptom: `wedged`, `compute_errors`, `repeating`, `empty_answers`, `null_answers`, `altered`,
+        /// `slow_decode`, `device_fault`.
         reason: Reason,
         /// Observations of the symptom, in words.
         message: String,

@@ -203,9 +203,10 @@ fn model_sheet(spec: &ModelSpec, caches: &CacheSummary<'_>, here: &MachineLimits
 }
 
 fn add_health(sheet: &mut PolicySheet, recycle: &RecyclePolicy) {
-    let repeats = match recycle.common.answers {
-        AnswersMode::Replace => "replaced",
-        AnswersMode::Observe => "reported",
+    let answers = match recycle.common.answers {
+        AnswersMode::Replace => "; replaced when its answers have become faulty",
+        AnswersMode::Observe => "; reported when its answers have become faulty",
+        AnswersMode::Off => "",
     };
     let slow = match recycle.common.growth {
         GrowthMode::Recycle => "; replaced when quiet when it has become much slower than when fresh",
@@ -215,8 +216,7 @@ fn add_health(sheet: &mut PolicySheet, recycle: &RecyclePolicy) {
     sheet.add_line(
         "health",
         format!(
-            "replaced when it is wedged, answers only compute errors, or its GPU reports a fault; {repeats} when its \
-             answers have become endless repetitions{slow}"
+            "replaced when it is wedged, answers only compute errors, or its GPU reports a fault{answers}{slow}"
         ),
     );
 }

@@ -178,9 +178,14 @@ impl AnswerRelay {
             self.flight.prompt_bytes = 0;
             return;
         }
-        if let Some(repeats) = meter.ends_in_repetition() {
-            // Record cancelled answers, too: the client may have left because of the repetition.
-            lease.record_repetition(repeats, sent.conversation());
+        // Judge cancelled answers, too: the client may have left because of a repetition.
+        let mut signs = meter.answer_signs(is_ok);
+        if self.onward.translator.is_some() || sent.may_be_empty() {
+            // Nothing may be left to generate.
+            signs.empty = None;
+        }
+        if signs.is_judged() {
+            lease.record_answer(signs, sent.answer_keys());
         }
         let counts = meter.has_counters();
         let events = self.events.as_ref().map(EventSplitter::event_count);

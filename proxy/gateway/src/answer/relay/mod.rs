@@ -32,7 +32,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use self::onward::AnswerContinuation;
 use crate::answer::{
     AnswerFormat, AnswerMeter, AnswerStage, EventTranslator, InFlightRequest, PolledFrame, TurnRecorder,
-    continuation, frame,
+    WatchedContent, continuation, frame,
 };
 use crate::backend::{AnsweringBackend, RepeatableRequest};
 use crate::observe::RequestOutcome;
@@ -46,6 +46,7 @@ pub(crate) struct RelayTerms {
     /// Number of bytes that may be held to read an answer's counters; `None` if they are not read.
     pub(crate) tail_bytes: Option<usize>,
     pub(crate) generates: bool,
+    pub(crate) content: WatchedContent,
     pub(crate) events: Option<EventTerms>,
     pub(crate) dialect: ErrorDialect,
     /// True if the connection may carry another request after this answer.
@@ -54,7 +55,7 @@ pub(crate) struct RelayTerms {
 
 impl RelayTerms {
     fn new_meter(&self) -> Option<AnswerMeter> {
-        self.tail_bytes.map(|limit| AnswerMeter::new(limit).with_text(self.generates))
+        self.tail_bytes.map(|limit| AnswerMeter::new(limit).with_content(self.content))
     }
 }
 

@@ -23,7 +23,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use warden_policies::dispatch::LeaseKind;
-use warden_policies::health::{AnswerHistory, HealthSymptom, RepetitionRun};
+use warden_policies::health::{AnswerHistory, AnswerKeys, AnswerSigns};
 use warden_policies::loading::ModelActivity;
 use warden_policies::sample::MemoryKind;
 use warden_policies::{ByteSize, GenerationId, ModelName};
@@ -35,6 +35,7 @@ pub(crate) use self::table::{GenerationCounts, OpenedGate};
 use self::ward::RequestWard;
 use crate::lease::Lease;
 use crate::lease::admit::PromptAdmission;
+use crate::lease::outcomes::OutcomeStats;
 use crate::lease::turns::ConversationStore;
 use crate::process::settings::{self, ClientSettings};
 use crate::sync::lock;
@@ -79,22 +80,31 @@ impl ModelJournal {
 #[derive(Debug, Default)]
 pub(crate) struct ModelAnswers {
     history: Mutex<AnswerHistory>,
-    /// True if the latest judged answer ended in a repetition.
-    repeats: AtomicBool,
+    /// True if the latest judged answer has a fault.
+    is_faulty: AtomicBool,
+    /// True if answers are judged.
+    pub(super) is_watched: AtomicBool,
 }
 
 impl ModelAnswers {
-    /// Records a judged answer of a process; returns the symptom of its latest answers.
-    pub(crate) fn record_answer(
-        &self,
-        run: &mut RepetitionRun,
-        repeats: bool,
-        conversation: Option<u64>,
-    ) -> Option<HealthSymptom> {
+    /// Records a judged answer of a process.
+    pub(crate) fn record_answer(&self, outcomes: &mut OutcomeStats, signs: AnswerSigns, keys: AnswerKeys) {
         let mut history = lock(&self.history);
-        run.record_answer(repeats, conversation, &mut history);
-        self.repeats.store(run.is_repeating(), Ordering::Relaxed);
-        run.symptom(&history)
+        outcomes.answers.record_answer(signs, keys, &mut history);
+        let is_faulty = outcomes.answers.is_faulty();
+        self.is_faulty.store(is_faulty, Ordering::Relaxed);
+        outcomes.faulty_answers = outcomes.answers.symptom(&history);
+        outcomes.are_unusual = is_faulty && outcomes.answers.is_unusual(&history);
+    }
+
+    /// Returns true if the latest judged answer has a fault.
+    pub(crate) fn is_faulty(&self) -> bool {
+        self.is_faulty.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether answers are judged.
+    pub(crate) fn set_watched(&self, is_watched: bool) {
+        self.is_watched.store(is_watched, Ordering::Relaxed);
     }
 }
 
@@ -212,10 +222,10 @@ impl LeaseQueue {
         }
     }
 
-    /// Returns true if requests need a conversation key: for the choice of a replica, or because answers end
-    /// in repetitions.
+    /// Returns true if requests need a conversation key: for the choice of a replica, or because answers have
+    /// a fault.
     pub(crate) fn needs_conversation_key(&self) -> bool {
-        self.has_replicas.load(Ordering::Relaxed) || self.answers.repeats.load(Ordering::Relaxed)
+        self.has_replicas.load(Ordering::Relaxed) || self.answers.is_faulty()
     }
 
     pub(crate) fn any_open(&self) -> bool {

@@ -1,10 +1,11 @@
 //! Tracks the health of one generation: answers, progress, GPU faults and symptoms.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use warden_policies::health::{HealthMonitor, HealthObservation, HealthSymptom, OffloadLoss};
+use warden_policies::health::{HealthMonitor, HealthObservation, HealthSymptom, OffloadLoss, ProbeBaseline};
 use warden_policies::{GpuIndex, units};
 use warden_sensors::ProcessRunState;
 use warden_sensors::gpu::GpuFault;
@@ -28,6 +29,8 @@ pub(crate) struct HealthTracker {
     faults_seen: Option<u64>,
     /// Tokens per second of one slot, at the last reading.
     pub(crate) speed: Option<f64>,
+    /// llama.cpp's build number, if reported.
+    pub(crate) build: Option<u32>,
     /// True if a healthy process answers requests for its slots.
     tells_slots: bool,
     /// True if counters may be read while no request runs.
@@ -40,6 +43,21 @@ pub(crate) struct HealthTracker {
     abandoned_prompt_limit: Duration,
     /// Layers or VRAM missing on GPUs, compared with the best process with the same command.
     pub(crate) degraded: Option<OffloadLoss>,
+    pub(crate) answers: AnswerTest,
+}
+
+/// Comparison of answers to fixed prompts.
+#[derive(Debug, Default)]
+pub(crate) struct AnswerTest {
+    /// Answers of the young process.
+    pub(crate) baseline: Option<Arc<ProbeBaseline>>,
+    /// Symptom found by the comparison; stays until the process ends.
+    pub(crate) altered: Option<HealthSymptom>,
+    pub(crate) is_asking: bool,
+    /// Earliest time of the next question.
+    pub(crate) rests_until: Option<Instant>,
+    /// Tries without a usable answer.
+    pub(crate) unusable: u32,
 }
 
 impl HealthTracker {
@@ -52,6 +70,7 @@ impl HealthTracker {
             health: HealthMonitor::new(&policy),
             faults_seen: None,
             speed: None,
+            build: None,
             tells_slots: false,
             asked_idle: hints::may_ask_idle(command, None),
             wake: Duration::ZERO,
@@ -59,10 +78,12 @@ impl HealthTracker {
             paging: common.health.paging,
             abandoned_prompt_limit: common.health.wedged_after,
             degraded: None,
+            answers: AnswerTest::default(),
         }
     }
 
     pub(crate) fn note_ready(&mut self, command: &ServerCommand, props: &ServerProps, start: Duration) {
+        self.build = props.build;
         self.tells_slots = props.reports_slots;
         self.asked_idle = hints::may_ask_idle(command, props.build);
         self.wake = if hints::unloads_when_idle(command) { start.saturating_mul(2) } else { Duration::ZERO };
@@ -94,9 +115,9 @@ impl HealthTracker {
         }
         let decodes = reading.answers.metrics.and_then(|metrics| metrics.decodes);
         let hindered = self.is_hindered(now, reading.standing);
-        let (compute_errors, repeating) = {
+        let (compute_errors, faulty_answers) = {
             let outcomes = lock(&cell.outcomes);
-            (outcomes.compute_errors, outcomes.repeating)
+            (outcomes.compute_errors, outcomes.faulty_answers)
         };
         self.health.observe(&HealthObservation {
             at,
@@ -109,7 +130,7 @@ impl HealthTracker {
             hindered,
             wake: self.wake,
             compute_errors,
-            repeating,
+            faulty_answers,
         });
         self.note_faults(reading, uses);
     }
@@ -146,7 +167,7 @@ impl HealthTracker {
     }
 
     pub(crate) fn symptoms(&self) -> Vec<HealthSymptom> {
-        self.health.symptoms()
+        self.health.symptoms().into_iter().chain(self.answers.altered).collect()
     }
 
     pub(crate) fn show(&self, cell: &GenerationCell) -> HealthView {

@@ -95,6 +95,8 @@ pub(crate) struct WarmProgress {
     pub(crate) files: Option<Arc<SlotFiles>>,
     pub(crate) packed: PackProgress,
     pub(crate) from: Option<GenerationId>,
+    /// True while a helper evaluates the remaining prompts of the previous process.
+    pub(crate) is_behind: bool,
 }
 
 #[derive(Debug)]

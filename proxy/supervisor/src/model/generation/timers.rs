@@ -10,13 +10,15 @@ pub(crate) struct GenerationTimers {
     /// Time of the next idle sample, and the moment from which the process must have been idle.
     pub(crate) idle_sample: Option<(Instant, Instant)>,
     pub(crate) judgement: Option<Instant>,
+    /// Time of the next fixed prompts.
+    pub(crate) answers: Option<Instant>,
     pub(crate) idle_seen: Option<Instant>,
 }
 
 impl GenerationTimers {
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let idle_sample = self.idle_sample.map(|(at, _)| at);
-        [self.probe, self.sample, idle_sample, self.judgement].into_iter().flatten().min()
+        [self.probe, self.sample, idle_sample, self.judgement, self.answers].into_iter().flatten().min()
     }
 
     /// Stops the timers for a phase. During a drain, memory is still sampled, because a shortage cuts the

@@ -19,6 +19,7 @@ use crate::model::message::{HelperReport, ProbeReport, TaskMail};
 use crate::model::replacement::ReplacementTracker;
 use crate::model::unit::{UnitId, UnitList, UnitRole};
 use crate::model::warm::unpack::WarmingResult;
+use crate::process::answer_probe::find_alteration;
 use crate::process::failure::StartLateness;
 use crate::process::{ProbeResult, SampleOptions, ServerProps};
 use crate::view::event::EventKind;
@@ -26,7 +27,7 @@ use crate::view::log::LogRing;
 
 impl ModelTask {
     pub(crate) fn note_probe(&mut self, id: UnitId, report: ProbeReport) {
-        let ProbeReport { sent, mut health, props, vram, warmed, .. } = report;
+        let ProbeReport { sent, mut health, props, vram, warmed, altered, .. } = report;
         if health == ProbeResult::SocketGone {
             let Some((phase, live)) = self.units.phase_and_live(id) else { return };
             if let Some(event) = live.note_removed_socket(&self.env, phase, sent) {
@@ -54,6 +55,7 @@ impl ModelTask {
                     self.step_machine(id, LifecycleEvent::Down);
                 } else {
                     self.note_ready(id, &props.unwrap_or_default(), warmed);
+                    self.note_successor_answers(id, altered);
                 }
             }
             BackendPhase::Starting => {
@@ -174,6 +176,7 @@ impl TaskMail {
         let reads_vram = is_starting
             && unit.role == UnitRole::Successor
             && env.context.leak_history.best_offload(&live.memory.key).is_some();
+        let reference = replacements.reference_answers(env, unit.replica, live.cell.kin.get());
         let unpacking = match units.get(id) {
             Some(unit) if is_starting => replacements.warming(env, units, experience, unit),
             _ => None,
@@ -191,6 +194,12 @@ impl TaskMail {
                 if reads_vram {
                     let brief = SampleOptions::brief(sensors.gpu_age, sensors.read_limit);
                     report.vram = process.sample(brief).await.vram_held();
+                }
+                if let Some(reference) = reference {
+                    let compared = find_alteration(process.as_ref(), &reference, None, timeout);
+                    // Without a result in time, the process serves as any other.
+                    let result = tokio::time::timeout(timeout, compared).await;
+                    report.altered = result.ok().flatten().flatten();
                 }
                 if let Some(unpacking) = unpacking {
                     report.warmed = unpacking.run(process.as_ref(), slots).await.map(Box::new);

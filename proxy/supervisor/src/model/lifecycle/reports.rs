@@ -15,7 +15,7 @@ use crate::model::ModelTask;
 use crate::model::environment::TaskEnvironment;
 use crate::model::generation::{LiveGeneration, PendingSignal};
 use crate::model::message::{HelperReport, TaskMail, TaskMessage};
-use crate::model::unit::{ProcessUnit, UnitId};
+use crate::model::unit::{ProcessUnit, UnitId, UnitList};
 use crate::model::warm::stored::save::StoreReport;
 use crate::process::failure::{self, StartEnd, StartLateness};
 use crate::process::{BackendProcess, discreet, reclaim_file, report_file, until_stalled};
@@ -60,7 +60,10 @@ impl ModelTask {
                 self.life.note_action();
             }
             HelperReport::Stored(_, result) => self.note_stored(id, &result),
-            HelperReport::Warmed(warmth) => self.replacements.note_later(&self.env, generation, *warmth),
+            HelperReport::Warmed(warmth) => {
+                self.replacements.note_later(&self.env, generation, *warmth);
+                self.units.note_warming_end(id);
+            }
             HelperReport::SettingsFailed(messages) => self.env.log_lost_settings(generation, messages),
             HelperReport::MemoryLine(line, _pending) => {
                 if let Some(live) = self.units.live_mut(id) {
@@ -95,6 +98,7 @@ impl ModelTask {
             HelperReport::MemoryReturned(_) => {}
             HelperReport::Sampled { taken, sample } => self.note_sample(id, &taken, &sample),
             HelperReport::Reclaimed(answer) => self.note_reclaimed(id, &answer),
+            HelperReport::AnswersProbed(finding, took) => self.note_answer_probe(id, finding, took),
         }
     }
 
@@ -216,6 +220,14 @@ impl ModelTask {
         let outside = matches!(end, StartEnd::Exited(exit, _) if exit.is_from_outside());
         self.env.log_event(Some(generation), EventKind::Crashed { failure, outside });
         cause
+    }
+}
+
+impl UnitList {
+    fn note_warming_end(&mut self, id: UnitId) {
+        if let Some(live) = self.live_mut(id) {
+            live.warm.is_behind = false;
+        }
     }
 }
 

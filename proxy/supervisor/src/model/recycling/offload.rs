@@ -26,14 +26,8 @@ use crate::model::unit::{ProcessUnit, UnitId, UnitList, UnitRole};
 use crate::view::event::EventKind;
 
 /// After these symptoms the old process serves no better than a new one on the CPU.
-const CANNOT_SERVE: [Reason; 6] = [
-    Reason::Wedged,
-    Reason::ComputeErrors,
-    Reason::Repeating,
-    Reason::DeviceFault,
-    Reason::Unresponsive,
-    Reason::Crashed,
-];
+const CANNOT_SERVE: [Reason; 5] =
+    [Reason::Wedged, Reason::ComputeErrors, Reason::DeviceFault, Reason::Unresponsive, Reason::Crashed];
 
 impl LiveGeneration {
     /// Layers or VRAM that the process lacks, compared with the best process with the same command.
@@ -78,7 +72,7 @@ impl ReplacementTracker {
         let Some(lost) = live.lost_offload(&env.context, now) else { return false };
         let serves = units.current(unit.replica).is_some_and(|old| old.phase() == BackendPhase::Ready);
         let reason = self.reason(unit.replica);
-        if !serves || reason.is_some_and(|reason| CANNOT_SERVE.contains(&reason)) {
+        if !serves || reason.is_some_and(|reason| reason.is_answers() || CANNOT_SERVE.contains(&reason)) {
             return false;
         }
         let message = format!("{lost}: not used; the running process stays");

@@ -47,6 +47,7 @@ impl ModelTask {
         let generation = live.id;
         let symptoms = live.health.symptoms();
         let unknown = live.memory.vram_news();
+        let build = live.health.build;
         tracing::trace!(model = %self.env.spec.name, %generation, edge = ?taken.edge, host = ?sample.host, "sample");
         if first {
             self.replacements.note_sampled(generation, sample.host, &sample.vram);
@@ -66,6 +67,9 @@ impl ModelTask {
                 let reason = symptom.reason();
                 let message = symptom.to_string();
                 self.env.log_event(Some(generation), EventKind::Unwell { reason, message });
+                if reason.is_answers() {
+                    self.replacements.pace.note_faulty_answers(&self.env, generation, build);
+                }
             }
         }
         if let Some(message) = unknown {
@@ -76,6 +80,7 @@ impl ModelTask {
         }
         self.life.note_action();
         let Some(live) = self.units.live_mut(id) else { return };
+        live.plan_answer_probe(&self.env);
         let at = self.env.context.now();
         if let Some(worth) = live.note_reclaim_effect(taken.number, at) {
             self.end_reclaim(id, Some(worth));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use warden_policies::cooldown::working_set::BudgetPass;
+use warden_policies::health::ProbeBaseline;
 use warden_policies::lifecycle::AfterStop;
 use warden_policies::replacement_cost::LullHistory;
 use warden_policies::sample::{HostMemory, VramReading};
@@ -20,6 +21,7 @@ use crate::model::replacement::pace::RecyclePace;
 use crate::model::replacement::record::{ExceededBudget, Replacement};
 use crate::model::unit::{ProcessUnit, UnitRole};
 use crate::model::warm::unpack::WarmState;
+use crate::process::needs::AnswerIdentity;
 use crate::spec::ModelSpec;
 use crate::view::event::EventKind;
 use crate::view::ledger::{GpuAfterExit, LedgerEntry, ReplacementMode};
@@ -151,6 +153,18 @@ impl ReplacementTracker {
         self.of_replica(replica).map(Replacement::reason)
     }
 
+    /// Answers of a sound process like this one, if its predecessor is replaced for faulty answers.
+    pub(crate) fn reference_answers(
+        &self,
+        env: &TaskEnvironment,
+        replica: u32,
+        kin: Option<&AnswerIdentity>,
+    ) -> Option<Arc<ProbeBaseline>> {
+        let is_wanted = env.tests_answers() && self.reason(replica).is_some_and(Reason::is_answers);
+        let (made_of, baseline) = self.pace.sound_answers.as_ref().filter(|_| is_wanted)?;
+        kin.is_some_and(|kin| kin.made_of == *made_of).then(|| Arc::clone(baseline))
+    }
+
     pub(crate) fn replacement_of(&self, generation: GenerationId) -> Option<&Replacement> {
         self.under_way.iter().find(|known| known.entry.from == Some(generation))
     }
@@ -217,14 +231,11 @@ impl ReplacementTracker {
     pub(crate) fn may_outlast_drain(&self, unit: &ProcessUnit, spec: &ModelSpec) -> bool {
         let Some(live) = &unit.live else { return false };
         let Some(reason) = self.replacement_of(live.id).map(Replacement::reason) else { return false };
-        let ill = matches!(
-            reason,
-            Reason::MemoryExhausted
-                | Reason::Wedged
-                | Reason::ComputeErrors
-                | Reason::Repeating
-                | Reason::DeviceFault
-        );
+        let ill = reason.is_answers()
+            || matches!(
+                reason,
+                Reason::MemoryExhausted | Reason::Wedged | Reason::ComputeErrors | Reason::DeviceFault
+            );
         let facts = live.memory.facts.as_ref();
         let short = facts.is_none_or(|facts| facts.series.iter().any(|series| spec.recycle.is_short(series)));
         unit.machine.after_stop() == Some(AfterStop::Restart)

@@ -44,17 +44,17 @@ impl TaskEnvironment {
 
 /// True if replacements for this reason are planned and their old process is healthy.
 fn is_planned(reason: Reason) -> bool {
-    !matches!(
+    let is_ill = matches!(
         reason,
         Reason::Crashed
             | Reason::Unresponsive
             | Reason::Wedged
             | Reason::ComputeErrors
-            | Reason::Repeating
             | Reason::DeviceFault
             | Reason::Degraded
             | Reason::MemoryExhausted
-    )
+    );
+    !is_ill && !reason.is_answers()
 }
 
 impl LiveGeneration {
@@ -494,6 +494,7 @@ impl ReplacementTracker {
             begun_slots: begun,
             timeout: env.spec.lifecycle.probe_timeout,
         };
+        live.warm.is_behind = true;
         mail.spawn_helper(to, async move { HelperReport::Warmed(Box::new(warmer.run().await)) });
     }
 }
