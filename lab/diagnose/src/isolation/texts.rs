@@ -1,8 +1,11 @@
 //! Texts of the conversations: lists of random words, and questions that all conversations share.
 //!
-//! A conversation begins with a list of labelled random words, its secret. Each turn asks for the words of a
-//! label, the same label in all conversations. So a trained model answers with words of the secret that it
-//! has in memory, and the log probabilities of any model depend on that secret.
+//! A conversation begins with a list of labelled random words, its secret, which it repeats several times. Each
+//! turn begins a line of the list, the same line in all conversations. Even a small trained model continues
+//! such a line with the words of the secret that it has in memory, with near certainty, so its answers to
+//! different conversations are whole nats apart. A list that stands there once was not enough: on a GPU,
+//! SmolLM2's answers to different conversations differed little more than those to one conversation
+//! (0.25 and 0.2 nats). The log probabilities of random models depend on the secret, too.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +16,10 @@ use warden_policies::world::SplitMix;
 use crate::client::LabRequest;
 use crate::workload::{ServerLimits, TextGenerator};
 
-/// Labelled lines of a secret.
-const LABELS: u64 = 12;
-/// Labels asked for, by turn.
+/// Labels of the lines of a secret. Each turn asks for one, in this order.
 const ASKED_LABELS: [u64; CONVERSATION_TURNS] = [7, 3, 10, 5];
+/// Number of times that a secret repeats its lines; half of it if the context is small.
+const REPETITIONS: u64 = 4;
 /// Tokens of a secret: a few hundred, so that it is saved to a prompt cache and restored.
 const SECRET_TOKENS: u64 = 240;
 /// Tokens of a label, estimated generously.
@@ -69,9 +72,14 @@ impl ConversationTexts {
         if conversation % 2 == 1 {
             text.extend([self.words.text(SHARED_TEXT, self.secret / 4).as_str(), "\n"]);
         }
-        let tokens = (self.secret / LABELS).saturating_sub(LABEL_TOKENS);
-        for label in 1..=LABELS {
-            text.extend([format!("item {label}: {}\n", self.words.text(random.bits(), tokens))]);
+        let repetitions = if self.secret < SECRET_TOKENS { REPETITIONS / 2 } else { REPETITIONS };
+        let lines = repetitions * u64::try_from(CONVERSATION_TURNS).unwrap_or(1);
+        let tokens = (self.secret / lines).saturating_sub(LABEL_TOKENS);
+        let list: String = ASKED_LABELS
+            .map(|label| format!("item {label}: {}\n", self.words.text(random.bits(), tokens)))
+            .concat();
+        for _ in 0..repetitions {
+            text.push_str(&list);
         }
         text
     }
@@ -122,6 +130,6 @@ mod tests {
             ConversationTexts::new(facts, 1).prompt(PromptPlace::default()).split_whitespace().count()
         };
         assert!(words(Some(256)) < 200 && words(Some(256)) > 60);
-        assert!(words(None) > 200 && words(None) < 300);
+        assert!(words(None) > 180 && words(None) < 300);
     }
 }
