@@ -64,7 +64,7 @@ pub(crate) async fn work(engine: Arc<Engine>, wire: Wire, shape: Shape, head: &P
         return error(400, "invalid_request_error", &why);
     }
     // The fixed prompts of llama-warden do not shift the ordinals of a test's requests.
-    let is_probe = request["n_probs"].is_u64() && request["ignore_eos"] == true;
+    let is_probe = request["n_probs"].is_u64() && request["ignore_eos"] == true && request["stream"] == true;
     let ordinal = if is_probe { 0 } else { engine.arrive() };
     let mut fault = engine.fault_for(ordinal, &body);
     let mut is_silent = false;

@@ -156,7 +156,7 @@ struct StyleBounds {
 const BOUNDS: StyleBounds = StyleBounds {
     one_word: 56,
     shared: 37,
-    private_voice: 56,
+    private_voice: 53,
     wide: 0,
     long_functions: 0,
     large_structs: 27,
