@@ -199,6 +199,15 @@ async fn sound_traffic_with_empty_answers_raises_nothing() -> Outcome {
     converse(&warden, "silence", async |sent| sent == 8).await?;
     until_probes(&warden, 9).await?;
     converse(&warden, "sound at last", async |sent| sent == 5).await?;
+    for n in 0..40 {
+        // Each answer with a text shows that the process is sound, also to a request with stop words.
+        let empty = chat(&format!("e-{n}"), "m", &format!("silence again {n}"), 5, false);
+        let mut stopped = chat(&format!("s-{n}"), "m", &format!("a text {n}"), 5, false);
+        stopped["stop"] = json!(["\n"]);
+        for body in [empty, stopped] {
+            assert!(warden.http.post(CHAT, &body).await?.status.is_success());
+        }
+    }
     assert_eq!((warden.backends(), entries(&warden)?), (old, Vec::new()));
     assert_eq!(warden.terminate(SOON).await?, 0);
     for words in [EMPTY, CHANGED, OFF] {

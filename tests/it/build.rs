@@ -15,7 +15,7 @@ use warden_builder::{
     EventReporter, MachineNeeds, RunPriority, verify,
 };
 use warden_rig::process::{Kid, ProcessId};
-use warden_rig::real::{OPTIONS, SERVER_VARIABLE, llama_server};
+use warden_rig::real::{NO_PAGE, SERVER_VARIABLE, llama_server};
 use warden_rig::real_weights;
 use warden_rig::warden::SOON;
 use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
@@ -24,8 +24,7 @@ use warden_rig::{Context as _, Home, Outcome, Trouble, binaries, wait_until};
 const LONG: Duration = Duration::from_secs(600);
 
 /// Options of the rig's build, because other options would give another build.
-const BUILD: [&str; 10] =
-    ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "-D", OPTIONS[0], "-D", OPTIONS[1]];
+const BUILD: [&str; 8] = ["build", "--sdist", "--backend", "cpu", "--arch", "portable", "-D", NO_PAGE];
 
 /// A home with the store and cache of the tests' llama-server, which is built first.
 async fn home_with_store() -> Result<Option<Home>, Trouble> {
@@ -423,8 +422,7 @@ async fn a_sample_model_is_small_and_the_same_for_the_same_seed() -> Outcome {
 }
 
 async fn quickstart(home: &Home) -> Result<String, Trouble> {
-    let args =
-        ["quickstart", "--exit", "--arch", "portable", "--port", "0", "-D", OPTIONS[0], "-D", OPTIONS[1]];
+    let args = ["quickstart", "--exit", "--arch", "portable", "--port", "0", "-D", NO_PAGE];
     let ran = home.warden(args, LONG).await?;
     assert_eq!(ran.code, 0, "{ran:?}");
     for told in [

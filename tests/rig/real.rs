@@ -20,9 +20,8 @@ use crate::wait::wait_for;
 use crate::warden::address_in;
 use crate::{Context as _, Home, Http, Trouble, binaries, wait_until};
 
-/// Build options of the tests' llama-server. No test needs the web page, for which npm takes minutes. With fewer
-/// optimisations of its C++ code, the first build takes two thirds of the time; ggml's kernels in C keep theirs.
-pub const OPTIONS: [&str; 2] = ["LLAMA_BUILD_UI=OFF", "CMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"];
+/// Build option of the tests' llama-server: no test needs the web page, for which npm takes minutes.
+pub const NO_PAGE: &str = "LLAMA_BUILD_UI=OFF";
 
 /// Variable with the path of a patched llama-server to test instead of the built one.
 pub const SERVER_VARIABLE: &str = "WARDEN_TEST_LLAMA_SERVER";
@@ -92,7 +91,7 @@ async fn build(sets: SelectedSets) -> Result<PathBuf, Trouble> {
         // Several machines may share the store.
         arch: CpuTarget::Portable.into(),
         patches: SetSelection { catalogue: SetCatalogue::embedded()?, sets, ..SetSelection::default() },
-        options: OPTIONS.map(str::to_owned).to_vec(),
+        options: vec![NO_PAGE.to_owned()],
         jobs: None,
         needs: MachineNeeds {
             disk: defaults.min_disk.0,

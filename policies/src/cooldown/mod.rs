@@ -50,7 +50,7 @@ pub struct RecycleCooldown {
     futile: Vec<(MemoryKind, u32)>,
     growth: Vec<Duration>,
     growth_off: Option<HoldReason>,
-    /// Last recycle because of faulty answers, and the recycled process.
+    /// Last recycle because of faulty answers, and the newest process at that time.
     #[serde(default)]
     answers: Option<(Duration, GenerationId)>,
     /// True if a recycle does not help against faulty answers.
@@ -180,21 +180,22 @@ impl RecycleCooldown {
         Some(held)
     }
 
-    /// Records a recycle of this process because of faulty answers.
-    pub fn record_answers_recycle(&mut self, now: Duration, process: GenerationId) {
-        self.answers = Some((now, process));
+    /// Records a recycle because of faulty answers. `newest`: the model's newest process so far.
+    pub fn record_answers_recycle(&mut self, now: Duration, newest: GenerationId) {
+        self.answers = Some((now, newest));
     }
 
     /// Records that the answers of this process have become faulty. Returns the reason that bars further
-    /// recycles if those of another process became faulty a short time ago: a recycle does not help.
+    /// recycles if it was started after a recent recycle for such answers: a recycle does not help. A replica
+    /// that ran at that recycle may have become faulty for the same cause.
     pub fn record_faulty_answers(
         &mut self,
         now: Duration,
         process: GenerationId,
         policy: &RecyclePolicy,
     ) -> Option<HoldReason> {
-        let is_second = self.answers.is_some_and(|(at, recycled)| {
-            recycled != process && now.saturating_sub(at) < policy.common.growth_window
+        let is_second = self.answers.is_some_and(|(at, newest)| {
+            process > newest && now.saturating_sub(at) < policy.common.growth_window
         });
         if is_second { self.bar_answers() } else { None }
     }

@@ -197,6 +197,8 @@ fn faulty_answers_of_a_second_process_within_six_hours_recycle_nothing_more_but_
     cooldown.record_answers_recycle(time(0), first);
     // The old process still drains, and the next one was sound for seven hours.
     assert_eq!(cooldown.record_faulty_answers(time(0), first, &policy), None);
+    let replica = GenerationId(0);
+    assert_eq!(cooldown.record_faulty_answers(time(1), replica, &policy), None, "it ran at the recycle");
     assert_eq!(cooldown.record_faulty_answers(time(7), second, &policy), None);
     assert_eq!(cooldown.check(&ill, &at(7 * 3600), &policy), Ok(()));
     cooldown.record_answers_recycle(time(7), second);

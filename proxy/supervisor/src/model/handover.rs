@@ -242,6 +242,10 @@ impl UnitList {
             () if any_process(|live| live.reclaim.pending.is_some()) => {
                 Some("a process is giving memory back")
             }
+            () if any_process(|live| live.health.answers.is_asking) => {
+                // The requests of the next program would not end the test.
+                Some("a process is being tested")
+            }
             () if any_process(|live| live.warm.packed != PackProgress::NotYet) => {
                 Some("slots are being saved")
             }

@@ -180,9 +180,12 @@ impl AnswerRelay {
         }
         // Judge cancelled answers, too: the client may have left because of a repetition.
         let mut signs = meter.answer_signs(is_ok);
-        if self.onward.translator.is_some() || sent.may_be_empty() {
+        if self.onward.translator.is_some() {
             // Nothing may be left to generate.
             signs.empty = None;
+        } else if sent.may_be_empty() {
+            // An answer without text is no fault here, but one with text shows that the process is sound.
+            signs.empty = signs.empty.filter(|is_empty| !is_empty);
         }
         if signs.is_judged() {
             lease.record_answer(signs, sent.answer_keys());

@@ -97,6 +97,8 @@ pub(crate) struct WarmProgress {
     pub(crate) from: Option<GenerationId>,
     /// True while a helper evaluates the remaining prompts of the previous process.
     pub(crate) is_behind: bool,
+    /// Slots with restored contents, which llama-server lists like slots that were never used.
+    pub(crate) restored_slots: Vec<u32>,
 }
 
 #[derive(Debug)]

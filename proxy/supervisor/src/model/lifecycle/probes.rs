@@ -25,6 +25,9 @@ use crate::process::{ProbeResult, SampleOptions, ServerProps};
 use crate::view::event::EventKind;
 use crate::view::log::LogRing;
 
+/// Longest delay of a start by the fixed prompts. In a sequential replacement no process serves meanwhile.
+const SUCCESSOR_TEST_LIMIT: Duration = Duration::from_secs(2);
+
 impl ModelTask {
     pub(crate) fn note_probe(&mut self, id: UnitId, report: ProbeReport) {
         let ProbeReport { sent, mut health, props, vram, warmed, altered, .. } = report;
@@ -198,7 +201,7 @@ impl TaskMail {
                 if let Some(reference) = reference {
                     let compared = find_alteration(process.as_ref(), &reference, None, timeout);
                     // Without a result in time, the process serves as any other.
-                    let result = tokio::time::timeout(timeout, compared).await;
+                    let result = tokio::time::timeout(timeout.min(SUCCESSOR_TEST_LIMIT), compared).await;
                     report.altered = result.ok().flatten().flatten();
                 }
                 if let Some(unpacking) = unpacking {

@@ -28,7 +28,7 @@ use crate::model::generation::{LiveGeneration, take_due};
 use crate::model::message::HelperReport;
 use crate::model::unit::{UnitId, UnitRole};
 use crate::process::answer_probe::{ProbeFinding, ask_prompts, find_alteration};
-use crate::process::slot_talk::list_slots;
+use crate::process::slot_talk::{ReportedSlot, list_slots};
 use crate::process::{BackendProcess, hints};
 use crate::sync::lock;
 use crate::view::event::EventKind;
@@ -41,6 +41,8 @@ const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const REST_FACTOR: u32 = 1000;
 /// Tries without a usable answer after which a process gets no more prompts.
 const MAX_UNUSABLE: u32 = 3;
+/// Most answered requests of a young process. The answers of an older one may be wrong already.
+const MAX_YOUNG_REQUESTS: u64 = 64;
 
 struct AnswerProbe {
     process: Arc<dyn BackendProcess>,
@@ -50,6 +52,8 @@ struct AnswerProbe {
     baseline: Option<Arc<ProbeBaseline>>,
     /// True if the process has answered no request.
     is_unused: bool,
+    /// Slots whose contents were restored.
+    restored_slots: Vec<u32>,
     /// Time limit for a prompt.
     timeout: Duration,
 }
@@ -65,11 +69,13 @@ impl AnswerProbe {
         HelperReport::AnswersProbed(finding, begun.elapsed())
     }
 
-    /// Resolves when a request arrives, or the gate closes.
+    /// Resolves when a request arrives, or has come and gone, or the gate closes.
     async fn until_needed(&self) {
+        let idle_since = self.leases.idle_since(self.generation);
         let is_free = || {
             self.leases.is_open(self.generation)
-                && self.leases.idle_since(self.generation).is_some()
+                && idle_since.is_some()
+                && self.leases.idle_since(self.generation) == idle_since
                 && self.leases.waiting() == 0
         };
         while is_free() {
@@ -94,11 +100,13 @@ impl AnswerProbe {
     async fn choose_slot(&self) -> Option<Option<u32>> {
         let is_suspected = self.baseline.is_some();
         let Some(slots) = list_slots(self.process.as_ref(), self.timeout).await else {
-            return (self.is_unused || is_suspected).then_some(None);
+            // Each prompt would take the place of another conversation.
+            return (self.is_unused && self.restored_slots.is_empty()).then_some(None);
         };
+        let is_empty = |slot: &ReportedSlot| slot.is_empty && !self.restored_slots.contains(&slot.facts.id);
         let idle = || slots.iter().filter(|slot| !slot.facts.busy);
         let shortest = || idle().filter(|_| is_suspected).min_by_key(|slot| slot.facts.tokens);
-        idle().rfind(|slot| slot.is_empty).or_else(shortest).map(|slot| Some(slot.facts.id))
+        idle().rfind(|slot| is_empty(slot)).or_else(shortest).map(|slot| Some(slot.facts.id))
     }
 }
 
@@ -135,6 +143,7 @@ impl ModelTask {
             generation: live.id,
             baseline: live.health.answers.baseline.clone(),
             is_unused: live.cell.work().requests == 0,
+            restored_slots: live.warm.restored_slots.clone(),
             timeout: self.env.spec.lifecycle.probe_timeout,
         };
         self.mail.spawn_helper(live.id, probe.run());
@@ -163,7 +172,9 @@ impl ModelTask {
                 return self.judge_unit(id);
             }
             ProbeFinding::Unusable => test.unusable += 1,
-            ProbeFinding::Equal | ProbeFinding::Interrupted => {}
+            // Only a further faulty answer is a reason to ask again.
+            ProbeFinding::Equal => lock(&live.cell.outcomes).are_unusual = false,
+            ProbeFinding::Interrupted => {}
         }
         let rest = took.saturating_mul(REST_FACTOR).max(IDLE_POLL_INTERVAL);
         test.rests_until = Some(clock::after(Instant::now(), rest));
@@ -193,7 +204,9 @@ impl LiveGeneration {
             let outcomes = lock(&self.cell.outcomes);
             (outcomes.answers.is_faulty(), outcomes.are_unusual)
         };
-        let has_reason = if test.baseline.is_some() { is_unusual } else { !is_faulty };
+        // An adopted process may have answered many requests of the previous program.
+        let is_young = self.start.adopted.is_none() && self.cell.work().requests <= MAX_YOUNG_REQUESTS;
+        let has_reason = if test.baseline.is_some() { is_unusual } else { is_young && !is_faulty };
         env.tests_answers()
             && !test.is_asking
             && test.altered.is_none()

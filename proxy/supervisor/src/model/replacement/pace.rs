@@ -27,15 +27,10 @@ impl RecyclePace {
         Self { cooldown: RecycleCooldown::default(), load_time: None, lulls, sound_answers: None }
     }
 
-    pub(crate) fn note_policy_start(
-        &mut self,
-        env: &TaskEnvironment,
-        generation: Option<GenerationId>,
-        decision: &RecycleDecision,
-    ) {
+    pub(crate) fn note_policy_start(&mut self, env: &TaskEnvironment, decision: &RecycleDecision) {
         let Some(reason) = decision.reason else { return };
-        if let Some(generation) = generation.filter(|_| reason.is_answers()) {
-            self.cooldown.record_answers_recycle(env.context.now(), generation);
+        if reason.is_answers() {
+            self.cooldown.record_answers_recycle(env.context.now(), env.context.last_generation());
         }
         if let Some(held) = self.cooldown.record_start(env.context.now(), reason, &env.spec.recycle) {
             env.log_event(None, EventKind::PolicyOff { message: held.to_string() });

@@ -53,7 +53,7 @@ impl ModelTask {
         };
         let gpus = || unit.live.as_ref().map(|live| live.memory.used_gpus()).unwrap_or_default();
         let permit = permit.unwrap_or_else(|| self.env.claim_permit(unit.replica, &gpus()));
-        self.replacements.pace.note_policy_start(&self.env, unit.generation(), &decision);
+        self.replacements.pace.note_policy_start(&self.env, &decision);
         self.begin_replacement(id, &decision, mode, note, permit);
         if kills && let Some(live) = self.units.live_mut(id) {
             live.cut_drain(&self.env, &decision);

@@ -478,6 +478,7 @@ impl ReplacementTracker {
             }
             env.leases.turns.watch_restored(to, kin.made_of, &restored);
         }
+        live.warm.restored_slots.clone_from(&used);
         self.note_warm(from, &warmth);
         let was_kept = experience.kept_state.extract_if(.., |kept| kept.from == from).count() > 0;
         if was_kept || from == stored_generation(live.cell.replica.load(Ordering::Relaxed)) {
