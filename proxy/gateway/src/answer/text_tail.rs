@@ -28,7 +28,7 @@ const WORDS: [&str; 13] = [
     "\"stop_type\":\"eos\"",
     "\"stopped_eos\":true",
     "\"stop_reason\":\"end_turn\"",
-    // A log-probability that is no number (NaN), and one that is.
+    // A null log-probability (NaN), and one with a number.
     "\"logprob\":null",
     "\"logprob\":-",
 ];

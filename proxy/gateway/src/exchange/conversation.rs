@@ -11,6 +11,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use bytes::Bytes;
 use http::Method;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
@@ -80,10 +81,7 @@ pub(super) fn conversation_key(exchange: &HttpExchange, intake: &BodyIntake) -> 
         word.hash(&mut hasher);
         return Some(hasher.finish());
     }
-    if !intake.is_whole() || intake.len() > MAX_TEXT_BYTES as u64 {
-        return None;
-    }
-    let body = intake.json()?;
+    let body = short_json(intake)?;
     visit_beginning(&body, |text| text.hash(&mut hasher)).then(|| hasher.finish())
 }
 
@@ -104,10 +102,7 @@ pub(super) fn may_be_empty(intake: &BodyIntake) -> bool {
         #[serde(borrow)]
         n_predict: Option<&'a RawValue>,
     }
-    if !intake.is_whole() || intake.len() > MAX_TEXT_BYTES as u64 {
-        return false;
-    }
-    let Some(body) = intake.json() else { return false };
+    let Some(body) = short_json(intake) else { return false };
     let limits = serde_json::from_slice::<AnswerLimits<'_>>(&body).unwrap_or_default();
     let tokens = [limits.max_tokens, limits.max_completion_tokens, limits.n_predict].into_iter().flatten();
     let allows_one =
@@ -115,6 +110,11 @@ pub(super) fn may_be_empty(intake: &BodyIntake) -> bool {
     let stops = [limits.stop, limits.stop_sequences].into_iter().flatten();
     let has_words = |value: &RawValue| !matches!(value.get(), "null" | "[]" | "\"\"");
     tokens.map(allows_one).chain(stops.map(has_words)).any(|empties| empties)
+}
+
+/// Returns a JSON body that has arrived as a whole; `None` if it is too long to be read for this.
+fn short_json(intake: &BodyIntake) -> Option<Bytes> {
+    if intake.len() > MAX_TEXT_BYTES as u64 { None } else { intake.json() }
 }
 
 /// Computes 64 bits of a hash with a key that only this process has.

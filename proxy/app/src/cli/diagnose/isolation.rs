@@ -16,7 +16,7 @@ use warden_supervisor::nursery::NurseryHandle;
 
 use super::candidates::with_mitigations;
 use super::target::DiagnoseTarget;
-use super::{DiagnoseArgs, open_lab, outputs, wait_or_interrupt};
+use super::{DiagnoseArgs, find_target, open_lab, outputs, wait_or_interrupt};
 use crate::cli::progress::ProgressLines;
 use crate::exit::CommandError;
 use crate::out;
@@ -29,14 +29,7 @@ pub(super) async fn run(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     outputs::check_outputs(args)?;
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
-    let target = tokio::select! {
-        target = DiagnoseTarget::find(args, &machine) => target?,
-        () = signals.wait_leave() => return Err(CommandError::INTERRUPTED),
-    };
-    for warning in &target.resolved.warnings {
-        out::error_line(&format!("warning: {warning}"));
-    }
-    out::error_line(&target.program_line());
+    let target = find_target(args, &machine, &mut signals).await?;
     let about = target.about(warden_admin::clock::now_text(), &machine);
     let timeout = target.resolved.settings.child.version_timeout;
     let known = flags::known_flags(&target.spec.command, timeout).await;

@@ -60,6 +60,23 @@ async fn diagnose(args: DiagnoseArgs, nursery: NurseryHandle) -> Result<(), Comm
     Box::pin(run_experiment(&args, nursery)).await
 }
 
+/// Finds the server to test, and prints the configuration's warnings and the server's program.
+async fn find_target(
+    args: &DiagnoseArgs,
+    machine: &HostMachine,
+    signals: &mut SignalHandlers,
+) -> Result<DiagnoseTarget, CommandError> {
+    let target = tokio::select! {
+        target = DiagnoseTarget::find(args, machine) => target?,
+        () = signals.wait_leave() => return Err(CommandError::INTERRUPTED),
+    };
+    for warning in &target.resolved.warnings {
+        out::error_line(&format!("warning: {warning}"));
+    }
+    out::error_line(&target.program_line());
+    Ok(target)
+}
+
 async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(), CommandError> {
     let workloads = args.workloads();
     outputs::check_outputs(args)?;
@@ -68,14 +85,7 @@ async fn run_experiment(args: &DiagnoseArgs, nursery: NurseryHandle) -> Result<(
     let mut signals = SignalHandlers::new()?;
     let machine = HostMachine::read();
     let mut tracing = args.trace.then(|| TraceRecorder::prepare(args.tracer.as_ref())).transpose()?;
-    let target = tokio::select! {
-        target = DiagnoseTarget::find(args, &machine) => target?,
-        () = signals.wait_leave() => return Err(CommandError::INTERRUPTED),
-    };
-    for warning in &target.resolved.warnings {
-        out::error_line(&format!("warning: {warning}"));
-    }
-    out::error_line(&target.program_line());
+    let target = find_target(args, &machine, &mut signals).await?;
     let about = target.about(warden_admin::clock::now_text(), &machine);
     let mut spec = target.spec.clone();
     let numbers = target.resolved.settings.diagnose.clone();
