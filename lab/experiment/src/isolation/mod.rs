@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Words prove nothing, because a model may answer with any words. The judge compares the log probabilities
-//! of the likeliest tokens ([`crate::proof::answers`]). All conversations end with the same words, so an answer
+//! of the likeliest tokens (`proof::answers`). All conversations end with the same words, so an answer
 //! differs between conversations only by the content that the server had in memory.
 
 mod judge;

@@ -49,7 +49,7 @@ pub(crate) struct BackendSearch {
     pub(crate) kind: LeaseKind,
     /// Number of prompt tokens; set if admission depends on it.
     pub(crate) tokens: Option<u64>,
-    /// Conversation key, if [`LeaseProvider::needs_conversation_key`] asks for it.
+    /// Conversation key, if [`crate::backend::LeaseProvider::needs_conversation_key`] asks for it.
     pub(crate) conversation: Option<u64>,
     /// True if the request may load its model.
     pub(crate) may_load: bool,
