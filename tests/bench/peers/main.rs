@@ -3,7 +3,7 @@
 //!
 //! `cargo bench -p warden-tests --bench peers` (`-- --help` for parts and options). The proxy has one core;
 //! load and mock share another. Needs Linux with two cores, `taskset` and `setpriv`; includes nginx, haproxy,
-//! strace and llama-swap if installed.
+//! strace, valgrind and llama-swap if installed.
 //!
 //! | module | job |
 //! |---|---|
@@ -11,10 +11,12 @@
 //! | `load` | sends the requests and measures the times |
 //! | `machine` | CPUs, CPU time, memory, system calls |
 //! | `viewers` | viewers of the page meanwhile |
+//! | `instructions` | instructions of a request |
 //! | `measure`, `metrics` | one part for one peer; its names |
 //! | `figures`, `targets` | medians, ratios, tables |
 
 mod figures;
+mod instructions;
 mod load;
 mod machine;
 mod measure;
@@ -117,6 +119,13 @@ fn play(options: &Options, figures: &mut Figures) -> Result<(), Trouble> {
             for first in [true, false] {
                 each_fresh(&stage, options, figures, |figures, peer| measure::peak(figures, peer, first))?;
             }
+        }
+    }
+    if options.wants("instructions") {
+        if machine::has("valgrind") {
+            instructions::count(figures, &stage)?;
+        } else {
+            figures.notes.push("valgrind: not installed, instructions are not counted".to_owned());
         }
     }
     let (mut all, missing) = peers(&stage, options)?;

@@ -24,6 +24,7 @@ pub(crate) const IDLE: Metric = "PSS MiB, idle";
 pub(crate) const IDLE_CONNECTIONS: Metric = "PSS MiB, 1,000 idle connections";
 pub(crate) const OPEN_STREAMS: Metric = "PSS MiB, 1,000 streams";
 pub(crate) const START: Metric = "start to first answer, ms";
+pub(crate) const INSTRUCTIONS: Metric = "instructions a small request";
 pub(crate) const CALLS_REQUEST: Metric = "system calls a small request";
 pub(crate) const CALLS_PLAIN: Metric = "the same without futex and write";
 pub(crate) const CALLS_EVENT: Metric = "system calls a spaced event";

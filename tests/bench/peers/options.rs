@@ -5,11 +5,22 @@ use std::path::{Path, PathBuf};
 use warden_rig::{Context as _, Trouble};
 
 /// All parts, in their order.
-pub(crate) const PARTS: [&str; 12] = [
-    "start", "memory", "peak", "calls", "reuse", "latency", "first", "rate", "paced", "spaced", "flood",
+pub(crate) const PARTS: [&str; 13] = [
+    "start",
+    "memory",
+    "peak",
+    "instructions",
+    "calls",
+    "reuse",
+    "latency",
+    "first",
+    "rate",
+    "paced",
+    "spaced",
+    "flood",
     "bodies",
 ];
-const GATED: [&str; 3] = ["memory", "calls", "reuse"];
+const GATED: [&str; 4] = ["memory", "instructions", "calls", "reuse"];
 
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "switches of a command line")]
@@ -40,10 +51,10 @@ pub(crate) struct Variant {
 pub(crate) const HELP: &str = "\
 cargo bench -p warden-tests --bench peers -- [PART…] [OPTION…]
 
-parts: start memory peak calls reuse latency first rate paced spaced flood bodies (without any: all)
+parts: start memory peak instructions calls reuse latency first rate paced spaced flood bodies (without any: all)
 --quick           one shorter round of each, for a rough look
 --rounds N        interleaved rounds (5)
---gates           only memory, calls and reuse; exit code 1 if one of their targets is missed
+--gates           only memory, instructions, calls and reuse; exit code 1 if one of their targets is missed
 --fifo            real-time priority for everybody, on a busy machine; needs root
 --peers A,B       only these beside direct, nginx and llama-warden: haproxy, llama-swap
 --set KEY=VALUE   one more llama-warden, with this setting (again: one more)

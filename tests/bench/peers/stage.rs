@@ -149,6 +149,21 @@ impl Peer {
         pin(self.upstream_pid, cpu)
     }
 
+    /// Stops the proxy, and waits for its end.
+    pub(crate) fn finish(mut self) -> Result<(), Trouble> {
+        let Some(mut program) = self.program.take() else { return Ok(()) };
+        let pid = Pid::from_raw(program.pid()).context("a process without a number")?;
+        kill_process(pid, Signal::TERM)?;
+        let end = now() + PATIENCE;
+        while program.child.try_wait()?.is_none() {
+            if now() > end {
+                return Err(Trouble::new(format!("{} does not end:\n{}", self.name, self.last_words())));
+            }
+            pause();
+        }
+        Ok(())
+    }
+
     pub(crate) fn counts(&self) -> Result<serde_json::Value, Trouble> {
         use std::io::{Read as _, Write as _};
         let text = |mut stream: Box<dyn ReadWrite>| {
@@ -311,6 +326,36 @@ backend mock
             logs,
             upstream_pid: self.mock_pid,
             _setup: None,
+        })
+    }
+
+    /// Starts llama-warden in callgrind, with all usual functions and the mock as a remote. callgrind writes its
+    /// report when llama-warden ends.
+    pub(crate) fn warden_in_callgrind(&self, report: &Path) -> Result<Peer, Trouble> {
+        let port = free_port()?;
+        let access = self.logs.path().join(format!("warden-{}.access", port.port()));
+        let setup = crate::warden::remote_setup(self.mock, &access)?;
+        let config = setup.home.file("warden.toml", setup.config())?;
+        let mut words = vec!["valgrind".to_owned(), "--tool=callgrind".to_owned()];
+        words.push(format!("--callgrind-out-file={}", report.display()));
+        words.extend([binaries::llama_warden()?.display().to_string(), "serve".to_owned()]);
+        words.extend(["--config".to_owned(), config.display().to_string()]);
+        words.extend(["--port".to_owned(), port.port().to_string()]);
+        let log = self.logs.path().join(format!("warden-{}.log", port.port()));
+        let target = Target { address: port, key: Some(crate::warden::KEY.to_owned()) };
+        let mut program = Program::start(&words, &setup.home, &log, PROXY, self.fifo)?;
+        program.until("llama-warden in callgrind answers", || answers(&target).then_some(()))?;
+        Ok(Peer {
+            name: crate::warden::NAME.to_owned(),
+            target,
+            upstream: Upstream::Tcp(self.mock),
+            pids: vec![program.pid()],
+            started_ms: f64::NAN,
+            program: Some(program),
+            viewers: None,
+            logs: vec![access, log],
+            upstream_pid: self.mock_pid,
+            _setup: Some(setup),
         })
     }
 

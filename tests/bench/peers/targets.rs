@@ -21,7 +21,7 @@ const HELD_BUDGET: f64 = 256.0;
 
 /// Number, metric, rule, and the limit for CI: the target if it is met, else the present figure with some
 /// tolerance. Memory differs by 1 MiB between starts of the same program.
-const TARGETS: [(&str, Metric, Rule, Option<f64>); 24] = [
+const TARGETS: [(&str, Metric, Rule, Option<f64>); 25] = [
     ("1", m::RATE, Rule::RatioAtLeast(1.0), None),
     ("2", m::RATE_CPU, Rule::RatioAtMost(1.1), None),
     ("3", m::LATENCY_50, Rule::AddedAtMost(1.0), None),
@@ -48,6 +48,8 @@ const TARGETS: [(&str, Metric, Rule, Option<f64>); 24] = [
     // 6.01, and 6.25 with four busy loops; one more call per request is detected.
     ("13", m::CALLS_PLAIN, Rule::AtMost(6.5), Some(6.8)),
     ("13", m::CALLS_EVENT, Rule::AtMost(2.6), Some(3.1)),
+    // The target is the figure of 3b57bd3. CI's program has 147,000, and repeats it within 0.2 %.
+    ("13", m::INSTRUCTIONS, Rule::AtMost(102_000.0), Some(151_000.0)),
     ("14", m::RECONNECTS, Rule::AtMost(0.0), Some(0.0)),
     ("14", m::UPSTREAMS, Rule::AtMost(1.0), Some(1.0)),
 ];

@@ -1,5 +1,6 @@
 //! llama-warden's configuration for the bench, with all usual functions.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
@@ -25,8 +26,27 @@ pub(crate) fn connections(program: &Path) -> Result<String, Trouble> {
 /// Two models, so that each request must name one (the second never starts); keys with high limits; a log
 /// line per request.
 pub(crate) fn setup(mock: &str, slots: usize, access: &Path) -> Result<Setup, Trouble> {
-    let setup = Setup::new()?;
+    let setup = base_setup(access)?;
     let model = setup.home.path().join("model.gguf").display().to_string();
+    let lines = |preload: bool| {
+        format!(
+            "binary = {}\nmodel = {}\nargs = [\"-np\", \"{slots}\", \"--metrics\"]\nmax_in_flight = {slots}\npreload = {preload}\nenv = {{ MOCK_LLAMA_CPU = \"{}\" }}\n",
+            json!(mock),
+            json!(model),
+            crate::machine::LOAD,
+        )
+    };
+    Ok(setup.model(MODEL, &lines(true)).model("other", &lines(false)))
+}
+
+/// The same, with the mock as two remotes.
+pub(crate) fn remote_setup(mock: SocketAddr, access: &Path) -> Result<Setup, Trouble> {
+    let remote = |name: &str| format!("[remotes.{name}]\nurl = \"http://{mock}\"\n");
+    Ok(base_setup(access)?.top(&(remote(MODEL) + &remote("other"))))
+}
+
+fn base_setup(access: &Path) -> Result<Setup, Trouble> {
+    let setup = Setup::new()?;
     let hash = |key: &str| hex::encode(Sha256::digest(key.as_bytes()));
     // An operator might give each user a key.
     let other = |number: u32| format!("[user-{number}]\nsha256 = \"{}\"\n\n", hash(&format!("key {number}")));
@@ -38,13 +58,5 @@ pub(crate) fn setup(mock: &str, slots: usize, access: &Path) -> Result<Setup, Tr
     let keys = setup.home.file("keys.toml", keys)?.display().to_string();
     let access = access.display().to_string();
     let top = format!("server.keys = {}\nlog.access = {}", json!(keys), json!(access));
-    let lines = |preload: bool| {
-        format!(
-            "binary = {}\nmodel = {}\nargs = [\"-np\", \"{slots}\", \"--metrics\"]\nmax_in_flight = {slots}\npreload = {preload}\nenv = {{ MOCK_LLAMA_CPU = \"{}\" }}\n",
-            json!(mock),
-            json!(model),
-            crate::machine::LOAD,
-        )
-    };
-    Ok(setup.top(&top).model(MODEL, &lines(true)).model("other", &lines(false)))
+    Ok(setup.top(&top))
 }

@@ -93,7 +93,9 @@ impl MeasureJob {
     ) -> Result<ServerBehaviour, Box<dyn std::error::Error + Send + Sync>> {
         let folder = private_temp::private_folder("lw-measure-")?;
         let model = folder.path().join("sample.gguf");
-        measuring_model(&model)?;
+        // 14 MB, on a disk that may be slow: not on a thread that serves.
+        let path = model.clone();
+        tokio::task::spawn_blocking(move || measuring_model(&path)).await??;
         let lifecycle = LifecyclePolicy { start_timeout: self.limit, ..spec.lifecycle };
         let starter =
             SoloStarter::new(self.nursery.clone(), &folder.path().join("run"), &lifecycle, self.watch)?;

@@ -21,9 +21,9 @@ pub(crate) enum ProbeFinding {
     Learnt(Arc<ProbeBaseline>),
     Equal,
     Altered(HealthSymptom),
-    /// A request arrived, or the process is to end.
+    /// A request arrived, no slot is free, or the process is to end.
     Interrupted,
-    /// The process has no slot for the probe, or gives no usable answers.
+    /// The server gives no usable answers.
     Unusable,
 }
 

@@ -64,7 +64,7 @@ impl AnswerProbe {
         let finding = tokio::select! {
             biased;
             () = self.until_needed() => ProbeFinding::Interrupted,
-            finding = self.compare() => finding.unwrap_or(ProbeFinding::Unusable),
+            finding = self.compare_in_free_slot() => finding,
         };
         HelperReport::AnswersProbed(finding, begun.elapsed())
     }
@@ -83,8 +83,15 @@ impl AnswerProbe {
         }
     }
 
-    async fn compare(&self) -> Option<ProbeFinding> {
-        let slot = self.choose_slot().await?;
+    async fn compare_in_free_slot(&self) -> ProbeFinding {
+        match self.choose_slot().await {
+            Ok(slot) => self.compare(slot).await.unwrap_or(ProbeFinding::Unusable),
+            Err(finding) => finding,
+        }
+    }
+
+    /// Compares the answers; `None` if the server gives no usable answers.
+    async fn compare(&self, slot: Option<u32>) -> Option<ProbeFinding> {
         let process = self.process.as_ref();
         if let Some(baseline) = &self.baseline {
             let altered = find_alteration(process, baseline, slot, self.timeout).await?;
@@ -95,18 +102,21 @@ impl AnswerProbe {
         Some(ProbeFinding::Learnt(Arc::new(ProbeBaseline::from_answers(first, &second)?)))
     }
 
-    /// Returns a slot without a conversation; the inner `None` leaves the choice to the server. Only a suspected
-    /// process loses a conversation's slot, the shortest one.
-    async fn choose_slot(&self) -> Option<Option<u32>> {
+    /// Returns a slot without a conversation; `None` leaves the choice to the server. Only a suspected process
+    /// loses a conversation's slot, the shortest one. Conversations leave slots, so a process without a free slot
+    /// gets the prompts later.
+    async fn choose_slot(&self) -> Result<Option<u32>, ProbeFinding> {
         let is_suspected = self.baseline.is_some();
         let Some(slots) = list_slots(self.process.as_ref(), self.timeout).await else {
             // Each prompt would take the place of another conversation.
-            return (self.is_unused && self.restored_slots.is_empty()).then_some(None);
+            let keeps_conversations = self.is_unused && self.restored_slots.is_empty();
+            return if keeps_conversations { Ok(None) } else { Err(ProbeFinding::Unusable) };
         };
         let is_empty = |slot: &ReportedSlot| slot.is_empty && !self.restored_slots.contains(&slot.facts.id);
         let idle = || slots.iter().filter(|slot| !slot.facts.busy);
         let shortest = || idle().filter(|_| is_suspected).min_by_key(|slot| slot.facts.tokens);
-        idle().rfind(|slot| is_empty(slot)).or_else(shortest).map(|slot| Some(slot.facts.id))
+        let chosen = idle().rfind(|slot| is_empty(slot)).or_else(shortest);
+        chosen.map(|slot| Some(slot.facts.id)).ok_or(ProbeFinding::Interrupted)
     }
 }
 
