@@ -166,11 +166,6 @@ impl HealthTracker {
         self.faults_seen = Some(seen.max(devices.last_fault()));
     }
 
-    /// True if a client has left before its answer, so that the server may still work on it.
-    pub(crate) fn may_work_unasked(&self, cell: &GenerationCell) -> bool {
-        cell.pulses.awaited_output(self.abandoned_prompt_limit).left > 0
-    }
-
     pub(crate) fn symptoms(&self) -> Vec<HealthSymptom> {
         self.health.symptoms().into_iter().chain(self.answers.altered).collect()
     }

@@ -43,7 +43,7 @@ impl ModelTask {
         if health == ProbeResult::Silent {
             // A server with one thread answers no probe while it works on a request. `HealthTracker` limits the
             // time of such a request.
-            let is_busy = self.env.leases.in_flight(live.id) > 0 || live.health.may_work_unasked(&live.cell);
+            let is_busy = self.env.leases.in_flight(live.id) > 0;
             health = if is_busy { ProbeResult::Loading } else { ProbeResult::Lost };
         }
         live.probing.answered |= health.is_answer();
