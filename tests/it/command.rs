@@ -28,8 +28,9 @@ fn setup(words: &str, toml: &str) -> Result<Setup, Trouble> {
 
 fn with_model(setup: Setup, name: &str, words: &str, toml: &str) -> Result<Setup, Trouble> {
     let script = setup.home.file("server.py", SERVER)?;
-    let words: String = words.split_whitespace().map(|word| format!(", '{word}'")).collect();
-    let command = format!("command = ['python3', '-u', '{}'{words}]\n{toml}", script.display());
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let command =
+        format!("command = ['python3', '-u', '{}', '{}']\n{toml}", script.display(), words.join("', '"));
     Ok(setup.model(name, &command))
 }
 
@@ -119,6 +120,8 @@ async fn it_is_ready_when_its_path_says_so_and_until_then_requests_wait() -> Out
     let body = echo("m");
     let waits = warden.http.post("/v1/rerank", &body);
     let opens = async {
+        // The program has answered a probe with 503.
+        wait_until("it was asked", SOON, async || file.with_extension("asked").exists()).await?;
         wait_until("the request waits", SOON, async || warden.waiting("m").await.is_ok_and(|n| n == 1))
             .await?;
         assert_eq!(warden.status("m").await?["backends"][0]["phase"], "starting");
@@ -160,8 +163,8 @@ async fn a_start_that_fails_is_told_with_its_last_lines_and_the_path_that_was_as
 #[tokio::test]
 async fn a_program_that_forks_away_is_measured_and_stopped_like_any_other() -> Outcome {
     let mut warden = setup("${PORT} --fork --threads", "")?.start().await?;
-    let served = warden.http.post("/x?model=m", &echo("m")).await?.json()?;
-    let pid = i32::try_from(served["pid"].as_i64().context("its pid")?)?;
+    let answer = warden.http.post("/x?model=m", &echo("m")).await?.json()?;
+    let pid = i32::try_from(answer["pid"].as_i64().context("its pid")?)?;
     let server = ProcessId::of(pid).context("it runs")?;
     wait_until("its memory is measured", SOON, async || {
         let status = warden.status("m").await.unwrap_or_default();
@@ -201,18 +204,21 @@ async fn growth_by_request_is_found_and_the_process_replaced() -> Outcome {
     let toml = format!("{AT_ONCE}policy.host.soft = \"2GiB\"\npolicy.growth = \"recycle\"\n");
     let setup = Setup::new()?.top(OFTEN).top(detector);
     let warden = with_model(setup, "m", "${SOCKET} --leak 512", &toml)?.start().await?;
+    assert!(warden.http.post("/v1/audio/speech", &echo("m")).await?.status.is_success());
+    let first = pid(&warden).await;
     let mut sent = 0;
-    let entry = loop {
+    while first == pid(&warden).await {
         for _ in 0..40 {
             let answer = warden.http.post("/v1/audio/speech", &echo("m")).await?;
             assert!(answer.status.is_success(), "{sent}: {}", answer.text());
             sent += 1;
         }
-        if let Some(entry) = json_lines(&warden.recycles())?.pop() {
-            break entry;
-        }
-        assert!(sent < 1200, "not within {sent} requests: {}", warden.status("m").await?);
-    };
+        assert!(sent < 2000, "not within {sent} requests: {}", warden.status("m").await?);
+    }
+    // The entry is written after the end of the old process.
+    let entry =
+        wait_for("the ledger has the replacement", SOON, async || json_lines(&warden.recycles()).ok()?.pop())
+            .await?;
     assert_eq!(
         (&entry["reason"], &entry["cut"], &entry["helped"]),
         (&json!("growth"), &json!(0), &json!(true))

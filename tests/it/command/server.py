@@ -3,7 +3,8 @@
     server.py ADDRESS [--threads] [--leak KIB] [--until FILE] [--fork] [--elsewhere] [--exit CODE]
 
 ADDRESS is a port of 127.0.0.1, or the path of a Unix socket. Without --threads, one thread serves one
-connection at a time. --until answers 503 to each GET until the file exists.
+connection at a time. --until answers 503 to each GET until the file exists, and
+creates FILE.asked.
 """
 
 import json
@@ -44,6 +45,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         if value("--until") and not os.path.exists(value("--until")):
             self.answer(503, {"error": "loading"})
+            open(value("--until") + ".asked", "a").close()
         elif self.path.startswith("/voices"):
             self.answer(200, {"voices": ["a"], "path": self.path})
         else:

@@ -298,13 +298,11 @@ impl BinarySearch<'_> {
             |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
         let path = match choice {
             BinaryChoice::InPath(name) if !elsewhere => {
-                match self.machine.find_in_path(&name.to_string_lossy()) {
-                    Some(path) => path,
-                    None => {
-                        let message = format!("there is no program `{}` in PATH", name.display());
-                        return fail(message, "install it, or begin `command` with its path");
-                    }
-                }
+                let Some(path) = self.machine.find_in_path(&name.to_string_lossy()) else {
+                    let message = format!("there is no program `{}` in PATH", name.display());
+                    return fail(message, "install it, or begin `command` with its path");
+                };
+                path
             }
             choice => self.find(choice, elsewhere, place)?.path().to_owned(),
         };

@@ -58,6 +58,7 @@ const SERVER_KEYS: [(&[&str], ServerKeyValue); 18] = [
 pub(super) fn defaults_for(defaults: Option<&ConfigNode>, own: Option<&ConfigNode>) -> ConfigNode {
     let mut base = defaults.cloned().unwrap_or_else(ConfigNode::table);
     let Some((own, command)) = own.and_then(|own| Some((own, own.entry(COMMAND_KEY)?))) else { return base };
+    let mode = if uses_socket(own) || uses_socket(&base) { "unix" } else { "tcp" };
     let mut set = |path: &[&str], kind: ConfigValue| {
         base.merge(ConfigNode::with_value(&command.key_place, &owned_path(path), ConfigNode::new(kind)));
     };
@@ -66,10 +67,7 @@ pub(super) fn defaults_for(defaults: Option<&ConfigNode>, own: Option<&ConfigNod
             Missing | Unused => {}
             Mode(word) => set(path, ConfigValue::Text(word.to_owned())),
             Off => set(path, ConfigValue::Bool(false)),
-            Socket => {
-                let mode = if uses_socket(own) { "unix" } else { "tcp" };
-                set(path, ConfigValue::Text(mode.to_owned()));
-            }
+            Socket => set(path, ConfigValue::Text(mode.to_owned())),
         }
     }
     if defaults.is_none_or(|defaults| defaults.entry(LIMIT_KEY).is_none()) {
@@ -83,9 +81,9 @@ pub(super) fn defaults_for(defaults: Option<&ConfigNode>, own: Option<&ConfigNod
     base
 }
 
-fn uses_socket(own: &ConfigNode) -> bool {
-    let words = own.entry(COMMAND_KEY).into_iter().flat_map(|command| command.value.items());
-    let variables = own.entry("env").into_iter().flat_map(|env| env.value.entries());
+fn uses_socket(table: &ConfigNode) -> bool {
+    let words = table.entry(COMMAND_KEY).into_iter().flat_map(|command| command.value.items());
+    let variables = table.entry("env").into_iter().flat_map(|env| env.value.entries());
     let mut texts = words.chain(variables.map(|entry| &entry.value)).filter_map(ConfigNode::text);
     texts.any(|text| text.contains(SOCKET_PLACEHOLDER))
 }

@@ -78,8 +78,8 @@ mod tests {
             ..ServerCommand::from_binary("server".into())
         };
         set_endpoint(&mut command, endpoint);
-        let env = command.env.iter().map(|(name, value)| format!(" {name}={value}")).collect::<String>();
-        command.args.join(" ") + &env
+        let env = command.env.into_iter().map(|(name, value)| name + "=" + &value);
+        command.args.into_iter().chain(env).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

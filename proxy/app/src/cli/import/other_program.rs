@@ -87,8 +87,8 @@ mod tests {
         };
         let table = proxy.map(|proxy| ("proxy".to_owned(), json!(proxy))).into_iter().collect();
         set_port(&mut command, &table, 5800)?;
-        let env = command.env.iter().map(|(name, value)| format!(" {name}={value}")).collect::<String>();
-        Ok(command.other_program.join(" ") + &env)
+        let env = command.env.into_iter().map(|(name, value)| name + "=" + &value);
+        Ok(command.other_program.into_iter().chain(env).collect::<Vec<_>>().join(" "))
     }
 
     #[test]
