@@ -172,8 +172,9 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
     if let Some((name, why)) = REFUSED_WRAPPERS.iter().find(|(name, _)| is_program(program, &[name])) {
         return Err(format!("`{name}` {why}"));
     }
-    let names_model = arguments::model_path(args).or_else(|| arguments::remote_model(args)).is_some();
-    // With a model, the words after the wrapper may be a script around llama-server.
+    let file = arguments::model_path(args).filter(|file| file.ends_with(".gguf"));
+    let names_model = file.or_else(|| arguments::remote_model(args)).is_some();
+    // With a model of llama.cpp, the words after the wrapper may be a script around llama-server.
     let is_plain_wrapper = !names_model && is_listed(PLAIN_WRAPPERS, file_name(program));
     if is_listed(WRAPPERS, file_name(program)) && !is_plain_wrapper {
         return Err(format!("`{program}` is not followed by a llama-server"));
