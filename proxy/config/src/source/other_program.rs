@@ -1,6 +1,6 @@
 //! Models that another program than llama-server serves (`command`): the keys that only llama-server
-//! understands. Their functions are off for such a model, whatever `[defaults]` says, and its own table may
-//! not set them.
+//! understands. Their functions are off for such a model, even if `[defaults]` turns them on, and its own table
+//! may not set them.
 
 use warden_supervisor::spec::SOCKET_PLACEHOLDER;
 

@@ -93,7 +93,7 @@ impl BackendHttp {
         self.try_get(path, timeout).await.ok()
     }
 
-    /// Sends a `GET`; tells a missing answer from a refused connection.
+    /// Sends a `GET`. The error distinguishes a missing answer from a refused connection.
     pub(crate) async fn try_get(
         &self,
         path: &str,
