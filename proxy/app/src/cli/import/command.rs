@@ -172,7 +172,7 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
     if let Some((name, why)) = REFUSED_WRAPPERS.iter().find(|(name, _)| is_program(program, &[name])) {
         return Err(format!("`{name}` {why}"));
     }
-    let file = arguments::model_path(args).filter(|file| file.ends_with(".gguf"));
+    let file = arguments::model_path(args).filter(|file| is_gguf(file));
     let names_model = file.or_else(|| arguments::remote_model(args)).is_some();
     // With a model of llama.cpp, the words after the wrapper may be a script around llama-server.
     let is_plain_wrapper = !names_model && is_listed(PLAIN_WRAPPERS, file_name(program));
@@ -296,6 +296,10 @@ fn is_assignment(word: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+fn is_gguf(file: &str) -> bool {
+    Path::new(file).extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
 }
 
 /// Accepts Unix and Windows paths.
