@@ -12,6 +12,7 @@ mod canary_under;
 mod cancel;
 mod circles;
 mod clients;
+mod command;
 mod continued;
 mod control_groups;
 mod crash;

@@ -274,9 +274,12 @@ impl DeclaredMemory {
         count.saturating_mul(self.checkpoint_size.unwrap_or(0))
     }
 
-    /// Returns a sentence on each value and its source, for `status`.
+    /// Returns a sentence on each value and its source, for `status`; none for [`Self::NONE`].
     pub fn source_sentences(&self) -> Vec<String> {
         let mut words = Vec::new();
+        if self.slots.value == 0 {
+            return words;
+        }
         let cache = ByteSize(self.cache_bytes());
         words.push(match (self.cache.value, &self.cache.from) {
             (Some(0), from) => format!("no prompt cache ({from})"),

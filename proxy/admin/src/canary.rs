@@ -145,6 +145,7 @@ fn status_code(failure: &CanaryError) -> StatusCode {
             StatusCode::BAD_REQUEST
         }
         CanaryError::Remote(_)
+        | CanaryError::OtherProgram(_)
         | CanaryError::Exists(_)
         | CanaryError::Fleet(_)
         | CanaryError::DidNotBegin { .. } => StatusCode::CONFLICT,

@@ -19,6 +19,8 @@ const MIN_LIKELIHOOD: f64 = 0.2;
 /// Facts about a model's server that advice depends on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AdvisedServer {
+    /// True if the server is no llama-server, so that no known leak applies.
+    pub is_other_program: bool,
     /// Command line without the binary.
     pub args: Vec<String>,
     /// Names of the variables in the model's configuration.
@@ -56,6 +58,7 @@ impl AdvisedServer {
             inherited.iter().filter(is_passed_on).cloned().collect()
         };
         Self {
+            is_other_program: !command.kind.is_llama_server(),
             args: command.args.clone(),
             variables: command.env.iter().map(|(name, _)| name.clone()).collect(),
             inherited,
@@ -101,7 +104,7 @@ pub fn advise<'a>(
             GrowthVerdict::Warming => {}
         }
     }
-    if seen.growing.is_empty() {
+    if seen.growing.is_empty() || server.is_some_and(|server| server.is_other_program) {
         return Vec::new();
     }
     if let Some(server) = server {

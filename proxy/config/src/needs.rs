@@ -69,6 +69,12 @@ impl ModelMemoryNeeds {
         mut env: BTreeMap<String, String>,
         server: ServerBuild,
     ) -> Result<Self, String> {
+        if !command.kind.is_llama_server() {
+            return Err(
+                "another program than llama-server serves it (`command`): it is measured while it runs"
+                    .to_owned(),
+            );
+        }
         apply_variables(command, &mut env);
         let file = model_file(&command.args, &env)?;
         let directory = command.directory.clone().unwrap_or_default();

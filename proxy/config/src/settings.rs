@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use warden_policies::defaults;
+use warden_supervisor::spec::{ReadyCheck, ServerKind};
 
 use super::listing::ModelListing;
 use super::named::NameConfig;
@@ -150,6 +151,16 @@ pub struct ModelConfig {
     /// Model file, short for `-m` in `args`. Relative to the configuration file.
     #[schemars(schema_with = "schema::path")]
     pub model: Option<PathBuf>,
+    /// Program that serves the model in place of a llama-server, with its arguments: `["whisper-server", "-m",
+    /// "/models/ggml-base.bin", "--port", "${PORT}"]`. `${PORT}` becomes a free port of 127.0.0.1, `${SOCKET}`
+    /// the path of a Unix socket; `command` or `env` must have one of the two. llama-warden uses no shell.
+    /// Functions and keys that only llama-server supports are off (docs/models.md#other-programs). Default: the
+    /// model is served by llama-server.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// Path that the program of `command` answers with a status from 200 to 299 once it is ready, such as
+    /// `/v1/models`. Default: any answer to `/health` with a status below 500 means ready.
+    pub ready: Option<String>,
     /// llama-server binary. Relative to the configuration file. Default: the newest build of the store,
     /// else the `llama-server` in PATH.
     #[schemars(schema_with = "schema::path")]
@@ -187,7 +198,8 @@ pub struct ModelConfig {
     #[serde(flatten)]
     #[schemars(with = "SectionSchema<defaults::Model>")]
     pub run: defaults::Model,
-    /// Maximum number of concurrent requests per process. Default: its number of slots.
+    /// Maximum number of concurrent requests per process. Default: its number of slots; 10 for a program of
+    /// `command`.
     #[schemars(range(min = 1))]
     pub max_in_flight: Option<u32>,
     /// Time without a request after which the model is unloaded; its next request loads it again. Default:
@@ -223,4 +235,23 @@ pub struct ModelConfig {
     /// llama-server with several models. Replaces `model` in the body, the form and the query; everything
     /// else stays. Default: the client's name.
     pub upstream_model: Option<String>,
+}
+
+impl ModelConfig {
+    /// Returns true if another program than llama-server serves the model.
+    pub fn runs_other_program(&self) -> bool {
+        !self.command.is_empty()
+    }
+
+    /// Returns the kind of the model's server.
+    pub fn server_kind(&self) -> ServerKind {
+        if !self.runs_other_program() {
+            return ServerKind::LlamaServer;
+        }
+        // A path that an operator names is made for this purpose. Any program answers an unknown path.
+        ServerKind::OtherProgram(ReadyCheck {
+            path: self.ready.clone().unwrap_or_else(|| "/health".to_owned()),
+            needs_success: self.ready.is_some(),
+        })
+    }
 }

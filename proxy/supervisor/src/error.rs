@@ -232,6 +232,10 @@ pub enum CanaryError {
     )]
     Remote(ModelName),
     #[error(
+        "`{0}` is served by its own `command`: only another llama-server can be compared with a llama-server"
+    )]
+    OtherProgram(ModelName),
+    #[error(
         "`{0}` has a canary: wait for its verdict (`llama-warden canary status`), or end it with \
          `llama-warden canary stop {0}`"
     )]

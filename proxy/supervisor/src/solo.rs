@@ -27,7 +27,7 @@ use warden_sensors::{CudaReport, HostTotals};
 use crate::error::{BackendFailure, FleetError, SpawnError};
 use crate::memory::declared_memory;
 use crate::process::directories::socket_path;
-use crate::process::endpoint::{ListenAddress, choose_endpoint, listen_flags};
+use crate::process::endpoint::{ListenAddress, choose_endpoint, set_endpoint};
 use crate::process::failure::{self, OomEvidence, StartEnd, StartLateness};
 use crate::process::group::ProcessExit;
 use crate::process::hints::api_key;
@@ -37,7 +37,7 @@ use crate::process::{
     BackendProcess, LineSink, NoVram, ProbeResult, ProcessWorld, SampleOptions, ServerProps, directories,
     discreet, reclaim_file, report_file, until_stalled,
 };
-use crate::spec::{ServerCommand, SocketMode, SpawnRequest, WatchConfig};
+use crate::spec::{ServerCommand, ServerKind, SocketMode, SpawnRequest, WatchConfig};
 use crate::sync::lock;
 use crate::view::DeviceView;
 
@@ -118,7 +118,7 @@ impl SoloStarter {
             said.failed_start(&StartEnd::NotSpawned(&SpawnError::Exec { binary, source }))
         })?;
         let mut request = SpawnRequest { command: spec.command.clone(), oom_score_adj: spec.oom_score_adj };
-        request.command.args.extend(listen_flags(&endpoint));
+        set_endpoint(&mut request.command, &endpoint);
         report_file::announce_report(&mut request.command, &socket, true);
         reclaim_file::announce_reclaim(&mut request.command, &socket, false);
         // An earlier process may have left files.
@@ -414,7 +414,7 @@ impl SoloLog {
     }
 
     fn classify_end(&self, end: &StartEnd<'_>) -> BackendFailure {
-        failure::classify_end(end, &self.lines(), self.limits.failure_lines, 1)
+        failure::classify_end(&ServerKind::LlamaServer, end, &self.lines(), self.limits.failure_lines, 1)
     }
 
     fn failed_start(&self, end: &StartEnd<'_>) -> FailedStart {

@@ -23,15 +23,64 @@ use warden_policies::{ByteSize, MemoryLimit, ModelName, ServerFacts};
 
 use crate::origin::RemoteOrigin;
 
-/// Command that runs llama-server for one model.
+/// Kind of server that a command runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServerKind {
+    /// llama-server, or a fork with its flags and routes.
+    #[default]
+    LlamaServer,
+    /// Any other HTTP server, of which no flag and no route is known.
+    OtherProgram(ReadyCheck),
+}
+
+impl ServerKind {
+    /// Returns true for llama-server, whose flags, variables and routes are known.
+    pub const fn is_llama_server(&self) -> bool {
+        matches!(self, Self::LlamaServer)
+    }
+
+    /// Path of the `GET` request that asks whether the server is ready.
+    pub fn ready_path(&self) -> &str {
+        match self {
+            Self::LlamaServer => "/health",
+            Self::OtherProgram(check) => &check.path,
+        }
+    }
+
+    /// Returns true if an answer with this status shows that the server is ready.
+    pub const fn is_ready(&self, status: u16) -> bool {
+        match self {
+            Self::LlamaServer => status == 200,
+            Self::OtherProgram(check) if check.needs_success => 200 <= status && status < 300,
+            Self::OtherProgram(_) => status < 500,
+        }
+    }
+}
+
+/// Request whose answer shows that a server other than llama-server is ready.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReadyCheck {
+    /// Path of the `GET` request; begins with `/`.
+    pub path: String,
+    /// True if only a status from 200 to 299 means ready; otherwise any status below 500 does.
+    pub needs_success: bool,
+}
+
+/// Placeholder for the port in the command of another program.
+pub const PORT_PLACEHOLDER: &str = "${PORT}";
+/// Placeholder for the path of the Unix socket in the command of another program.
+pub const SOCKET_PLACEHOLDER: &str = "${SOCKET}";
+
+/// Command that runs the server of one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ServerCommand {
     /// Words before the binary, such as `nice -n 5`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub wrapper: Vec<String>,
-    /// The llama-server binary.
+    /// The program.
     pub binary: PathBuf,
-    /// Arguments without `--host` and `--port`.
+    /// Arguments: of llama-server without `--host` and `--port`, of another program with placeholders.
     pub args: Vec<String>,
     /// Variables added to our environment.
     pub env: Vec<(String, String)>,
@@ -39,6 +88,9 @@ pub struct ServerCommand {
     pub env_remove: Vec<String>,
     /// Working directory; `None`: ours.
     pub directory: Option<PathBuf>,
+    /// Kind of server that the program is.
+    #[serde(default, skip_serializing_if = "ServerKind::is_llama_server")]
+    pub kind: ServerKind,
 }
 
 /// llama.cpp's combined program, and its subcommand that runs llama-server.
@@ -55,7 +107,8 @@ impl ServerCommand {
         let mut words: Vec<OsString> = self.wrapper.iter().map(OsString::from).collect();
         words.push(self.binary.clone().into_os_string());
         let is_told = self.args.first().is_some_and(|word| word == UNIFIED_PROGRAM.1);
-        if self.binary.file_name().is_some_and(|name| name == UNIFIED_PROGRAM.0) && !is_told {
+        let is_unified = self.binary.file_name().is_some_and(|name| name == UNIFIED_PROGRAM.0);
+        if self.kind.is_llama_server() && is_unified && !is_told {
             words.push(UNIFIED_PROGRAM.1.into());
         }
         words

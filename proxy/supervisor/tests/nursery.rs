@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use warden_supervisor::{
-    ChildProcess, NurseryHandle, ProcessExit, ServerCommand, SpawnError, SpawnRequest, nursery,
+    ChildProcess, NurseryHandle, ProcessExit, ServerCommand, ServerKind, SpawnError, SpawnRequest, nursery,
 };
 
 /// Deadline that only a broken test reaches.
@@ -30,6 +30,7 @@ fn sh(script: &str) -> SpawnRequest {
             // Cargo sets it for every test, so it is in our own environment.
             env_remove: vec!["CARGO_MANIFEST_DIR".to_owned(), "BOTH".to_owned()],
             directory: Some(PathBuf::from("/")),
+            kind: ServerKind::LlamaServer,
         },
         oom_score_adj: 7,
     }

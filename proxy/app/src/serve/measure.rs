@@ -139,5 +139,6 @@ fn measuring_command(own: &ServerCommand, model: &Path) -> ServerCommand {
         env: env.into_iter().collect(),
         env_remove: own.env_remove.iter().cloned().chain(inherited).collect(),
         directory: None,
+        kind: own.kind.clone(),
     }
 }

@@ -23,6 +23,7 @@ use warden_supervisor::ServerCommand;
 use super::cancel;
 use super::mitigations::{MitigatedCommand, MitigationChecker, ModelMitigations};
 use super::model::with_access_variables;
+use super::other_program::OTHER_PROGRAM_FACTS;
 use super::resolved::ResolvedConfig;
 use super::server_facts::{self, ServerKnowledge, slot_files_in, unix_sockets_in};
 use super::start_switches;
@@ -74,6 +75,14 @@ pub async fn fill_from_store(
     let mut judge = MitigationChecker::default();
     let drop_in = resolved.fleet.any_name;
     for (spec, model) in resolved.fleet.models.iter_mut().zip(&mut resolved.models) {
+        if !spec.command.kind.is_llama_server() {
+            match search.find_program(&model.choice, runs_elsewhere(&spec.command), &model.choice_place) {
+                Ok(program) => spec.command.binary = program,
+                Err(problem) => problems.push(problem),
+            }
+            spec.facts = OTHER_PROGRAM_FACTS;
+            continue;
+        }
         let asked = query_command(&spec.command);
         let key = (model.choice.clone(), asked.clone());
         if !known.contains_key(&key) {
@@ -276,6 +285,36 @@ impl BinarySearch<'_> {
                 ),
             },
         }
+    }
+
+    /// Finds the program of a `command`, which is not run before its model starts.
+    fn find_program(
+        &self,
+        choice: &BinaryChoice,
+        elsewhere: bool,
+        place: &ConfigPlace,
+    ) -> Result<PathBuf, ConfigProblem> {
+        let fail =
+            |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
+        let path = match choice {
+            BinaryChoice::InPath(name) if !elsewhere => {
+                let Some(path) = self.machine.find_in_path(&name.to_string_lossy()) else {
+                    let message = format!("there is no program `{}` in PATH", name.display());
+                    return fail(message, "install it, or begin `command` with its path");
+                };
+                path
+            }
+            choice => self.find(choice, elsewhere, place)?.path().to_owned(),
+        };
+        let shown = path.display();
+        if !elsewhere && !path.exists() {
+            return fail(format!("there is no file {shown}"), "begin `command` with the path of a program");
+        }
+        if !elsewhere && !is_executable(&path) {
+            let hint = "`chmod +x` it, or begin `command` with another program";
+            return fail(format!("{shown} is not an executable file"), hint);
+        }
+        Ok(path)
     }
 
     /// Runs `--version`. Returns its output if the binary is a llama-server.

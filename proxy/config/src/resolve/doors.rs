@@ -64,7 +64,8 @@ impl ConfigResolver<'_> {
         self.loaded.models.iter().all(|(name, model)| {
             let flag =
                 arguments::first_listening(&model.args).is_some_and(|(_, what)| what == ListeningFlag::Key);
-            flag || self.key_variable(name, model).is_some()
+            // Another program does not obey llama-server's variable.
+            !model.runs_other_program() && (flag || self.key_variable(name, model).is_some())
         })
     }
 

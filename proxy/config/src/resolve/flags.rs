@@ -34,6 +34,9 @@ pub async fn find_unknown_words(loaded: &LoadedConfig, resolved: &ResolvedConfig
     let mut unknown = UnknownWords::default();
     let models = loaded.models.iter().zip(&resolved.fleet.models).zip(&resolved.models);
     for (((name, written), spec), model) in models {
+        if !spec.command.kind.is_llama_server() {
+            continue;
+        }
         let binary = spec.command.binary.as_path();
         let key = (spec.command.wrapper.as_slice(), binary);
         let list = match lists.entry(key) {

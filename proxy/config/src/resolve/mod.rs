@@ -12,6 +12,7 @@ pub mod mitigations;
 mod model;
 pub(crate) mod model_mitigations;
 mod names;
+mod other_program;
 pub mod own_sets;
 mod places;
 pub mod proofs;
@@ -114,6 +115,7 @@ impl ConfigResolver<'_> {
             let rules = Arc::new(one.rules());
             let (spec, mitigations) = one.resolve_spec();
             one.check_choice();
+            one.check_command();
             let (choice, choice_place) = one.binary_choice();
             let resolved = ResolvedModel {
                 rules,

@@ -58,7 +58,10 @@ impl ModelResolver<'_, '_> {
 
     pub(super) fn resolve_spec(&mut self) -> (ModelSpec, ModelMitigations) {
         let model = self.model;
-        let mut args = model.args.clone();
+        let mut args = match model.command.as_slice() {
+            [_, words @ ..] => words.to_vec(),
+            [] => model.args.clone(),
+        };
         if let Some(file) = &model.model {
             if arguments::model_path(&args).is_some() {
                 let what = "the file is given in `model` and again in `args`";
@@ -76,9 +79,11 @@ impl ModelResolver<'_, '_> {
         }
         let directory = model.directory.as_ref().map(|path| self.config.absolute(path));
         self.check_directory(directory.as_deref());
-        self.check_file(&args, directory.as_deref());
-        let all: Vec<String> = args.iter().chain(&model.fallback).cloned().collect();
-        self.check_listening(&all);
+        if !model.runs_other_program() {
+            self.check_file(&args, directory.as_deref());
+            let all: Vec<String> = args.iter().chain(&model.fallback).cloned().collect();
+            self.check_listening(&all);
+        }
         let policy = &model.policy.common;
         let spec = ModelSpec {
             name: ModelName::new(self.name),
@@ -90,6 +95,7 @@ impl ModelResolver<'_, '_> {
                 env,
                 env_remove: with_access_variables(env_remove, self.config.any_name),
                 directory,
+                kind: model.server_kind(),
             },
             run: model.run,
             requests: RequestSpec {
@@ -123,25 +129,27 @@ impl ModelResolver<'_, '_> {
 
     /// Returns the binary that the configuration asks for, and the source of the choice.
     pub(super) fn binary_choice(&self) -> (BinaryChoice, ConfigPlace) {
-        let (choice, keys) = match (&self.model.binary, &self.model.build) {
-            (Some(_), Some(_)) => (BinaryChoice::Newest, &["build"][..]),
+        let program = self.model.command.first().map(PathBuf::from);
+        let key = if program.is_some() { "command" } else { "binary" };
+        let (choice, keys) = match (program.as_ref().or(self.model.binary.as_ref()), &self.model.build) {
+            (Some(_), Some(_)) => (BinaryChoice::Newest, Some("build")),
             // Search a name without a folder in PATH, like a shell.
             (Some(binary), None) if binary.components().count() == 1 && !binary.is_absolute() => {
                 let beside = self.config.absolute(binary);
                 let is_file = beside.is_file();
                 let choice =
                     if is_file { BinaryChoice::Path(beside) } else { BinaryChoice::InPath(binary.clone()) };
-                (choice, &["binary"][..])
+                (choice, Some(key))
             }
-            (Some(binary), None) => (BinaryChoice::Path(self.config.absolute(binary)), &["binary"][..]),
-            (None, Some(build)) => (BinaryChoice::Build(build.clone()), &["build"][..]),
-            (None, None) => (BinaryChoice::Newest, &[][..]),
+            (Some(binary), None) => (BinaryChoice::Path(self.config.absolute(binary)), Some(key)),
+            (None, Some(build)) => (BinaryChoice::Build(build.clone()), Some("build")),
+            (None, None) => (BinaryChoice::Newest, None),
         };
-        (choice, self.place(keys))
+        (choice, self.place(keys.as_slice()))
     }
 
     pub(super) fn check_choice(&mut self) {
-        if self.model.binary.is_some() && self.model.build.is_some() {
+        if self.model.binary.is_some() && self.model.build.is_some() && !self.model.runs_other_program() {
             self.report(&["build"], "both `binary` and `build` say what to run", "keep one of them");
         }
     }

@@ -24,6 +24,9 @@ impl ModelResolver<'_, '_> {
         let Self { name, model, .. } = *self;
         let env = model.env.clone().into_iter().collect();
         let mut all = ModelMitigations::new(model.mitigations.clone(), args, env);
+        if model.runs_other_program() {
+            return all;
+        }
         let loaded = self.config.loaded;
         let path = owned_path(&["models", name, "mitigations"]);
         let choice = self.binary_choice();

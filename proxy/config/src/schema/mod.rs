@@ -136,7 +136,8 @@ impl<T: JsonSchema> JsonSchema for NamedTable<T> {
 }
 
 /// Keys that can be set only for a single model, not for all models.
-pub const SINGLE_MODEL_KEYS: [&str; 5] = ["model", "aliases", "listing", "upstream_model", "with"];
+pub const SINGLE_MODEL_KEYS: [&str; 7] =
+    ["model", "command", "ready", "aliases", "listing", "upstream_model", "with"];
 
 /// Schema of the settings for all models: the settings of a model without [`SINGLE_MODEL_KEYS`].
 pub struct AllModels<T>(std::marker::PhantomData<T>);

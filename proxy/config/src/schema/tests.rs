@@ -41,7 +41,7 @@ fn what_only_one_model_can_have_is_no_default() {
 }
 
 /// Keys whose value is a text of any kind, and no path.
-const TEXTS: [&str; 28] = [
+const TEXTS: [&str; 30] = [
     "admin.address",
     "build.source",
     "defaults.args[]",
@@ -55,9 +55,11 @@ const TEXTS: [&str; 28] = [
     "defaults.wrapper[]",
     "log.level",
     "models.*.aliases[]",
+    "models.*.command[]",
     "models.*.listing.description",
     "models.*.listing.name",
     "models.*.listing.tags[]",
+    "models.*.ready",
     "models.*.upstream_model",
     "models.*.with[]",
     "names.*.models[]",

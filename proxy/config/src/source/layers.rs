@@ -7,6 +7,7 @@ use warden_policies::defaults::DEFAULTS_TEXT;
 
 use super::credentials;
 use super::folder::{self, FolderModel};
+use super::other_program;
 use super::tree::{ConfigNode, ConfigValue, TableEntry};
 use super::variables;
 use crate::arguments;
@@ -90,6 +91,12 @@ impl LoadedConfig {
         merge_model(self.tree.find(&["defaults"]), self.own_table(model))
     }
 
+    /// Returns the paths of the keys in a model's own table that do not fit its `command`.
+    pub(crate) fn refused_keys(&self, model: &str) -> Vec<Vec<String>> {
+        let own = self.own_table(model);
+        own.map_or_else(Vec::new, |own| other_program::refused_keys(self.tree.find(&["defaults"]), own))
+    }
+
     pub(crate) fn own_table(&self, model: &str) -> Option<&ConfigNode> {
         self.tree.find(&["models", model])
     }
@@ -159,6 +166,7 @@ fn model_folders(tree: &ConfigNode, file: Option<&Path>) -> Vec<PathBuf> {
 /// Returns true if the settings of a model name a model file or a remote model.
 fn has_model(model: &ModelConfig) -> bool {
     model.model.is_some()
+        || model.runs_other_program()
         || arguments::model_path(&model.args).or_else(|| arguments::remote_model(&model.args)).is_some()
         || model
             .env
@@ -221,7 +229,7 @@ fn read_tree(
 }
 
 fn merge_model(defaults: Option<&ConfigNode>, own: Option<&ConfigNode>) -> ConfigNode {
-    let mut merged = defaults.cloned().unwrap_or_else(ConfigNode::table);
+    let mut merged = other_program::defaults_for(defaults, own);
     let Some(own) = own else { return merged };
     // A model's own `binary` or `build` replaces both keys of the defaults.
     if own.entry("binary").or_else(|| own.entry("build")).is_some() {

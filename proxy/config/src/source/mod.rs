@@ -3,6 +3,7 @@
 mod credentials;
 pub mod folder;
 pub mod layers;
+pub(crate) mod other_program;
 pub mod policy_file;
 pub mod tree;
 pub mod variables;

@@ -206,7 +206,8 @@ async fn send_request(
         }
         lease.note_pause();
     }
-    let is_page = parts.method == Method::GET && parts.uri.path() == "/";
+    let has_page = rules.is_none_or(|rules| !rules.counts_bodies);
+    let is_page = has_page && parts.method == Method::GET && parts.uri.path() == "/";
     let kept = match route.shape.and_then(AnswerFormat::from_shape) {
         Some(format) if lease.keeps_turns() => {
             Some((format, route::decoded_path(parts.uri.path()).into_owned()))
@@ -305,6 +306,9 @@ async fn prepare(
     mut intake: Box<BodyIntake>,
 ) -> Result<PreparedRequest, RequestRefusal> {
     let upstream = exchange.shared.upstream.clone();
+    if exchange.rules(&model).is_some_and(|rules| rules.counts_bodies) {
+        exchange.route = exchange.route.at_other_program(&parts.method);
+    }
     let route = exchange.route;
     exchange.flight.progress.set_model(&model);
     exchange.flight.record.model = Some(model.clone());

@@ -79,6 +79,14 @@ impl RequestRoute {
     pub(crate) fn is_endless(self) -> bool {
         self.name != STREAM_LABEL
     }
+
+    /// Returns the route of a request to a server that is no llama-server. Which of its paths compute is not
+    /// known, so each request with a body does; no path is known to change a setting.
+    pub(crate) fn at_other_program(self, method: &Method) -> Self {
+        let has_body = matches!(*method, Method::POST | Method::PUT | Method::PATCH);
+        let kind = if has_body { LeaseKind::Slot } else { self.kind };
+        Self { kind, effect: RouteEffect::None, ..self }
+    }
 }
 
 impl LocalRoute {
@@ -245,6 +253,22 @@ mod tests {
             let route = backend_route(&method, path);
             assert_eq!((route.name, route.kind), (name, kind), "{method} {path}");
         }
+    }
+
+    #[test]
+    fn at_another_program_each_request_with_a_body_takes_a_place() {
+        for (method, path, kind) in [
+            (Method::POST, "/v1/images/generations", LeaseKind::Slot),
+            (Method::PUT, "/anything", LeaseKind::Slot),
+            (Method::POST, "/tokenize", LeaseKind::Slot),
+            (Method::GET, "/v1/audio/voices", LeaseKind::Aux),
+            (Method::GET, "/metrics", LeaseKind::Read),
+        ] {
+            let route = backend_route(&method, path).at_other_program(&method);
+            assert_eq!((route.kind, route.effect), (kind, RouteEffect::None), "{method} {path}");
+        }
+        let props = backend_route(&Method::POST, "/props").at_other_program(&Method::POST);
+        assert_eq!(props.effect, RouteEffect::None);
     }
 
     #[test]

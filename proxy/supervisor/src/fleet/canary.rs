@@ -279,7 +279,11 @@ impl FleetInner {
             return Err(CanaryError::ShuttingDown);
         }
         let configured = &change.configured;
-        if configured.model(&model).is_none() {
+        if let Some(spec) = configured.model(&model) {
+            if !spec.command.kind.is_llama_server() {
+                return Err(CanaryError::OtherProgram(model));
+            }
+        } else {
             if configured.remote(&model).is_some() {
                 return Err(CanaryError::Remote(model));
             }

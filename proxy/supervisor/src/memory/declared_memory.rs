@@ -10,6 +10,9 @@ use warden_sensors::CudaReport;
 use crate::spec::ServerCommand;
 
 pub(crate) fn from_command(command: &ServerCommand, build: Option<u32>) -> DeclaredMemory {
+    if !command.kind.is_llama_server() {
+        return DeclaredMemory::NONE;
+    }
     let of_server = |name: &str| name.starts_with("LLAMA_");
     let inherited = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok().filter(|name| of_server(name))?;

@@ -35,6 +35,16 @@ use crate::process::endpoint::ListenAddress;
 use crate::process::private_dir;
 use crate::worker_threads::{WorkKind, run_job};
 
+/// Reason why a `GET` has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProbeFault {
+    /// The time was over. A server with one thread accepts no connection while it works, so an attempt to
+    /// connect may last that long too.
+    TimedOut,
+    /// The connection was refused or broken.
+    Refused,
+}
+
 #[derive(Debug)]
 pub(crate) struct BackendHttp {
     client: Option<reqwest::Client>,
@@ -80,8 +90,20 @@ impl BackendHttp {
 
     /// Returns `None` without an answer in time.
     pub(crate) async fn get(&self, path: &str, timeout: Duration) -> Option<reqwest::Response> {
-        let request = self.request(Method::GET, path, timeout)?;
-        request.send().await.inspect_err(|error| tracing::trace!(path, %error, "probe lost")).ok()
+        self.try_get(path, timeout).await.ok()
+    }
+
+    /// Sends a `GET`. The error distinguishes a missing answer from a refused connection.
+    pub(crate) async fn try_get(
+        &self,
+        path: &str,
+        timeout: Duration,
+    ) -> Result<reqwest::Response, ProbeFault> {
+        let request = self.request(Method::GET, path, timeout).ok_or(ProbeFault::Refused)?;
+        request.send().await.map_err(|error| {
+            tracing::trace!(path, %error, "probe lost");
+            if error.is_timeout() { ProbeFault::TimedOut } else { ProbeFault::Refused }
+        })
     }
 
     /// Returns `None` without an answer in time, or with a status other than 200.

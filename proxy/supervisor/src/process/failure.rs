@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::error::{BackendFailure, FailureKind, SpawnError};
 use crate::process::group::ProcessExit;
+use crate::spec::ServerKind;
 
 #[derive(Debug)]
 pub(crate) enum StartEnd<'a> {
@@ -86,15 +87,27 @@ fn contains_phrase(line: &str, phrases: &[&str]) -> bool {
 /// Classifies the end of a process that was not ready or has crashed. The failure shows the last `keep`
 /// lines.
 pub(crate) fn classify_end(
+    server: &ServerKind,
     end: &StartEnd<'_>,
     lines: &[String],
     keep: usize,
     failures: u32,
 ) -> BackendFailure {
-    let (kind, message) = match end {
-        StartEnd::NotSpawned(error) => spawn_failure(error),
-        StartEnd::TimedOut(lateness) => (FailureKind::Timeout, lateness_message(*lateness)),
-        StartEnd::Exited(exit, why) => exit_failure(*exit, *why, lines),
+    let (kind, message) = match (end, server) {
+        (StartEnd::NotSpawned(error), _) => spawn_failure(error),
+        (StartEnd::TimedOut(lateness), ServerKind::LlamaServer) => {
+            (FailureKind::Timeout, lateness_message(*lateness))
+        }
+        (StartEnd::TimedOut(lateness), ServerKind::OtherProgram(check)) => {
+            let message = format!(
+                "{}; it has to listen on the port or socket that its command names, and to answer `GET {}`",
+                lateness_message(*lateness),
+                check.path
+            );
+            (FailureKind::Timeout, message)
+        }
+        (StartEnd::Exited(exit, why), ServerKind::LlamaServer) => exit_failure(*exit, *why, lines),
+        (StartEnd::Exited(exit, why), ServerKind::OtherProgram(_)) => program_failure(*exit, *why, lines),
     };
     let lines = lines[lines.len().saturating_sub(keep)..].to_vec();
     BackendFailure { kind, message, lines, failures }
@@ -213,6 +226,35 @@ fn exit_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (Failu
     (FailureKind::Exit, message)
 }
 
+/// Classifies the exit of a program of which only words of the loader and of common allocators are known.
+fn program_failure(exit: ProcessExit, why: OomEvidence, lines: &[String]) -> (FailureKind, String) {
+    let find = |phrases: &[&str]| {
+        let found = lines.iter().find(|line| !is_warning(line) && contains_phrase(line, phrases));
+        found.map(|line| readable_line(line))
+    };
+    if let Some(line) = find(NO_LIBRARY_PHRASES) {
+        let hint = "install the library or set `LD_LIBRARY_PATH` in the model's `env`";
+        return (FailureKind::MissingLibrary, format!("a shared library is missing ({line}): {hint}"));
+    }
+    if let Some(line) = find(NO_MEMORY_PHRASES) {
+        return (
+            FailureKind::OutOfMemory,
+            format!("memory ran out ({line}): use a smaller model or context"),
+        );
+    }
+    match exit {
+        ProcessExit::Signal(libc::SIGKILL) => kill_failure(exit, why),
+        ProcessExit::Signal(_) => {
+            (FailureKind::Signal, format!("it died of {exit}; its last lines may tell why"))
+        }
+        ProcessExit::Code(0) => {
+            let hint = "its last lines may tell why; `command` has to run the server in the foreground";
+            (FailureKind::Exit, format!("it ended by itself with {exit}; {hint}"))
+        }
+        _ => (FailureKind::Exit, format!("it ended by itself with {exit}; its last lines may tell why")),
+    }
+}
+
 fn kill_failure(exit: ProcessExit, why: OomEvidence) -> (FailureKind, String) {
     const USE_LESS_ADVICE: &str = "use a smaller context or model";
     let message = match why {
@@ -265,10 +307,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::spec::ReadyCheck;
 
     fn of(exit: ProcessExit, text: &str) -> BackendFailure {
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-        classify_end(&StartEnd::Exited(exit, OomEvidence::Unknown), &lines, 2, 1)
+        classify_end(&ServerKind::LlamaServer, &StartEnd::Exited(exit, OomEvidence::Unknown), &lines, 2, 1)
     }
 
     #[test]
@@ -325,7 +368,10 @@ mod tests {
 
     #[test]
     fn a_death_by_signal_is_told_and_sigkill_means_lack_of_memory_only_where_the_kernel_counted_it() {
-        let of_kill = |why| classify_end(&StartEnd::Exited(ProcessExit::Signal(9), why), &[], 2, 1);
+        let of_kill = |why| {
+            let end = StartEnd::Exited(ProcessExit::Signal(9), why);
+            classify_end(&ServerKind::LlamaServer, &end, &[], 2, 1)
+        };
         let mut told = String::new();
         for (why, kind) in [
             (OomEvidence::Unknown, FailureKind::Signal),
@@ -365,6 +411,31 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_another_program_is_told_without_advice_about_llama_server() {
+        let check = ReadyCheck { path: "/ready".to_owned(), needs_success: true };
+        let other = ServerKind::OtherProgram(check);
+        let mut told = String::new();
+        let late = StartEnd::TimedOut(StartLateness::NotReady(Duration::from_secs(9)));
+        let exit = |exit| StartEnd::Exited(exit, OomEvidence::Unknown);
+        for (end, line) in [
+            (late, ""),
+            (exit(ProcessExit::Code(2)), "error: unknown argument: --bogus"),
+            (exit(ProcessExit::Code(0)), "started as a daemon"),
+            (
+                exit(ProcessExit::Code(1)),
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            ),
+            (exit(ProcessExit::Code(127)), "server: error while loading shared libraries: libx.so.1"),
+            (exit(ProcessExit::Signal(11)), ""),
+            (exit(ProcessExit::Signal(9)), ""),
+        ] {
+            let failure = classify_end(&other, &end, &[line.to_owned()], 2, 1);
+            told.extend([format!("{:?}: {}\n", failure.kind, failure.message)]);
+        }
+        insta::assert_snapshot!(told);
+    }
+
+    #[test]
     fn the_last_lines_are_kept() {
         assert_eq!(of(ProcessExit::Code(1), "a\nb\nc").lines, ["b", "c"]);
         assert!(
@@ -379,15 +450,18 @@ mod tests {
         let of_errno = |errno| {
             let source = std::io::Error::from_raw_os_error(errno);
             let error = SpawnError::Exec { binary: PathBuf::from("/bin/nope"), source };
-            classify_end(&StartEnd::NotSpawned(&error), &[], 5, 1)
+            classify_end(&ServerKind::LlamaServer, &StartEnd::NotSpawned(&error), &[], 5, 1)
         };
         let permanent = [libc::ENOENT, libc::EACCES, libc::ENOEXEC, libc::EISDIR].map(of_errno);
         let passing = [libc::ENOMEM, libc::EAGAIN, libc::EMFILE, libc::EIO].map(of_errno);
         assert!(permanent.iter().all(|failure| failure.kind.is_permanent()));
         assert!(!passing.iter().any(|failure| failure.kind.is_permanent()), "that may pass");
-        let [late, still] = [StartLateness::NotReady, StartLateness::Stalled]
-            .map(|late| classify_end(&StartEnd::TimedOut(late(Duration::from_secs(900))), &[], 5, 1));
-        let removed = classify_end(&StartEnd::TimedOut(StartLateness::SocketRemoved), &[], 5, 1);
+        let late = |server: &ServerKind, late| classify_end(server, &StartEnd::TimedOut(late), &[], 5, 1);
+        let llama = ServerKind::LlamaServer;
+        let time = Duration::from_secs(900);
+        let [late, still, removed] =
+            [StartLateness::NotReady(time), StartLateness::Stalled(time), StartLateness::SocketRemoved]
+                .map(|why| late(&llama, why));
         let told = permanent.iter().chain(&passing).chain([&late, &still, &removed]);
         insta::assert_snapshot!(told.map(|failure| failure.message.clone() + "\n").collect::<String>());
     }

@@ -8,6 +8,9 @@ use crate::spec::ServerCommand;
 
 /// First API key of the command line, key file or environment; any key is accepted. Blocks for a small file.
 pub(crate) fn api_key(command: &ServerCommand) -> Option<String> {
+    if !command.kind.is_llama_server() {
+        return None;
+    }
     let given = flag_values(command, "--api-key").find_map(first_key);
     let of_file = || flag_values(command, "--api-key-file").find_map(|path| key_of_file(command, path));
     given.or_else(of_file).or_else(|| first_key(&variable(command, "LLAMA_API_KEY")?))
@@ -33,6 +36,9 @@ fn key_of_file(command: &ServerCommand, path: &str) -> Option<String> {
 
 pub(crate) fn has_metrics(command: &ServerCommand) -> bool {
     let on = |value: String| matches!(value.as_str(), "1" | "true" | "on" | "enabled");
+    if !command.kind.is_llama_server() {
+        return false;
+    }
     command.args.iter().any(|arg| normal_flag(arg) == "--metrics")
         || variable(command, "LLAMA_ARG_ENDPOINT_METRICS").is_some_and(on)
 }
@@ -59,9 +65,12 @@ pub(crate) fn max_answer_tokens(command: &ServerCommand) -> Option<u64> {
     last_setting(command, &["--n-predict", "--predict", "-n"], "LLAMA_ARG_N_PREDICT")?.trim().parse().ok()
 }
 
-/// Reason why a process with this command cannot take over conversations: it has no slots of its own, or
-/// unloads its model.
+/// Reason why a process with this command cannot take over conversations: it is no llama-server, has no slots
+/// of its own, or unloads its model.
 pub fn stays_cold(command: &ServerCommand) -> Option<&'static str> {
+    if !command.kind.is_llama_server() {
+        return Some("it is no llama-server");
+    }
     let variables = ["LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"];
     let is_router = command.args.iter().any(|arg| normal_flag(arg).starts_with("--models-"))
         || variables.iter().any(|name| variable(command, name).is_some());
@@ -100,6 +109,9 @@ fn uses_drafts(command: &ServerCommand) -> bool {
 
 /// Last value on the command line, else the value of the variable.
 fn last_setting(command: &ServerCommand, flags: &[&str], name: &str) -> Option<String> {
+    if !command.kind.is_llama_server() {
+        return None;
+    }
     last_value(&command.args, flags).map(str::to_owned).or_else(|| variable(command, name))
 }
 
@@ -126,6 +138,7 @@ pub(crate) fn build_number(info: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{ReadyCheck, ServerKind};
 
     fn command(args: &[&str], env: &[(&str, &str)]) -> ServerCommand {
         ServerCommand {
@@ -155,6 +168,17 @@ mod tests {
         let mut removed = command(&[], &[("LLAMA_API_KEY", "three")]);
         removed.env_remove.push("LLAMA_API_KEY".to_owned());
         assert_eq!(api_key(&removed), None);
+    }
+
+    #[test]
+    fn flags_of_another_program_mean_nothing_here() {
+        let args = ["--metrics", "--api-key", "k", "--sleep-idle-seconds", "9", "-b", "1", "-n", "1"];
+        let mut other = command(&args, &[("LLAMA_API_KEY", "k")]);
+        assert!(api_key(&other).is_some() && has_metrics(&other) && unloads_when_idle(&other));
+        other.kind = ServerKind::OtherProgram(ReadyCheck { path: "/".to_owned(), needs_success: true });
+        assert!(api_key(&other).is_none() && !has_metrics(&other) && !unloads_when_idle(&other));
+        assert_eq!((batch_size(&other), max_answer_tokens(&other)), (None, None));
+        assert!(stays_cold(&other).is_some());
     }
 
     #[test]

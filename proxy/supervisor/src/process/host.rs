@@ -21,7 +21,7 @@ use warden_sensors::{BackendMetrics, HostConfirmed, backend_metrics};
 
 use crate::clock;
 use crate::error::SpawnError;
-use crate::process::backend_http::{BackendHttp, OwnPort};
+use crate::process::backend_http::{BackendHttp, OwnPort, ProbeFault};
 use crate::process::child::ChildProcess;
 use crate::process::endpoint::ListenAddress;
 use crate::process::failure::OomEvidence;
@@ -43,7 +43,7 @@ use crate::process::{
     ProcessWorld, SampleOptions, ServerAnswers, ServerProps, SpawnFuture, directories, lines, needs,
     slot_talk,
 };
-use crate::spec::{ServerCommand, SpawnRequest};
+use crate::spec::{ServerCommand, ServerKind, SpawnRequest};
 use crate::sync::lock;
 use crate::view::log::OutputStream;
 use crate::worker_threads::{WorkKind, run_job};
@@ -91,6 +91,7 @@ impl HostWorld {
         Arc::new(HostProcess {
             http: BackendHttp::new(&endpoint, api_key(command), OwnPort::from_endpoint(&endpoint, &child)),
             endpoint,
+            kind: command.kind.clone(),
             report: ReportSource::from_command(command, socket),
             reclaim: reclaim.map(Arc::new),
             has_metrics: has_metrics(command),
@@ -318,6 +319,7 @@ struct HostProcess {
     bequeathed: Mutex<Option<u64>>,
     http: BackendHttp,
     endpoint: ListenAddress,
+    kind: ServerKind,
     report: Option<ReportSource>,
     reclaim: Option<Arc<ReclaimChannel>>,
     has_metrics: bool,
@@ -428,11 +430,12 @@ impl BackendProcess for HostProcess {
 
     fn probe(&self, timeout: Duration) -> BoxFuture<'_, ProbeResult> {
         Box::pin(async move {
-            match self.http.get("/health", timeout).await {
-                Some(answer) if answer.status() == reqwest::StatusCode::OK => self.probe_result().await,
-                Some(_) => ProbeResult::Loading,
-                None => match &self.endpoint {
+            match self.http.try_get(self.kind.ready_path(), timeout).await {
+                Ok(answer) if self.kind.is_ready(answer.status().as_u16()) => self.probe_result().await,
+                Ok(_) => ProbeResult::Loading,
+                Err(fault) => match &self.endpoint {
                     ListenAddress::Unix(path) if is_removed(path) => ProbeResult::SocketGone,
+                    _ if fault == ProbeFault::TimedOut && !self.kind.is_llama_server() => ProbeResult::Silent,
                     _ => ProbeResult::Lost,
                 },
             }
@@ -441,6 +444,9 @@ impl BackendProcess for HostProcess {
 
     fn read_props(&self, timeout: Duration) -> BoxFuture<'_, ServerProps> {
         Box::pin(async move {
+            if !self.kind.is_llama_server() {
+                return ServerProps::default();
+            }
             let Some(answer) = self.http.get("/props", timeout).await else { return ServerProps::default() };
             let Ok(json) = answer.json::<serde_json::Value>().await else { return ServerProps::default() };
             let slots = json["total_slots"].as_u64().and_then(|slots| u32::try_from(slots).ok());

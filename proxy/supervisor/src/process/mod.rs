@@ -91,6 +91,8 @@ pub(crate) enum ProbeResult {
     Ready,
     Loading,
     Lost,
+    /// A program other than llama-server has not answered in time, but has not refused the connection.
+    Silent,
     /// Without the socket file, no new connection is possible.
     SocketGone,
 }

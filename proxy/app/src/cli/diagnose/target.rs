@@ -137,7 +137,20 @@ pub(super) fn typed_program(binary: &Path, machine: &HostMachine) -> BinaryChoic
     if bare { BinaryChoice::InPath(binary.to_owned()) } else { BinaryChoice::Path(path) }
 }
 
+/// Refuses a model that another program serves: all experiments send requests of llama-server's own routes.
 fn find_model(name: Option<&str>, resolved: &ResolvedConfig) -> Result<usize, CommandError> {
+    let index = find_named(name, resolved)?;
+    let spec = &resolved.fleet.models[index];
+    if spec.command.kind.is_llama_server() {
+        return Ok(index);
+    }
+    Err(CommandError::usage(
+        format!("model `{}` is served by its own `command`, not by llama-server", spec.name),
+        "choose a llama-server with `--model`; `llama-warden status` shows the growth of every model",
+    ))
+}
+
+fn find_named(name: Option<&str>, resolved: &ResolvedConfig) -> Result<usize, CommandError> {
     let models = &resolved.fleet.models;
     let all = || models.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
     let is = |spec: &ModelSpec, name: &str| {

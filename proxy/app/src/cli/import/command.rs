@@ -22,6 +22,8 @@ pub(super) struct ParsedCommand {
 /// Programs that run the server named in their arguments.
 const WRAPPERS: &str = "taskset nice ionice chrt numactl setsid stdbuf time timeout prlimit setarch cgexec schedtool \
     systemd-run toolbox distrobox distrobox-enter flatpak-spawn gamemoderun caffeinate firejail";
+/// Those of them that become the program they run, or only wait for it.
+const PLAIN_WRAPPERS: &str = "taskset nice ionice chrt numactl stdbuf prlimit";
 const CONTAINER_PROGRAMS: [&str; 2] = ["docker", "podman"];
 /// Prefixes of programs that never start a llama-server named in their arguments.
 const INTERPRETERS: [&str; 3] = ["python", "node", "vllm"];
@@ -51,6 +53,12 @@ pub(super) fn import_command(words: &[String], from: &str) -> Result<ImportedCon
             "give a command that starts llama-server: `llama-server FLAGS`, or `docker run ... IMAGE FLAGS`",
         )
     })?;
+    if let Some(program) = taken.model.command.other_program.first() {
+        return Err(CommandError::usage(
+            format!("{from}: `{program}` is no llama-server"),
+            "write it as `command` of a model (docs/models.md#other-programs)",
+        ));
+    }
     let mut imported = ImportedConfig::default();
     import_listening(&taken, &mut imported, from)?;
     for (what, nearest) in taken.unsupported {
@@ -161,13 +169,22 @@ pub(super) fn parse_command(words: &[String]) -> Result<ParsedCommand, String> {
         parse_flags(&args, &mut taken);
         return Ok(taken);
     }
-    if is_listed(WRAPPERS, file_name(program)) {
+    if let Some((name, why)) = REFUSED_WRAPPERS.iter().find(|(name, _)| is_program(program, &[name])) {
+        return Err(format!("`{name}` {why}"));
+    }
+    let file = arguments::model_path(args).filter(|file| is_gguf(file));
+    let names_model = file.or_else(|| arguments::remote_model(args)).is_some();
+    // With a model of llama.cpp, the words after the wrapper may be a script around llama-server.
+    let is_plain_wrapper = !names_model && is_listed(PLAIN_WRAPPERS, file_name(program));
+    if is_listed(WRAPPERS, file_name(program)) && !is_plain_wrapper {
         return Err(format!("`{program}` is not followed by a llama-server"));
     }
     // `llama serve` is llama.cpp's unified program.
     let unified = unified_server_args(rest);
-    if unified.is_none() && !is_server(program, args) {
-        return Err(format!("`{program}` is no llama-server, and llama-warden starts nothing else"));
+    if unified.is_none() && (is_plain_wrapper || !is_server(program, args)) {
+        taken.model.command.other_program = rest.to_vec();
+        taken.model.note_windows();
+        return Ok(taken);
     }
     if !matches!(program.as_str(), "llama-server" | "llama-server.exe") {
         taken.model.command.binary = Some(program.clone());
@@ -281,6 +298,10 @@ fn is_assignment(word: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
+fn is_gguf(file: &str) -> bool {
+    Path::new(file).extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"))
+}
+
 /// Accepts Unix and Windows paths.
 fn file_name(word: &str) -> &str {
     word.rsplit(['/', '\\']).next().unwrap_or_default()
@@ -294,7 +315,7 @@ pub(super) fn is_program(word: &str, names: &[&str]) -> bool {
 /// llama-server.
 fn is_server(program: &str, args: &[String]) -> bool {
     const OTHERS: &str = "python vllm uv sd-server whisper-server node ollama flatpak mlx conda npx sglang tabby \
-        koboldcpp ds4-server";
+        koboldcpp ds4-server piper kokoro speaches infinity_emb text-embeddings-router";
     let name = file_name(program);
     let other = OTHERS.split_whitespace().any(|other| name.starts_with(other))
         || REFUSED_WRAPPERS.iter().any(|(known, _)| *known == name);

@@ -31,6 +31,10 @@ pub(super) struct ImportedCommand {
     pub(super) args: Vec<String>,
     pub(super) mitigations: Vec<String>,
     pub(super) env: Vec<(String, String)>,
+    /// Words of another program than llama-server; `binary` and `args` are then empty.
+    pub(super) other_program: Vec<String>,
+    /// Path by which that program shows that it is ready.
+    pub(super) ready: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -66,8 +70,8 @@ impl ImportedModel {
     }
 
     pub(super) fn note_windows(&mut self) {
-        let ImportedCommand { args, binary, wrapper, .. } = &self.command;
-        let words = args.iter().chain(&self.model).chain(binary).chain(wrapper);
+        let ImportedCommand { args, binary, wrapper, other_program, .. } = &self.command;
+        let words = args.iter().chain(&self.model).chain(binary).chain(wrapper).chain(other_program);
         if words.into_iter().any(|word| is_windows_path(word)) {
             let note = "its paths are those of Windows: write where the files are on this machine \
                         (in WSL `C:\\x` is `/mnt/c/x`)";

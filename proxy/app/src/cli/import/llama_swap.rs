@@ -11,7 +11,7 @@ use super::imported::{
 use super::yaml::{
     MacroError, MacroScope, inherited_note, is_inherited, line_of, plain_text, unset_variable,
 };
-use super::{command, listing, peers, routing, shell, write, yaml};
+use super::{command, listing, other_program, peers, routing, shell, write, yaml};
 use crate::exit::CommandError;
 
 /// llama-swap's first port for `${PORT}`. llama-warden gives the model a socket instead.
@@ -210,7 +210,7 @@ fn remote_endpoint(table: &Map<String, Value>) -> Option<String> {
     text_of(table, "proxy").filter(|proxy| !started && !is_local(proxy))
 }
 
-fn is_local(proxy: &str) -> bool {
+pub(super) fn is_local(proxy: &str) -> bool {
     ["://localhost", "://127.0.0.1", "://[::1]"].iter().any(|host| proxy.contains(host))
 }
 
@@ -282,7 +282,7 @@ pub(super) fn report_unsupported(
     }
 }
 
-/// Returns `None` if the command starts another program than llama-server.
+/// Returns `None` for a model that cannot be started as it is.
 fn model(
     name: &str,
     table: &Map<String, Value>,
@@ -310,6 +310,7 @@ fn model(
     }
     let mut model = taken.model;
     name.clone_into(&mut model.name);
+    let is_other_program = !model.command.other_program.is_empty();
     let chosen = port.to_string();
     for (flag, value, _) in taken.listening.iter().filter(|(_, value, _)| *value != chosen) {
         model.notes.push(format!("`{flag} {value}` left out: it listens where only llama-warden reaches it"));
@@ -327,6 +328,10 @@ fn model(
                 ));
             }
         }
+    }
+    if is_other_program && let Err(why) = other_program::set_port(&mut model.command, table, port) {
+        imported.add_unsupported_of(name, OMITTED_MODEL_NOTE, why);
+        return Ok(None);
     }
     model.aliases = text_list(table.get("aliases"));
     model.upstream_model = text_of(table, "useModelName");
@@ -347,9 +352,13 @@ fn model(
     model.requests = import_filters(table.get("filters"), name, &mut model.aliases, imported);
     listing::import_listing(table, &mut model, imported);
     let mut read = MODEL_KEYS.to_owned();
-    if table.get("checkEndpoint").and_then(Value::as_str) == Some("/health") {
+    let endpoint = text_of(table, "checkEndpoint");
+    if is_other_program || endpoint.as_deref() == Some("/health") {
         // llama-warden checks `/health`, too.
         read.push_str(" checkEndpoint");
+    }
+    if is_other_program {
+        model.command.ready = endpoint.filter(|path| path.starts_with('/') && path != "/health");
     }
     report_unsupported(table, &read, &UNSUPPORTED_MODEL_KEYS, Some(name), imported);
     Ok(Some(model))

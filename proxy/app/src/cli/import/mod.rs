@@ -21,6 +21,7 @@ mod imported;
 mod listing;
 mod llama_swap;
 mod ollama;
+mod other_program;
 mod peers;
 mod preset;
 mod router;

@@ -104,7 +104,8 @@ fn a_container_becomes_a_process_with_the_hosts_paths() {
 fn what_is_written_is_a_configuration_of_ours() {
     let loaded = read_back(&swap(SWAP).unwrap());
     let names: Vec<&str> = loaded.models.iter().map(|(name, ..)| name.as_str()).collect();
-    assert_eq!(names, ["qwen 3 \"big\"", "small.model", "embed"]);
+    assert_eq!(names, ["qwen 3 \"big\"", "small.model", "embed", "pictures"]);
+    assert_eq!(loaded.models[3].1.command, ["/opt/sd-server", "--listen-port", "${PORT}"]);
     let (_, small) = &loaded.models[1];
     assert_eq!(small.request.strip, ["temperature", "top_k"]);
     assert_eq!(small.request.set["chat_template_kwargs"]["reasoning"], false);
@@ -233,7 +234,6 @@ fn what_is_put_before_a_server_stays_before_it() {
         "llama serve -c 1 -m /a.gguf",
         "nice /opt/llama server -c 1 -m /a.gguf",
         "nohup /opt/ik-SERVER",
-        "flatpak run x -c 1 -m /a.gguf",
         "taskset -c 0 ./run.sh -c 1 -m /a.gguf",
         "sh -c 'exec env LD_LIBRARY_PATH=/lib/x /opt/SERVER'",
         "bash -lc \"source /opt/env.sh > /dev/null && exec /opt/SERVER\"",
@@ -250,6 +250,18 @@ fn what_is_put_before_a_server_stays_before_it() {
         format!("{line}\n    {told}")
     });
     insta::assert_snapshot!(all.join("\n"));
+}
+
+#[test]
+fn a_command_of_another_program_stays_with_a_port_of_ours() {
+    let text = "models:\n  \
+        whisper: {cmd: \"nice -n 5 whisper-server -m /w.bin --port 8081\", proxy: \"http://127.0.0.1:8081\", ttl: 60,\n    \
+          concurrencyLimit: 2, checkEndpoint: /v1/models, env: [\"A=1\"], cmdStop: stop}\n  \
+        vllm: {cmd: \"bash -c 'cd /srv && source venv/bin/activate && vllm serve org/m --port ${PORT}'\", checkEndpoint: none}\n  \
+        fixed: {cmd: python app.py, proxy: \"http://localhost:7000\"}\n  root: {cmd: \"sudo whisper-server --port ${PORT}\"}\n  \
+        box: {cmd: \"docker run -p ${PORT}:8000 vllm/vllm-openai\"}\n";
+    insta::assert_snapshot!(write::render_config(&swap(text).unwrap(), "swap.yaml"));
+    assert_eq!(read_back(&swap(text).unwrap()).models[0].1.max_in_flight, Some(2));
 }
 
 #[test]

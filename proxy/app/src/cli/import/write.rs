@@ -96,6 +96,8 @@ fn write_model(page: &mut ImportWriter, model: &ImportedModel) {
         page.comment(note);
     }
     page.list("wrapper", &model.command.wrapper);
+    page.list("command", &model.command.other_program);
+    page.pair("ready", model.command.ready.clone());
     page.pair("binary", model.command.binary.clone());
     page.pair("model", model.model.clone());
     page.pair("directory", model.command.directory.clone());

@@ -13,7 +13,7 @@ use warden_policies::warmth::NoFileReason;
 use warden_policies::{ByteSize, MemoryLimit, phrases};
 use warden_sensors::gpu::{GpuDevice, GpuSensors};
 use warden_supervisor::ModelSpec;
-use warden_supervisor::spec::SharedBudgets;
+use warden_supervisor::spec::{ServerKind, SharedBudgets};
 
 use super::replay::{PlannedServer, find_model};
 use crate::cli::config::print_warnings;
@@ -136,6 +136,7 @@ struct CacheSummary<'a> {
 
 fn model_sheet(spec: &ModelSpec, caches: &CacheSummary<'_>, here: &MachineLimits<'_>) -> PolicySheet {
     let mut sheet = PolicySheet::new(&format!("model {}", spec.name));
+    add_program(&mut sheet, spec);
     add_host_budget(&mut sheet, spec, caches, here);
     add_vram_budget(&mut sheet, spec, here);
     add_growth(&mut sheet, spec, here);
@@ -200,6 +201,19 @@ fn model_sheet(spec: &ModelSpec, caches: &CacheSummary<'_>, here: &MachineLimits
     );
     add_health(&mut sheet, recycle);
     sheet
+}
+
+fn add_program(sheet: &mut PolicySheet, spec: &ModelSpec) {
+    let ServerKind::OtherProgram(check) = &spec.command.kind else { return };
+    sheet.add_line(
+        "program",
+        format!(
+            "ready when `GET {}` is answered with {}; it is no llama-server, so reclaim, admission, warm \
+             replacement, continued answers, checks of answers, canaries, mitigations and `plan` are off",
+            check.path,
+            if check.needs_success { "a status from 200 to 299" } else { "any status below 500" }
+        ),
+    );
 }
 
 fn add_health(sheet: &mut PolicySheet, recycle: &RecyclePolicy) {

@@ -172,6 +172,7 @@ impl ReplayArgs {
 /// Settings with which this machine would start a model's server. Ignores missing model files, because
 /// nothing is started.
 pub(super) struct PlannedServer {
+    is_other_program: bool,
     launch: LaunchSettings,
     env: BTreeMap<String, String>,
     pub(super) declared: DeclaredMemory,
@@ -189,10 +190,15 @@ impl PlannedServer {
         env.retain(|name, _| !launch.command.env_remove.contains(name));
         env.extend(launch.command.env.iter().cloned());
         env.extend(launch.cache_bounds.iter().cloned());
+        let is_other_program = model.runs_other_program();
         let build = launch.facts.as_ref().and_then(|facts| facts.number);
-        let mut declared = DeclaredMemory::from_command(&launch.command.args, &env, build);
+        let mut declared = if is_other_program {
+            DeclaredMemory::NONE
+        } else {
+            DeclaredMemory::from_command(&launch.command.args, &env, build)
+        };
         declared.set_available(machine.memory.0);
-        Ok(Self { launch, env, declared })
+        Ok(Self { is_other_program, launch, env, declared })
     }
 
     fn into_advised(self) -> AdvisedServer {
@@ -200,6 +206,7 @@ impl PlannedServer {
         let facts = facts.as_ref();
         let provenance = facts.and_then(|facts| facts.provenance.as_ref());
         AdvisedServer {
+            is_other_program: self.is_other_program,
             build: facts.and_then(|facts| facts.number),
             backend: provenance.map(|provenance| provenance.backend.clone()),
             variables: self.env.into_keys().collect(),

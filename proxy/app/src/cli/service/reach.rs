@@ -58,7 +58,7 @@ pub(super) struct NeededFile {
     runs: bool,
 }
 
-/// Includes files that are separate words of llama-server's `args`.
+/// Includes files that are separate words of `args` or `command`.
 pub(super) fn needed_files(program: &Path, config: &Path, loaded: &LoadedConfig) -> Vec<NeededFile> {
     let beside = config.parent().unwrap_or_else(|| Path::new("/"));
     let one = |what: String, path: &Path, runs: bool| NeededFile { what, path: beside.join(path), runs };
@@ -78,11 +78,13 @@ pub(super) fn needed_files(program: &Path, config: &Path, loaded: &LoadedConfig)
     }
     let models = loaded.models.iter().map(|(name, model)| (format!("models.{name}"), model));
     for (of, model) in models.chain([("defaults".to_owned(), &loaded.defaults)]) {
-        let ModelConfig { model: file, binary, args, .. } = model;
+        let ModelConfig { model: file, binary, args, command, .. } = model;
         all.extend(file.iter().map(|file| one(format!("{of}.model"), file, false)));
         all.extend(binary.iter().map(|binary| one(format!("{of}.binary"), binary, true)));
         let words = args.iter().map(Path::new).filter(|word| word.is_absolute());
         all.extend(words.map(|word| one(format!("{of}.args"), word, false)));
+        let words = command.iter().map(Path::new).enumerate().filter(|(_, word)| word.is_absolute());
+        all.extend(words.map(|(at, word)| one(format!("{of}.command"), word, at == 0)));
     }
     all
 }

@@ -98,9 +98,15 @@ impl ConfigResolver<'_> {
             env.extend(spec.start.cache_bounds.iter().cloned());
             env.retain(|name, _| !command.env_remove.contains(name));
             env.extend(command.env.iter().cloned());
-            let slots = arguments::slots(&command.args);
-            let keeps = DeclaredMemory::from_command(&command.args, &env, None);
-            let args = command.args.as_slice();
+            let is_llama_server = command.kind.is_llama_server();
+            // Flags of another program mean something else.
+            let args = if is_llama_server { command.args.as_slice() } else { &[] };
+            let slots = arguments::slots(args);
+            let keeps = if is_llama_server {
+                DeclaredMemory::from_command(args, &env, None)
+            } else {
+                DeclaredMemory::NONE
+            };
             ModelSummary { settings, memory, name, model, declared: keeps, args, slots }
         });
         let whole = ConfigSummary { settings, memory, models: models.collect() };

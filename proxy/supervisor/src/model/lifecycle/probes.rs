@@ -40,6 +40,12 @@ impl ModelTask {
         }
         let timing = self.env.spec.lifecycle;
         let Some((phase, live)) = self.units.phase_and_live(id) else { return };
+        if health == ProbeResult::Silent {
+            // A server with one thread answers no probe while it works on a request. `HealthTracker` limits the
+            // time of such a request.
+            let is_busy = self.env.leases.in_flight(live.id) > 0;
+            health = if is_busy { ProbeResult::Loading } else { ProbeResult::Lost };
+        }
         live.probing.answered |= health.is_answer();
         if live.probing.last_probe != Some(sent) {
             return;

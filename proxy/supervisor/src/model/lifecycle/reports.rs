@@ -194,7 +194,13 @@ impl ModelTask {
         // Events, the ledger and answers to clients show these lines, so remove secrets.
         let lines = discreet::without_secrets(&self.env.logs.lines_of(generation));
         let refuses = never_ready && self.experience.note_slot_refusal(&self.env.spec, &lines);
-        let mut failure = failure::classify_end(end, &lines, self.env.watch.child.failure_lines, failures);
+        let mut failure = failure::classify_end(
+            &self.env.spec.command.kind,
+            end,
+            &lines,
+            self.env.watch.child.failure_lines,
+            failures,
+        );
         let stuck = never_ready && self.experience.dead_starts.note_death(&self.env, end, &mut failure);
         let cause = match failure.kind {
             // The next process starts without the slot directory that prevented this start.

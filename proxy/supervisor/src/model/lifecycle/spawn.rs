@@ -18,7 +18,7 @@ use crate::model::loading::room::ModelRoom;
 use crate::model::message::{HelperReport, TaskMail, TaskMessage, TaskOutbox};
 use crate::model::unit::ProcessUnit;
 use crate::process::directories::SOCKET_PATH_LIMIT;
-use crate::process::endpoint::{ListenAddress, choose_endpoint, listen_flags};
+use crate::process::endpoint::{ListenAddress, choose_endpoint, set_endpoint};
 use crate::process::slot_files::SlotFiles;
 use crate::process::{BackendProcess, LineSink, reclaim_file, report_file};
 use crate::spec::{ServerCommand, SpawnRequest, WatchConfig};
@@ -45,7 +45,7 @@ impl ProcessUnit {
         cell.replica.store(self.replica, Ordering::Relaxed);
         let recipe = process_recipe(&env.spec);
         let mut request = recipe.request.clone();
-        request.command.args.extend(listen_flags(&endpoint));
+        set_endpoint(&mut request.command, &endpoint);
         request.command.env.extend(env.spec.start.cache_bounds.iter().cloned());
         report_file::announce_report(&mut request.command, &socket, recipe.memory_report);
         reclaim_file::announce_reclaim(&mut request.command, &socket, recipe.reclaim);

@@ -118,7 +118,7 @@ fn answer_identity(
     files: &[NeededFile],
     libraries: Vec<PathBuf>,
 ) -> Option<AnswerIdentity> {
-    let ServerCommand { wrapper, binary, args, env, env_remove, directory } = command;
+    let ServerCommand { wrapper, binary, args, env, env_remove, directory, kind: _ } = command;
     let mut paths: BTreeSet<PathBuf> = files.iter().map(|need| need.path.clone()).collect();
     paths.extend(named_files(command));
     let mut rest = DefaultHasher::new();
@@ -233,6 +233,10 @@ struct NeededFile {
 }
 
 fn needed_files(command: &ServerCommand) -> Vec<NeededFile> {
+    if !command.kind.is_llama_server() {
+        // The same flags name other things: `python -m vllm` names a module.
+        return Vec::new();
+    }
     let flags: Vec<String> = command.args.iter().map(|arg| normal_flag(arg)).collect();
     let downloads = flags.iter().any(|flag| DOWNLOAD_FLAGS.contains(&flag.as_str()));
     let mut needs = Vec::new();
@@ -359,6 +363,7 @@ fn has_successor(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{ReadyCheck, ServerKind};
 
     fn command(directory: &Path, args: &[&str]) -> ServerCommand {
         use std::os::unix::fs::PermissionsExt as _;
@@ -491,6 +496,17 @@ mod tests {
         {
             assert_eq!(missing(&command(home.path(), args)), None, "{args:?}");
         }
+    }
+
+    #[test]
+    fn another_program_needs_its_binary_and_no_file_that_a_flag_names() {
+        let home = tempfile::tempdir().unwrap();
+        let kind = ServerKind::OtherProgram(ReadyCheck { path: "/".to_owned(), needs_success: true });
+        let command = ServerCommand { kind, ..command(home.path(), &["-m", "vllm"]) };
+        let needs = check_needs(&command, None);
+        assert_eq!((needs.missing, needs.kin), (None, None));
+        fs::remove_file(&command.binary).unwrap();
+        assert_eq!(missing(&command).unwrap().0, FailureKind::NotExecutable);
     }
 
     #[test]
