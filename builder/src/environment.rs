@@ -136,6 +136,12 @@ impl BuildEnvironment {
     }
 }
 
+/// Returns the folder of this program's file, with links resolved.
+pub(crate) fn program_folder() -> Option<PathBuf> {
+    // After an upgrade the file's name ends in ` (deleted)`, and its folder is still the right one.
+    Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
 /// Folder for short-lived files with short paths: a socket's path is limited to 107 bytes.
 pub(crate) fn short_temporary_folder() -> PathBuf {
     const LONGEST: usize = 50;
