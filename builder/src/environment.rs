@@ -14,7 +14,7 @@ use tokio::process::Command;
 use crate::error::{Result, io_error};
 
 /// Variables removed from every child of a build: they change the result and are not part of its plan.
-const OUTPUT_SHAPING_VARIABLES: [&str; 23] = [
+const OUTPUT_SHAPING_VARIABLES: [&str; 24] = [
     "CFLAGS",
     "CXXFLAGS",
     "CPPFLAGS",
@@ -38,6 +38,8 @@ const OUTPUT_SHAPING_VARIABLES: [&str; 23] = [
     "NVCC_CCBIN",
     "HIPCXX",
     "HIPFLAGS",
+    // With it, ggml leaves out AVX2 from a portable build, which is then six times slower.
+    "SOURCE_DATE_EPOCH",
 ];
 
 /// Default search paths of compilers and linkers. Nix and conda depend on these variables, so they are
@@ -186,7 +188,9 @@ mod tests {
         let command = env.command(Path::new("/bin/sh"));
         let seen: BTreeMap<_, _> = command.as_std().get_envs().collect();
         assert_eq!(seen[std::ffi::OsStr::new("CPATH")], Some("/opt/include".as_ref()));
-        assert_eq!(seen[std::ffi::OsStr::new("LIBRARY_PATH")], None, "removed, whatever this process has");
+        for removed in ["LIBRARY_PATH", "SOURCE_DATE_EPOCH"] {
+            assert_eq!(seen[std::ffi::OsStr::new(removed)], None, "removed, whatever this process has");
+        }
     }
 
     #[test]
