@@ -80,9 +80,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The store that receives the builds.
+    /// The store that receives the builds, with those that were installed with this program.
     pub fn store(&self) -> BuildStore {
-        BuildStore::new(&self.dirs.data)
+        BuildStore::with_bundled(&self.dirs.data)
     }
 
     /// Returns a commit as a source, fetched if necessary.

@@ -127,6 +127,8 @@ pub enum BuilderError {
     },
     #[error("{path} has the sha256 {found}, expected was {expected}")]
     WrongHash { path: PathBuf, found: String, expected: String },
+    #[error("build `{id}` was installed with llama-warden, in {folder}")]
+    BundledBuild { id: String, folder: PathBuf },
     #[error("there is no build `{id}` in {store}")]
     NoSuchBuild {
         /// The id or prefix, as given.
@@ -188,6 +190,7 @@ impl BuilderError {
             | Self::SourceTooLarge { .. }
             | Self::Option { .. }
             | Self::Target { .. }
+            | Self::BundledBuild { .. }
             | Self::NoSuchBuild { .. }
             | Self::AmbiguousBuild { .. }
             | Self::DamagedChoices { .. }
@@ -284,6 +287,9 @@ impl BuilderError {
             Self::SourceChanged { .. } => "leave it alone while it is built, and try again",
             Self::Markers { .. } => {
                 "the file that was patched is not part of this build: does --backend fit the patch set?"
+            }
+            Self::BundledBuild { .. } => {
+                "the package manager that installed it removes it, such as `pip uninstall`"
             }
             Self::NoSuchBuild { .. } => "`llama-warden builds list` shows what there is",
             Self::ForeignInBuild { .. } => "look at it, and remove it yourself if nobody needs it",

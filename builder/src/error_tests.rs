@@ -112,6 +112,7 @@ fn errors() -> Vec<BuilderError> {
         kernel(&["--no-repack"], true),
         kernel(&[], false),
         BuilderError::WrongHash { path: path(), found: "00".into(), expected: "11".into() },
+        BuilderError::BundledBuild { id: "90b6".into(), folder: "/prefix/lib/90b6".into() },
         BuilderError::NoSuchBuild { id: "90b6".into(), store: "/store".into() },
         BuilderError::AmbiguousBuild { prefix: "9".into(), ids: vec![id("a"), id("b")] },
         BuilderError::DamagedChoices { path: "/store/.chosen.json".into(), why: "it is no JSON".into() },

@@ -35,6 +35,8 @@ pub(crate) struct PipDownload {
     pub(crate) requirements: String,
     /// Each requirement has a hash, and pip must require hashes.
     pub(crate) is_hashed: bool,
+    /// The requirements are wheels, for which pip needs no build tools.
+    pub(crate) is_wheel: bool,
 }
 
 impl Builder {
@@ -51,8 +53,8 @@ impl Builder {
     /// # Errors
     /// Fails if pip cannot name the newest version or cannot fetch it, or on cancellation.
     pub async fn newest_sdist(&self, pinned: &SdistPin) -> Result<(String, PathBuf)> {
-        venv::ensure_created(self).await?;
-        let mut asking = venv::pip(self);
+        let tools = venv::ensure_created(self).await?;
+        let mut asking = venv::pip(self, &tools);
         // `-v` cancels the `-q` of our pip calls, which would suppress the versions.
         asking.args(["-v", "index", "versions", "--no-binary", PACKAGE_NAME, PACKAGE_NAME]);
         let doing = format!("asking for the newest version of {PACKAGE_NAME}");
@@ -74,6 +76,7 @@ impl Builder {
             doing: format!("downloading {PACKAGE_NAME} {version}"),
             requirements: format!("--no-binary {PACKAGE_NAME}\n{PACKAGE_NAME}=={version}{hash}\n"),
             is_hashed: pin.is_some(),
+            is_wheel: false,
         };
         let check = async |path: &Path| {
             let Some(pin) = pin else { return Ok(()) };
@@ -137,11 +140,12 @@ impl Builder {
     }
 
     async fn download(&self, work: &Path, wanted: &PipDownload) -> Result<PathBuf> {
-        venv::ensure_created(self).await?;
+        let tools =
+            if wanted.is_wheel { venv::ensure_pip(self).await? } else { venv::ensure_created(self).await? };
         let file = work.join("requirements.txt");
         fs::write(&file, &wanted.requirements).map_err(io_error("writing", &file))?;
         let into = work.join("got");
-        let mut download = venv::pip(self);
+        let mut download = venv::pip(self, &tools);
         download
             .args(["download", "--no-deps", "--no-build-isolation", "-r"])
             .arg(&file)

@@ -92,6 +92,7 @@ impl Builder {
             doing: format!("downloading {}", pin.title),
             requirements: pin.requirements(),
             is_hashed: true,
+            is_wheel: true,
         };
         let check = async |path: &Path| self.check_sha256(path, &pin.sha256).await;
         let finish = async |got: PathBuf| {

@@ -1,6 +1,8 @@
 //! Runs one build: from the source in the work folder to the binary in the store.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use tokio::process::Command;
@@ -14,10 +16,10 @@ use super::{failure, planning, trial};
 use crate::builder::{BuildRequest, Builder, StoredBuild};
 use crate::error::{BuilderError, Result, io_error, program_error};
 use crate::event::{BuildEvent, BuildPhase};
-use crate::plan::{BuildPlan, ComputeBackend};
+use crate::plan::{BuildPlan, ComputeBackend, CpuTarget, SHARED_GGML};
 use crate::process::{ChildExit, run_at_priority};
 use crate::source::file_sha256;
-use crate::store::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Provenance};
+use crate::store::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Provenance, is_library};
 use crate::toolchain::BuildDrivers;
 use crate::{clock, machine};
 
@@ -76,7 +78,8 @@ impl RunningBuild<'_> {
         let begun = Instant::now();
         self.report(BuildEvent::Phase(BuildPhase::Verify));
         let binary = self.work.build().join("bin").join(CMAKE_TARGET);
-        self.check_markers(&binary).await?;
+        let libraries = self.built_libraries()?;
+        self.check_markers(std::iter::once(&binary).chain(&libraries).cloned().collect()).await?;
         let timeout = self.request.verify_timeout;
         let verified =
             match trial::verify_binary(self.builder, &self.plan, &binary, timeout, self.work.path()).await {
@@ -98,8 +101,6 @@ impl RunningBuild<'_> {
         let store = self.builder.store();
         let (plan, drivers) = (self.plan.clone(), self.drivers.clone());
         let install = move |cancel: CancellationToken| {
-            let size = binary.metadata().map_err(io_error("reading", &binary))?.len();
-            let sha256 = file_sha256(&binary, &cancel)?;
             let provenance = Provenance {
                 schema: PROVENANCE_SCHEMA,
                 id: plan.id.clone(),
@@ -108,7 +109,8 @@ impl RunningBuild<'_> {
                 plan,
                 drivers,
                 timings,
-                binary: BinaryFacts { size, sha256 },
+                binary: file_facts(&binary, &cancel)?,
+                libraries: library_facts(&libraries, &cancel)?,
                 verified,
                 host: BuildHost::current(),
             };
@@ -131,13 +133,31 @@ impl RunningBuild<'_> {
         Ok(())
     }
 
-    /// Fails if the binary lacks a fix or a hook that was patched into its source.
-    async fn check_markers(&self, binary: &Path) -> Result<()> {
-        let (plan, binary) = (self.plan.clone(), binary.to_owned());
+    /// Libraries next to the built binary, sorted; none unless the build is for any CPU.
+    fn built_libraries(&self) -> Result<Vec<PathBuf>> {
+        if self.plan.recipe.arch != CpuTarget::Any {
+            return Ok(Vec::new());
+        }
+        let folder = self.work.build().join("bin");
+        let entries = fs::read_dir(&folder).map_err(io_error("reading", &folder))?;
+        let paths = entries.map(|entry| Ok(entry.map_err(io_error("reading", &folder))?.path()));
+        let mut paths = paths.collect::<Result<Vec<_>>>()?;
+        paths.retain(|path| is_library(&path.file_name().unwrap_or_default().to_string_lossy()));
+        paths.sort();
+        Ok(paths)
+    }
+
+    /// Fails if all files lack a fix or a hook that was patched into the source.
+    async fn check_markers(&self, built: Vec<PathBuf>) -> Result<()> {
+        let plan = self.plan.clone();
         let look = move |cancel: CancellationToken| {
             let all: Vec<(String, &str)> = plan.patches.iter().flat_map(PlannedSet::markers).collect();
-            let markers = all.iter().map(|(what, marker)| (what.as_str(), *marker));
-            let missing = binary::missing_markers(&binary, markers, &|| cancel.is_cancelled())?;
+            let mut missing: Vec<String> = all.iter().map(|(what, _)| what.clone()).collect();
+            for file in &built {
+                let sought = all.iter().filter(|(what, _)| missing.contains(what));
+                let markers = sought.map(|(what, marker)| (what.as_str(), *marker));
+                missing = binary::missing_markers(file, markers, &|| cancel.is_cancelled())?;
+            }
             if cancel.is_cancelled() { Err(BuilderError::Cancelled) } else { Ok(missing) }
         };
         match self.builder.run_blocking(look).await? {
@@ -155,6 +175,11 @@ impl RunningBuild<'_> {
             command.args(toolkit.options(backend, &self.plan.compilers.cxx.path));
         }
         command.args(&self.plan.recipe.cmake);
+        if self.plan.recipe.arch == CpuTarget::Any {
+            let file = self.work.path().join("shared-ggml.cmake");
+            fs::write(&file, SHARED_GGML).map_err(io_error("writing", &file))?;
+            command.arg(path_option("CMAKE_PROJECT_ggml_INCLUDE", &file));
+        }
         if let Some(launcher) = &self.drivers.launcher {
             self.builder.reporter.note(format!("compiler cache: {}", launcher.display()));
             // ggml finds a ccache in PATH by itself; any other launcher needs these options.
@@ -236,6 +261,19 @@ impl RunningBuild<'_> {
     pub(super) fn report(&self, event: BuildEvent) {
         self.builder.reporter.report(event);
     }
+}
+
+fn file_facts(path: &Path, cancel: &CancellationToken) -> Result<BinaryFacts> {
+    let size = path.metadata().map_err(io_error("reading", path))?.len();
+    Ok(BinaryFacts { size, sha256: file_sha256(path, cancel)? })
+}
+
+fn library_facts(paths: &[PathBuf], cancel: &CancellationToken) -> Result<BTreeMap<String, BinaryFacts>> {
+    let named = paths.iter().map(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((name, file_facts(path, cancel)?))
+    });
+    named.collect()
 }
 
 fn phase_error(phase: &'static str, output: &str, status: ExitStatus, log: &Path) -> BuilderError {

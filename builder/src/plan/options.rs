@@ -5,11 +5,28 @@ use super::target::{ComputeBackend, CpuTarget};
 use crate::error::{BuilderError, Result};
 use crate::source::ExaminedSource;
 
+/// Options of a build for any CPU. Only ggml is made of libraries ([`SHARED_GGML`]), which the binary and its
+/// libraries find next to themselves. No version in the libraries' names, because packages have no links, and
+/// no OpenMP, which would be one more library to install.
+const ANY_CPU_OPTIONS: [(&str, &str); 6] = [
+    ("GGML_BACKEND_DL", "ON"),
+    ("GGML_CPU_ALL_VARIANTS", "ON"),
+    ("GGML_OPENMP", "OFF"),
+    ("CMAKE_PLATFORM_NO_VERSIONED_SONAME", "ON"),
+    ("CMAKE_BUILD_WITH_INSTALL_RPATH", "ON"),
+    ("CMAKE_INSTALL_RPATH", "$ORIGIN"),
+];
+
+/// Content of a file that cmake includes at the beginning of ggml, for [`CpuTarget::Any`]: upstream has one switch
+/// for all libraries, and loads CPU variants only with it. llama.cpp itself stays in the binary, because an
+/// exception does not always pass from a library to a binary if each has its own C++ runtime.
+pub(crate) const SHARED_GGML: &str = "set(BUILD_SHARED_LIBS ON)\n";
+
 /// Options of every build: a static Release build of the server with the extras. Only npm uses the network.
 pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &ExtrasChoice) -> Vec<String> {
     let native = match arch {
         CpuTarget::Native => "ON",
-        CpuTarget::Portable => "OFF",
+        CpuTarget::Portable | CpuTarget::Any => "OFF",
     };
     let switch = |on: bool| if on { "ON" } else { "OFF" };
     let revision = &source.revision;
@@ -32,6 +49,9 @@ pub(super) fn fixed_options(source: &ExaminedSource, arch: CpuTarget, extras: &E
     ]
     .map(|(name, value)| format!("-D{name}={value}"))
     .into();
+    if arch == CpuTarget::Any {
+        options.extend(ANY_CPU_OPTIONS.map(|(name, value)| format!("-D{name}={value}")));
+    }
     if extras.old_switch_off {
         // Set the older option only where needed: in newer sources it overrides the newer one.
         options.push(format!("-D{OLD_PAGE_OPTION}=OFF"));
@@ -98,7 +118,7 @@ pub(super) fn normalize_option(option: &str) -> Result<String> {
     let on = is_on(value);
     match name {
         "BUILD_SHARED_LIBS" | "GGML_BACKEND_DL" | "GGML_CPU_ALL_VARIANTS" if on => {
-            refuse("the store keeps one static binary")
+            refuse("the store keeps one static binary; use --arch any for libraries of CPU variants")
         }
         "LLAMA_BUILD_SERVER" if !on => refuse("llama-server is what is built"),
         "GGML_NATIVE" => refuse("use --arch native or --arch portable, so that the build knows its CPU"),

@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `native` (the default) | this machine's CPU | this machine's GPUs | this machine's GPUs |
 //! | `portable` | common CPUs | upstream's list of common GPUs | have to be named |
+//! | `any` | every CPU of this kind, with the best instructions of each | as `portable` | have to be named |
 //! | `90` or `86,89` or `gfx1201` | this machine's CPU | these GPUs | these GPUs |
 //! | `portable,90` | common CPUs | these GPUs | these GPUs |
 //!
@@ -77,6 +78,9 @@ pub enum CpuTarget {
     Native,
     /// Common current CPUs (x86-64 with AVX2, plain aarch64), for stores shared by several machines.
     Portable,
+    /// Every x86-64 or aarch64: the CPU part is one library per set of instructions, next to the binary, and
+    /// the server loads the best one that the CPU can run. The build can be moved to other machines.
+    Any,
 }
 
 /// Requested architectures: a CPU part, and GPU architectures by name.
@@ -169,18 +173,19 @@ impl FromStr for ArchChoice {
             Err(BuilderError::Target {
                 given: text.to_owned(),
                 why: why.into(),
-                cure: "give native, portable, GPUs such as 90 or gfx1201, or both: portable,90".into(),
+                cure: "give native, portable, any, GPUs such as 90 or gfx1201, or both: portable,90".into(),
             })
         };
         let mut cpu = None;
         let mut gpu: Vec<String> = Vec::new();
         for name in text.split([',', ';']).map(str::trim) {
             match name {
-                "native" | "portable" if cpu.is_some() => {
-                    return refuse("`native` and `portable` are about the one CPU part");
+                "native" | "portable" | "any" if cpu.is_some() => {
+                    return refuse("`native`, `portable` and `any` are about the one CPU part");
                 }
                 "native" => cpu = Some(CpuTarget::Native),
                 "portable" => cpu = Some(CpuTarget::Portable),
+                "any" => cpu = Some(CpuTarget::Any),
                 name if is_cuda(name) || is_hip(name) => gpu.push(name.to_owned()),
                 _ => return refuse("it is no architecture that any backend has"),
             }
@@ -221,7 +226,7 @@ impl fmt::Display for CpuTarget {
 
 impl fmt::Display for ArchChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.cpu == CpuTarget::Portable || self.gpu.is_empty() {
+        if self.cpu != CpuTarget::Native || self.gpu.is_empty() {
             self.cpu.fmt(f)?;
             f.write_str(if self.gpu.is_empty() { "" } else { "," })?;
         }
@@ -241,6 +246,8 @@ mod tests {
     fn the_cpu_part_and_the_gpus_are_told_apart() {
         assert_eq!(wish("native"), ArchChoice::default());
         assert_eq!(wish("portable"), CpuTarget::Portable.into());
+        assert_eq!(wish("any,90"), ArchChoice { cpu: CpuTarget::Any, gpu: vec!["90".into()] });
+        assert_eq!(wish("any,90").to_string(), "any,90");
         assert_eq!(wish("90"), ArchChoice { cpu: CpuTarget::Native, gpu: vec!["90".into()] });
         assert_eq!(
             wish("portable,86-real; 89"),

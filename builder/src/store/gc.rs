@@ -46,8 +46,9 @@ impl BuildStore {
     /// # Errors
     /// Fails if the store cannot be read.
     pub fn plan_gc(&self, keep: &GcKeep) -> Result<GcPlan> {
-        let ids: Vec<BuildId> = self.list()?.builds.into_iter().map(|build| build.id).collect();
+        let mut ids: Vec<BuildId> = self.list()?.builds.into_iter().map(|build| build.id).collect();
         let all = ids.len();
+        ids.retain(|id| !self.is_bundled(id));
         let going = ids.into_iter().skip(keep.newest).filter(|id| !keep.ids.contains(id));
         let sized = |id: BuildId| {
             let bytes = self.bytes(&id);

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  builds/0123456789abcdef/llama-server        the binary
+//!                          lib*.so             its libraries, if it was built with some (`--arch any`)
 //!                          provenance.json     its provenance
 //!  builds/.incoming-0123456789abcdef/          being written or removed; renamed to the above when complete
 //!  builds/.lock                                held by a process that writes or removes
@@ -11,13 +12,18 @@
 //! Entries that do not look like a build are reported and never touched. A build is removed file by file,
 //! and only if its folder has no other files. A running process keeps its deleted binary, but could not be
 //! restarted, so callers must not remove builds in use.
+//!
+//! A package may install builds next to this program, as `bin/llama-warden` and `lib/llama-warden/builds`. A
+//! store made by [`BuildStore::with_bundled`] reads these builds after its own, and never changes them.
 
+mod bundled;
 mod chosen;
 mod gc;
 pub(crate) mod id;
 mod lineage;
 mod provenance;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -38,20 +44,22 @@ const LOCK_FILE: &str = ".lock";
 const CHOICES_FILE: &str = ".chosen.json";
 /// File of an unfinished rollout; with the prefix [`CHOICES_FILE`], the file is not listed as foreign.
 const MOVE_FILE: &str = ".chosen.json.move";
-/// All files of a build's folder; no others are removed with it.
-const BUILD_FILES: [&str; 2] = [BINARY_FILE, PROVENANCE_FILE];
 
 /// A folder of builds. Cheap to create: only methods access the disk. Methods block briefly.
 #[derive(Clone, Debug)]
 pub struct BuildStore {
     root: PathBuf,
+    /// Folder of the builds that a package installed next to this program.
+    bundled: Option<PathBuf>,
 }
 
 /// Content of a store.
 #[derive(Clone, Debug, Default)]
 pub struct StoreListing {
-    /// Usable builds, newest first.
+    /// Usable builds, newest first; the bundled ones last.
     pub builds: Vec<Provenance>,
+    /// Ids of the bundled builds among them.
+    pub bundled: Vec<BuildId>,
     /// Unusable folders named like a build, with the reason.
     pub damaged: Vec<(PathBuf, String)>,
     /// Entries that are no builds.
@@ -61,7 +69,7 @@ pub struct StoreListing {
 impl BuildStore {
     /// The store under a data folder.
     pub fn new(data: &Path) -> Self {
-        Self { root: data.join("builds") }
+        Self { root: data.join("builds"), bundled: None }
     }
 
     /// The store's folder.
@@ -76,11 +84,11 @@ impl BuildStore {
     pub fn list(&self) -> Result<StoreListing> {
         let mut listing = StoreListing::default();
         let entries = match fs::read_dir(&self.root) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(listing),
+            Ok(entries) => Some(entries),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(io_error("reading", &self.root)(error)),
         };
-        for entry in entries {
+        for entry in entries.into_iter().flatten() {
             let path = entry.map_err(io_error("reading", &self.root))?.path();
             match file_name(&path).parse::<BuildId>() {
                 Ok(id) => match self.show(&id) {
@@ -93,6 +101,7 @@ impl BuildStore {
             }
         }
         listing.builds.sort_by(|one, other| (&other.built_at, &other.id).cmp(&(&one.built_at, &one.id)));
+        self.append_bundled(&mut listing);
         listing.damaged.sort();
         listing.foreign.sort();
         Ok(listing)
@@ -104,14 +113,11 @@ impl BuildStore {
     /// Fails if no build has this prefix, or if several builds have it.
     pub fn resolve(&self, prefix: &str) -> Result<BuildId> {
         let wanted = prefix.to_ascii_lowercase();
-        let mut ids: Vec<BuildId> = match fs::read_dir(&self.root) {
-            Ok(entries) => {
-                entries.flatten().filter_map(|entry| file_name(&entry.path()).parse().ok()).collect()
-            }
-            Err(_) => Vec::new(),
-        };
+        // A build may be in the store and bundled.
+        let mut ids: BTreeSet<BuildId> = ids_in(&self.root).into_iter().collect();
+        ids.extend(self.bundled.iter().flat_map(|folder| ids_in(folder)));
         ids.retain(|id| !wanted.is_empty() && id.as_str().starts_with(&wanted));
-        ids.sort();
+        let mut ids: Vec<BuildId> = ids.into_iter().collect();
         match ids.len() {
             0 => Err(BuilderError::NoSuchBuild { id: prefix.to_owned(), store: self.root.clone() }),
             1 => Ok(ids.remove(0)),
@@ -124,7 +130,7 @@ impl BuildStore {
     /// # Errors
     /// Fails if the build does not exist or is damaged.
     pub fn show(&self, id: &BuildId) -> Result<Provenance> {
-        let folder = self.folder(id);
+        let folder = self.readable_folder(id);
         let damaged = |why: String| Err(BuilderError::DamagedBuild { path: folder.clone(), why });
         if !folder.exists() {
             return Err(BuilderError::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
@@ -143,11 +149,14 @@ impl BuildStore {
                 provenance.id, provenance.schema
             ));
         }
-        match fs::metadata(folder.join(BINARY_FILE)) {
-            Ok(metadata) if metadata.is_file() && metadata.len() == provenance.binary.size => Ok(provenance),
-            Ok(_) => damaged(format!("{BINARY_FILE} has not the size that it was built with")),
-            Err(error) => damaged(format!("{BINARY_FILE} cannot be read ({error})")),
+        for (name, facts) in provenance.files() {
+            match fs::metadata(folder.join(name)) {
+                Ok(metadata) if metadata.is_file() && metadata.len() == facts.size => {}
+                Ok(_) => return damaged(format!("{name} has not the size that it was built with")),
+                Err(error) => return damaged(format!("{name} cannot be read ({error})")),
+            }
         }
+        Ok(provenance)
     }
 
     /// Path of a build's llama-server, after a check that it exists.
@@ -155,7 +164,7 @@ impl BuildStore {
     /// # Errors
     /// Fails if the build does not exist or is damaged.
     pub fn binary(&self, id: &BuildId) -> Result<PathBuf> {
-        self.show(id).map(|_| self.folder(id).join(BINARY_FILE))
+        self.show(id).map(|_| self.readable_folder(id).join(BINARY_FILE))
     }
 
     /// The newest usable build, if there is one.
@@ -169,10 +178,14 @@ impl BuildStore {
     /// Removes a build, damaged or not. Waits for other processes that write or remove.
     ///
     /// # Errors
-    /// Fails if the build does not exist, or if its folder has other files; then nothing was removed.
+    /// Fails if the build does not exist or is bundled, or if its folder has other files; then nothing was
+    /// removed.
     pub fn remove(&self, id: &BuildId) -> Result<()> {
         let folder = self.folder(id);
         if fs::symlink_metadata(&folder).is_err() {
+            if let Some(bundled) = self.bundled_folder(id) {
+                return Err(BuilderError::BundledBuild { id: id.to_string(), folder: bundled });
+            }
             return Err(BuilderError::NoSuchBuild { id: id.to_string(), store: self.root.clone() });
         }
         let _lock = self.lock()?;
@@ -188,20 +201,24 @@ impl BuildStore {
     pub fn find_by_file(&self, file: &Path) -> Option<BuildId> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         // A removed file has no canonical path, but its folder may have one.
-        let (folder, root) = (real(file.parent()?), real(&self.root));
-        (folder.parent()? == root).then(|| file_name(&folder).parse().ok())?
+        let folder = real(file.parent()?);
+        let parent = folder.parent()?;
+        let is_in_store = std::iter::once(&self.root).chain(&self.bundled).any(|root| real(root) == parent);
+        is_in_store.then(|| file_name(&folder).parse().ok())?
     }
 
     fn lock(&self) -> Result<FileLock> {
         FileLock::wait(&self.root.join(LOCK_FILE))
     }
 
-    /// Moves a binary into the store. The caller holds the build's lock. Replaces a damaged build with the
-    /// same id. The new build becomes the default only if it is a suitable successor of the previous default.
+    /// Copies a binary, and the libraries next to it that `provenance` names, into the store. The caller
+    /// holds the build's lock. Replaces a damaged build with the same id. The new build becomes the default
+    /// only if it is a suitable successor of the previous default.
     pub(crate) fn install(&self, binary: &Path, provenance: &Provenance) -> Result<PathBuf> {
         let (incoming, folder) = (self.incoming(&provenance.id), self.folder(&provenance.id));
         let _lock = self.lock()?;
-        let before = self.default_build()?;
+        // A bundled build is a stopgap: the user's first own build replaces it, whatever it is made of.
+        let before = self.default_build()?.filter(|before| !self.is_bundled(&before.id));
         remove_files(&incoming)?;
         fs::create_dir(&incoming).map_err(io_error("creating", &incoming))?;
         let done = write_files(&incoming, binary, provenance).and_then(|()| {
@@ -227,8 +244,10 @@ impl BuildStore {
 }
 
 fn write_files(folder: &Path, binary: &Path, provenance: &Provenance) -> Result<()> {
-    let to = folder.join(BINARY_FILE);
-    fs::copy(binary, &to).map_err(io_error("copying", binary))?;
+    for (name, _) in provenance.files() {
+        let from = if name == BINARY_FILE { binary.to_owned() } else { binary.with_file_name(name) };
+        fs::copy(&from, folder.join(name)).map_err(io_error("copying", from))?;
+    }
     let file = folder.join(PROVENANCE_FILE);
     let mut text =
         serde_json::to_vec_pretty(provenance).map_err(|error| io_error("writing", &file)(error.into()))?;
@@ -248,7 +267,8 @@ fn check_only_ours(folder: &Path) -> Result<()> {
         let entry = entry.map_err(io_error("reading", folder))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let file = entry.file_type().is_ok_and(|kind| kind.is_file() || kind.is_symlink());
-        if !file || !BUILD_FILES.contains(&name.as_str()) {
+        let is_ours = [BINARY_FILE, PROVENANCE_FILE].contains(&name.as_str()) || is_library(&name);
+        if !file || !is_ours {
             return foreign(format!("`{name}` is in it"));
         }
     }
@@ -261,15 +281,26 @@ fn remove_files(folder: &Path) -> Result<()> {
         return Ok(());
     }
     check_only_ours(folder)?;
-    for name in BUILD_FILES {
-        match fs::remove_file(folder.join(name)) {
+    for entry in fs::read_dir(folder).map_err(io_error("reading", folder))? {
+        let path = entry.map_err(io_error("reading", folder))?.path();
+        match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(io_error("removing", folder)(error));
+                return Err(io_error("removing", path)(error));
             }
             _ => {}
         }
     }
     fs::remove_dir(folder).map_err(io_error("removing", folder))
+}
+
+/// Returns true for the file name of a library that a build may have next to its binary.
+pub(crate) fn is_library(name: &str) -> bool {
+    name.starts_with("lib") && Path::new(name).extension().is_some_and(|extension| extension == "so")
+}
+
+fn ids_in(folder: &Path) -> Vec<BuildId> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| file_name(&entry.path()).parse().ok()).collect()
 }
 
 fn file_name(path: &Path) -> String {

@@ -1,5 +1,6 @@
 //! The record stored with a binary about its origin.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use warden_patches::SetFix;
 use warden_patches::mitigation::{BuildFacts, ProvenanceFacts};
 use warden_patches::set::life::FixStanding;
 
+use super::BINARY_FILE;
 use super::id::BuildId;
 use crate::plan::{BuildPlan, ComputeBackend, option_value};
 use crate::toolchain::BuildDrivers;
@@ -33,6 +35,9 @@ pub struct Provenance {
     pub timings: BuildTimings,
     /// Size and hash of the binary.
     pub binary: BinaryFacts,
+    /// Size and hash of each library next to the binary, by file name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub libraries: BTreeMap<String, BinaryFacts>,
     /// Results of the verification.
     pub verified: VerifyResults,
     /// Machine of the build.
@@ -58,6 +63,17 @@ impl Provenance {
     pub fn fix_states(&self) -> Vec<(String, FixStanding)> {
         let fixes = self.plan.patches.iter().flat_map(|set| &set.fixes);
         fixes.filter_map(|fix| Some((fix.fix.clone(), fix.life.clone()?))).collect()
+    }
+
+    /// Names and facts of the binary and its libraries.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &BinaryFacts)> {
+        let libraries = self.libraries.iter().map(|(name, facts)| (name.as_str(), facts));
+        std::iter::once((BINARY_FILE, &self.binary)).chain(libraries)
+    }
+
+    /// Bytes of the binary and its libraries.
+    pub fn bytes(&self) -> u64 {
+        self.files().map(|(_, facts)| facts.size).sum()
     }
 
     /// Compute backend of the binary.
@@ -104,7 +120,7 @@ pub struct BuildTimings {
     pub verify: f64,
 }
 
-/// Size and hash of a build's binary.
+/// Size and hash of a build's binary, or of one of its libraries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BinaryFacts {
     /// Size in bytes.

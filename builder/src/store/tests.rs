@@ -19,6 +19,7 @@ pub(crate) fn provenance(options: &[&str], built_at: &str, size: u64) -> Provena
         drivers: BuildDrivers { cmake: tool.clone(), ninja: tool, launcher: None },
         timings: BuildTimings::default(),
         binary: BinaryFacts { size, sha256: String::new() },
+        libraries: std::collections::BTreeMap::new(),
         verified: VerifyResults::default(),
         host: BuildHost::current(),
         fixes: Vec::new(),

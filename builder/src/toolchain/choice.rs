@@ -101,13 +101,13 @@ async fn gpu_architectures(
     };
     match (backend, arch.gpu.is_empty(), arch.cpu) {
         (ComputeBackend::Cpu | ComputeBackend::Vulkan, ..)
-        | (ComputeBackend::Cuda, true, CpuTarget::Portable) => {
+        | (ComputeBackend::Cuda, true, CpuTarget::Portable | CpuTarget::Any) => {
             // For CUDA, name no architectures: upstream has a list per toolkit of those that compile. cmake's
             // `all-major` may include architectures for which some parts do not compile.
             Ok(Vec::new())
         }
         (ComputeBackend::Cuda | ComputeBackend::Hip, false, _) => Ok(arch.gpu.clone()),
-        (ComputeBackend::Hip, true, CpuTarget::Portable) => Err(BuilderError::Target {
+        (ComputeBackend::Hip, true, CpuTarget::Portable | CpuTarget::Any) => Err(BuilderError::Target {
             given: arch.to_string(),
             why: "ROCm has no list of common architectures".into(),
             cure: "name them: --arch portable,gfx1100,gfx1201".into(),

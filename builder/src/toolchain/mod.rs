@@ -44,7 +44,7 @@ pub(crate) async fn find_compilers(builder: &Builder, arch: CpuTarget) -> Result
         builder.program_output(&cxx, &["-dumpmachine"], "asking for the target"),
         async {
             match arch {
-                CpuTarget::Portable => Ok(String::new()),
+                CpuTarget::Portable | CpuTarget::Any => Ok(String::new()),
                 CpuTarget::Native => hash_cpu_features(builder, &cxx).await,
             }
         }

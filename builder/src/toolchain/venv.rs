@@ -1,4 +1,5 @@
-//! A private Python virtual environment under the cache folder, for programs distributed as Python packages.
+//! Private Python virtual environments under the cache folder, for programs and models distributed as Python
+//! packages.
 //!
 //! pip runs with the user's index settings (index, certificates, proxy) only: no other `PIP_*` option, no
 //! `PYTHON*` variable, no user site.
@@ -9,7 +10,7 @@ use std::{fs, io};
 use tokio::process::Command;
 
 use crate::builder::Builder;
-use crate::environment::{BuildEnvironment, remove_variables};
+use crate::environment::{BuildEnvironment, program_folder, remove_variables};
 use crate::error::{BuilderError, Result, io_error};
 use crate::event::BuildEvent;
 use crate::lock::FileLock;
@@ -48,35 +49,69 @@ pub(crate) fn venv_program(builder: &Builder, name: &str) -> PathBuf {
     venv_folder(builder).join("bin").join(name)
 }
 
-pub(crate) async fn ensure_created(builder: &Builder) -> Result<()> {
-    if is_ready(builder) {
+/// Makes the environment with the tools of builds, unless it is there. Returns its folder.
+pub(crate) async fn ensure_created(builder: &Builder) -> Result<PathBuf> {
+    let folder = venv_folder(builder);
+    ensure_filled(builder, &folder, &VENV_PACKAGES.join(" "), async || {
+        builder.reporter.report(BuildEvent::Obtaining {
+            what: PACKAGES_DESCRIPTION.into(),
+            from: "PyPI",
+            into: folder.clone(),
+        });
+        let mut install = pip(builder, &folder);
+        install.arg("install").args(VENV_PACKAGES);
+        let doing = format!("installing {PACKAGES_DESCRIPTION} into {}", folder.display());
+        builder.run_program("pip install".as_ref(), &doing, install).await?;
+        install_compiler_cache(builder).await
+    })
+    .await?;
+    Ok(folder)
+}
+
+/// Makes an environment with pip alone, unless the one for builds is there. Returns its folder. Wheels need
+/// no more, and the tools take longer to download than a small model.
+pub(crate) async fn ensure_pip(builder: &Builder) -> Result<PathBuf> {
+    if is_complete(&venv_folder(builder), &VENV_PACKAGES.join(" ")) {
+        return Ok(venv_folder(builder));
+    }
+    let folder = builder.dirs.cache.join("pip");
+    ensure_filled(builder, &folder, "pip", async || Ok(())).await?;
+    Ok(folder)
+}
+
+/// `mark`: content of the file that marks the environment as complete.
+async fn ensure_filled(
+    builder: &Builder,
+    folder: &Path,
+    mark: &str,
+    fill: impl AsyncFnOnce() -> Result<()>,
+) -> Result<()> {
+    if is_complete(folder, mark) {
         return Ok(());
     }
-    let lock = builder.dirs.cache.join("locks").join("tools.lock");
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let lock = builder.dirs.cache.join("locks").join(format!("{name}.lock"));
     let _lock = FileLock::take(&lock, &builder.cancel, || ()).await?;
-    if is_ready(builder) {
+    if is_complete(folder, mark) {
         return Ok(());
     }
-    let python = builder.env.find("python3").ok_or_else(|| BuilderError::MissingProgram {
+    let python = find_python(builder)?;
+    remove_outdated(folder).map_err(io_error("removing", folder))?;
+    owned::create(folder).map_err(io_error("creating", folder))?;
+    create(builder, &python, folder).await?;
+    fill().await?;
+    let mark_file = folder.join(COMPLETE_MARK);
+    fs::write(&mark_file, mark).map_err(io_error("writing", mark_file))
+}
+
+/// Prefers the Python next to this program: if pip or uv installed the program, that Python is complete, and
+/// there may be none in `PATH`.
+fn find_python(builder: &Builder) -> Result<PathBuf> {
+    let beside = program_folder().and_then(|folder| builder.env.find(folder.join("python3")));
+    beside.or_else(|| builder.env.find("python3")).ok_or_else(|| BuilderError::MissingProgram {
         program: "python3".into(),
         package: "python3 python3-venv",
-    })?;
-    let folder = venv_folder(builder);
-    builder.reporter.report(BuildEvent::Obtaining {
-        what: PACKAGES_DESCRIPTION.into(),
-        from: "PyPI",
-        into: folder.clone(),
-    });
-    remove_outdated(&folder).map_err(io_error("removing", &folder))?;
-    owned::create(&folder).map_err(io_error("creating", &folder))?;
-    create(builder, &python, &folder).await?;
-    let mut install = pip(builder);
-    install.arg("install").args(VENV_PACKAGES);
-    let doing = format!("installing {PACKAGES_DESCRIPTION} into {}", folder.display());
-    builder.run_program("pip install".as_ref(), &doing, install).await?;
-    install_compiler_cache(builder).await?;
-    let mark = folder.join(COMPLETE_MARK);
-    fs::write(&mark, VENV_PACKAGES.join(" ")).map_err(io_error("writing", mark))
+    })
 }
 
 /// Installs [`COMPILER_CACHE`] unless `PATH` has one. A failure is only reported: builds need no cache.
@@ -84,7 +119,7 @@ async fn install_compiler_cache(builder: &Builder) -> Result<()> {
     if installed_launcher(&builder.env).is_some() {
         return Ok(());
     }
-    let mut install = pip(builder);
+    let mut install = pip(builder, &venv_folder(builder));
     install.arg("install").args(COMPILER_CACHE);
     match builder.run_program("pip install".as_ref(), "installing ccache", install).await {
         Err(BuilderError::Cancelled) => Err(BuilderError::Cancelled),
@@ -104,10 +139,10 @@ pub(crate) fn installed_launcher(env: &BuildEnvironment) -> Option<PathBuf> {
     ["ccache", "sccache"].iter().find_map(|name| env.find(name))
 }
 
-fn is_ready(builder: &Builder) -> bool {
-    let mark = fs::read_to_string(venv_folder(builder).join(COMPLETE_MARK));
+fn is_complete(folder: &Path, mark: &str) -> bool {
+    let found = fs::read_to_string(folder.join(COMPLETE_MARK));
     // The interpreter is a link to the system's, which may have been removed.
-    mark.is_ok_and(|mark| mark == VENV_PACKAGES.join(" ")) && venv_program(builder, "python3").exists()
+    found.is_ok_and(|found| found == mark) && folder.join("bin/python3").exists()
 }
 
 fn remove_outdated(folder: &Path) -> io::Result<()> {
@@ -138,9 +173,9 @@ async fn create(builder: &Builder, python: &Path, folder: &Path) -> Result<()> {
     }
 }
 
-/// pip of the environment, isolated from the user's settings.
-pub(crate) fn pip(builder: &Builder) -> Command {
-    let mut command = builder.env.command(&venv_program(builder, "python3"));
+/// pip of the environment in `folder`, isolated from the user's settings.
+pub(crate) fn pip(builder: &Builder, folder: &Path) -> Command {
+    let mut command = builder.env.command(&folder.join("bin/python3"));
     remove_python_settings(&mut command);
     command.args(["-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-color", "-q"]);
     // A configuration file may say `user = true`, which fails in a virtual environment.

@@ -15,18 +15,25 @@ pub fn build_cells(build: &Provenance) -> Vec<String> {
         recipe.arch(),
         fixes_label(build),
         verification_label(build).to_owned(),
-        ByteSize(build.binary.size).to_string(),
+        ByteSize(build.bytes()).to_string(),
     ]
 }
 
-/// Describes a build's role as the default: in use, rejected, or was in use.
-pub fn default_state(id: &BuildId, in_use: Option<&BuildId>, choices: &BuildChoices) -> &'static str {
+/// Describes a build's role as the default: in use, rejected, or was in use; else says that it is bundled.
+pub fn default_state(
+    id: &BuildId,
+    in_use: Option<&BuildId>,
+    choices: &BuildChoices,
+    bundled: bool,
+) -> &'static str {
     if in_use == Some(id) {
-        "in use"
+        if bundled { "in use, bundled" } else { "in use" }
     } else if choices.rejected(id).is_some() {
         "rejected"
     } else if choices.chosen.iter().any(|one| one.build == *id) {
         "was in use"
+    } else if bundled {
+        "bundled"
     } else {
         ""
     }

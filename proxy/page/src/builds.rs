@@ -19,13 +19,14 @@ pub(crate) struct StoredBuilds {
     pub(crate) damaged: Vec<String>,
     pub(crate) in_use: Option<BuildId>,
     pub(crate) choices: BuildChoices,
+    pub(crate) bundled: Vec<BuildId>,
     pub(crate) error: Option<String>,
 }
 
 impl StoredBuilds {
     /// Reads the store in the data folder. Blocks.
     pub(crate) fn read(data: &Path) -> Self {
-        let store = BuildStore::new(data);
+        let store = BuildStore::with_bundled(data);
         let listing = match store.list() {
             Ok(listing) => listing,
             Err(error) => return Self { error: Some(error.to_string()), ..Self::default() },
@@ -36,6 +37,7 @@ impl StoredBuilds {
             in_use: store.default_build().ok().flatten().map(|build| build.id),
             choices: store.choices().unwrap_or_default(),
             builds: listing.builds,
+            bundled: listing.bundled,
             error: None,
         }
     }
@@ -81,7 +83,8 @@ pub(crate) fn builds_view(picture: &PageSnapshot, shelf: &StoredBuilds, data: &P
 }
 
 fn build_row(build: &Provenance, shelf: &StoredBuilds) -> Markup {
-    let state = default_state(&build.id, shelf.in_use.as_ref(), &shelf.choices);
+    let bundled = shelf.bundled.contains(&build.id);
+    let state = default_state(&build.id, shelf.in_use.as_ref(), &shelf.choices, bundled);
     let chosen = shelf.choices.chosen.iter().rev().find(|one| one.build == build.id);
     html! {
         tr role="row" id={ "b-" (build.id) } class="row" {
@@ -96,7 +99,7 @@ fn build_row(build: &Provenance, shelf: &StoredBuilds) -> Markup {
             }
             td role="cell" data-title="Stands" class="says" {
                 @match state {
-                    "in use" => { (badge(BadgeTone::Good, state)) }
+                    "in use" | "in use, bundled" => { (badge(BadgeTone::Good, state)) }
                     "rejected" => { (badge(BadgeTone::Bad, state)) }
                     _ => { (state) }
                 }
@@ -110,7 +113,7 @@ fn build_row(build: &Provenance, shelf: &StoredBuilds) -> Markup {
 }
 
 fn builds_in_use(picture: &PageSnapshot, data: &Path) -> Markup {
-    let store = BuildStore::new(data);
+    let store = BuildStore::with_bundled(data);
     let own = picture.status.fleet.models.iter().filter(|model| model.remote.is_none());
     html! {
         h2 { "In use" }

@@ -40,8 +40,12 @@ pub(crate) async fn compiles_amx(
     if !compilers.target.starts_with("x86_64") {
         return Ok(false);
     }
-    let native = if arch == CpuTarget::Native { "-march=native" } else { "" };
-    let mut arguments: Vec<&str> = [native].into_iter().filter(|flag| !flag.is_empty()).collect();
+    let mut arguments: Vec<&str> = match arch {
+        CpuTarget::Native => vec!["-march=native"],
+        CpuTarget::Portable => Vec::new(),
+        // The flags of upstream's variant with AMX.
+        CpuTarget::Any => vec!["-mamx-tile", "-mamx-int8"],
+    };
     arguments.extend(flags.split_whitespace());
     arguments.extend(["-dM", "-E", "-x", "c++", "/dev/null"]);
     match builder.program_output(&compilers.cxx.path, &arguments, "asking for AMX").await {

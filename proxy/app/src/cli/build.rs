@@ -73,9 +73,10 @@ pub(crate) struct TargetArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ArchArgs {
-    /// Machines to build for: native, portable, or GPUs by name.
+    /// Machines to build for: native, portable, any, or GPUs by name.
     ///
     /// `native` is this machine with its GPUs, `portable` the common CPUs and, for CUDA, the common GPUs.
+    /// `any` is as `portable` and runs on old CPUs, too: the server loads the best of several libraries.
     /// GPUs by name, such as `90`, `86,89` or `gfx1201`, leave the CPU part native; `portable,90` makes the
     /// CPU part portable, too.
     #[arg(long, value_name = "LIST", default_value = "native", value_parser = parse_with_hint::<ArchChoice>)]

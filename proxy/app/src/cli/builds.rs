@@ -209,7 +209,7 @@ impl BuildsContext {
     fn find(config: &ConfigArgs) -> Result<Self, CommandError> {
         let (machine, loaded) = config.read()?;
         let dirs = loaded.dirs(&machine)?;
-        let store = BuildStore::new(&dirs.data);
+        let store = BuildStore::with_bundled(&dirs.data);
         Ok(Self { machine, loaded, dirs, store })
     }
 
@@ -299,7 +299,8 @@ fn list(place: &BuildsContext, json: bool) -> Result<(), CommandError> {
     } else {
         let choices = store.choices().unwrap_or_default();
         let in_use = store.default_build()?.map(|build| build.id);
-        out::print_text(&table(&listing.builds, |id| default_state(id, in_use.as_ref(), &choices)))?;
+        let state = |id: &BuildId| default_state(id, in_use.as_ref(), &choices, listing.bundled.contains(id));
+        out::print_text(&table(&listing.builds, state))?;
     }
     builds_between::describe_leftovers(&place.dirs.data).map_or(Ok(()), |line| out::print_line(&line))
 }
@@ -353,7 +354,8 @@ mod tests {
         insta::assert_snapshot!(table(&builds, |id| default_state(
             id,
             Some(&in_use),
-            &BuildChoices::default()
+            &BuildChoices::default(),
+            id.as_str() == "90b61a0bd726c6ae"
         )));
     }
 }

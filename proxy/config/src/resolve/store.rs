@@ -14,7 +14,8 @@ pub enum BinaryChoice {
     InPath(PathBuf),
     /// A build in the store, by its id or a prefix of it.
     Build(String),
-    /// The newest build in the store; without builds, the `llama-server` in PATH.
+    /// The newest build in the store; without builds there, the one that was installed with llama-warden, else
+    /// the `llama-server` in PATH.
     Newest,
 }
 
@@ -35,7 +36,7 @@ pub struct StoreBuild {
 /// # Errors
 /// The prefix matches several builds, or the build is damaged.
 pub fn find_build(data_dir: &Path, id: Option<&str>) -> Result<Option<StoreBuild>, String> {
-    let store = BuildStore::new(data_dir);
+    let store = BuildStore::with_bundled(data_dir);
     let find = || -> Result<Option<StoreBuild>, BuilderError> {
         let found = match id {
             Some(prefix) => store.resolve(prefix).and_then(|id| store.show(&id)).map(Some)?,

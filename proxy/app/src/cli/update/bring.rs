@@ -190,7 +190,7 @@ pub(crate) fn rollback(args: &RollbackArgs) -> Result<(), CommandError> {
     crate::cli::shared::block_on(async {
         let (machine, loaded) = args.config.read()?;
         let dirs = loaded.dirs(&machine)?;
-        let store = BuildStore::new(&dirs.data);
+        let store = BuildStore::with_bundled(&dirs.data);
         let _only = lock_updates(&dirs)?;
         let numbers = &loaded.settings.update;
         let pinned = bound_models(&args.config, &loaded, &machine)?;

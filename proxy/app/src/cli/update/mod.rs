@@ -24,7 +24,7 @@ use clap::Args;
 use rustix::fs::FlockOperation;
 use rustix::process::{Signal, getpid, kill_process};
 use warden_builder::{
-    BackendChoice, BuildId, BuildPlan, BuildRequest, BuildStore, Builder, Provenance, RunPriority,
+    ArchChoice, BackendChoice, BuildId, BuildPlan, BuildRequest, BuildStore, Builder, Provenance, RunPriority,
 };
 use warden_config::machine::HostMachine;
 use warden_config::problem::ConfigPlace;
@@ -297,11 +297,16 @@ impl UpdateRun<'_> {
         if patches.sets == SelectedSets::Default && old.plan.patches.is_empty() {
             patches.sets = SelectedSets::None;
         }
-        let arch = recipe.arch().parse().unwrap_or_default();
+        // A bundled build is made for the machines of others: renew it for this machine's CPU alone.
+        let (arch, options) = if self.store.is_bundled(&old.id) {
+            (ArchChoice::default(), [].as_slice())
+        } else {
+            (recipe.arch().parse().unwrap_or_default(), old.plan.options.as_slice())
+        };
         Ok(BuildRequest {
             backend: self.args.backend.unwrap_or(BackendChoice::Explicit(recipe.backend)),
             arch,
-            options: old.plan.options.iter().chain(&self.args.options).cloned().collect(),
+            options: options.iter().chain(&self.args.options).cloned().collect(),
             priority: RunPriority::Background,
             ..build::build_request(source, patches, &self.loaded.settings.build)
         })
