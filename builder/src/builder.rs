@@ -80,7 +80,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The store that receives the builds, with those that were installed with this program.
+    /// The store that receives the builds, with the ones installed next to this program.
     pub fn store(&self) -> BuildStore {
         BuildStore::with_bundled(&self.dirs.data)
     }

@@ -1,7 +1,7 @@
 //! Builds that a package installed next to this program, as `bin/llama-warden` and `lib/llama-warden/builds`.
 //!
-//! A Python wheel does so. The package manager owns these builds: they are read after those of the store, and
-//! never chosen over one of them automatically, changed or removed.
+//! A Python wheel does so. The package manager owns these builds: the store reads them after its own, and they are
+//! never preferred to one of its own automatically, changed or removed.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -60,7 +60,7 @@ impl BuildStore {
 }
 
 /// Returns the folder of bundled builds of a program in `bin`. Ignores a folder that belongs to another user
-/// than the program's folder: in a shared place such as `/tmp`, anybody could create it.
+/// than the program's folder: in a shared place such as `/tmp`, any user could create it.
 fn find_bundled(bin: &Path) -> Option<PathBuf> {
     let folder = bin.parent()?.join(BUNDLED_BUILDS);
     let (owner, own) = (fs::metadata(&folder).ok()?.uid(), fs::metadata(bin).ok()?.uid());

@@ -217,7 +217,7 @@ impl BuildStore {
     pub(crate) fn install(&self, binary: &Path, provenance: &Provenance) -> Result<PathBuf> {
         let (incoming, folder) = (self.incoming(&provenance.id), self.folder(&provenance.id));
         let _lock = self.lock()?;
-        // A bundled build is a stopgap: the user's first own build replaces it, whatever it is made of.
+        // The user's first own build replaces a bundled one, also with an older or another llama.cpp.
         let before = self.default_build()?.filter(|before| !self.is_bundled(&before.id));
         remove_files(&incoming)?;
         fs::create_dir(&incoming).map_err(io_error("creating", &incoming))?;
