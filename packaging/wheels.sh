@@ -60,7 +60,7 @@ strip --strip-debug -o "$work/llama-warden" "$binary"
 program="$work/llama-warden"
 version="$(env -i "$program" version)" && version="${version##* }"
 
-# A build with zig, as a C and a C++ compiler for the old glibc. Where it is compiled is not in the result.
+# zig as a C and a C++ compiler for the old glibc. Where it is compiled is not in the result.
 mkdir -p "$tools/compilers"
 for pair in zig-cc:cc zig-c++:c++; do
     script="$(
@@ -68,6 +68,8 @@ for pair in zig-cc:cc zig-c++:c++; do
 #!/bin/sh
 target=x86_64-linux-gnu.$glibc
 case \$1 in -dumpmachine | --version) target=x86_64-linux-gnu ;; esac
+# zig switches off the 512-bit registers, and -mavx512f does not switch them on again.
+case " \$* " in *" -mavx512f "*) set -- "\$@" -mevex512 ;; esac
 export ZIG_GLOBAL_CACHE_DIR='$ZIG_GLOBAL_CACHE_DIR' ZIG_LOCAL_CACHE_DIR='$ZIG_LOCAL_CACHE_DIR'
 exec '$zig' ${pair#*:} -target "\$target" -fno-sanitize=undefined -ffile-prefix-map="\${PWD%/build}"=llama.cpp "\$@"
 END
