@@ -46,7 +46,7 @@ export ZIG_GLOBAL_CACHE_DIR="$target/wheel-tools/zig" ZIG_LOCAL_CACHE_DIR="$targ
 if [ -z "$binary" ]; then
     # shellcheck source=packaging/flags.sh
     (. packaging/flags.sh && reproducibly "$PWD" "${CARGO_HOME:-$HOME/.cargo}" "$target" &&
-        CARGO_ZIGBUILD_ZIG_PATH="$zig" PATH="$tools/bin:$PATH" cargo zigbuild --profile "$profile" --locked -p llama-warden --target "x86_64-unknown-linux-gnu.$glibc" 2>&1) |
+        WARDEN_TRACER_UNWINDER="$(realpath -e "$(cc -print-file-name=libgcc_s.so.1)")" CARGO_ZIGBUILD_ZIG_PATH="$zig" PATH="$tools/bin:$PATH" cargo zigbuild --profile "$profile" --locked -p llama-warden --target "x86_64-unknown-linux-gnu.$glibc" 2>&1) |
         tee "$tools/cargo.log" >&2
     # A build without the tracer is no error of cargo's.
     ! grep -q "the tracer is left out" "$tools/cargo.log" || exit 1
