@@ -46,7 +46,7 @@ export ZIG_GLOBAL_CACHE_DIR="$target/wheel-tools/zig" ZIG_LOCAL_CACHE_DIR="$targ
 if [ -z "$binary" ]; then
     # shellcheck source=packaging/flags.sh
     (. packaging/flags.sh && reproducibly "$PWD" "${CARGO_HOME:-$HOME/.cargo}" "$target" &&
-        CARGO_ZIGBUILD_ZIG_PATH="$zig" PATH="$tools/bin:$PATH" cargo zigbuild --profile "$profile" --locked -p llama-warden --target "x86_64-unknown-linux-gnu.$glibc" 2>&1) |
+        WARDEN_TRACER_UNWINDER="$(realpath -e "$(cc -print-file-name=libgcc_s.so.1)")" CARGO_ZIGBUILD_ZIG_PATH="$zig" PATH="$tools/bin:$PATH" cargo zigbuild --profile "$profile" --locked -p llama-warden --target "x86_64-unknown-linux-gnu.$glibc" 2>&1) |
         tee "$tools/cargo.log" >&2
     # A build without the tracer is no error of cargo's.
     ! grep -q "the tracer is left out" "$tools/cargo.log" || exit 1
@@ -60,7 +60,7 @@ strip --strip-debug -o "$work/llama-warden" "$binary"
 program="$work/llama-warden"
 version="$(env -i "$program" version)" && version="${version##* }"
 
-# A build with zig, as a C and a C++ compiler for the old glibc. Where it is compiled is not in the result.
+# zig as a C and a C++ compiler for the old glibc. Where it is compiled is not in the result.
 mkdir -p "$tools/compilers"
 for pair in zig-cc:cc zig-c++:c++; do
     script="$(
@@ -68,6 +68,8 @@ for pair in zig-cc:cc zig-c++:c++; do
 #!/bin/sh
 target=x86_64-linux-gnu.$glibc
 case \$1 in -dumpmachine | --version) target=x86_64-linux-gnu ;; esac
+# zig switches off the 512-bit registers, and -mavx512f does not switch them on again.
+case " \$* " in *" -mavx512f "*) set -- "\$@" -mevex512 ;; esac
 export ZIG_GLOBAL_CACHE_DIR='$ZIG_GLOBAL_CACHE_DIR' ZIG_LOCAL_CACHE_DIR='$ZIG_LOCAL_CACHE_DIR'
 exec '$zig' ${pair#*:} -target "\$target" -fno-sanitize=undefined -ffile-prefix-map="\${PWD%/build}"=llama.cpp "\$@"
 END

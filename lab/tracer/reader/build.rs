@@ -8,11 +8,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
+/// Names the file `libgcc_s.so.1` to link the tracer with, for linkers that do not do so themselves.
+const UNWINDER_VARIABLE: &str = "WARDEN_TRACER_UNWINDER";
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let variable = |name: &str| env::var(name).unwrap_or_default();
     let source = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../src");
     println!("cargo::rerun-if-changed={}", source.display());
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed={UNWINDER_VARIABLE}");
     let library = PathBuf::from(variable("OUT_DIR")).join("libwarden_tracer.so");
     fs::write(&library, b"")?;
 
@@ -52,6 +56,13 @@ fn compile(source: &Path, library: &Path, target: &str) -> io::Result<()> {
     if let (Some(linker), true) = (env::var_os("RUSTC_LINKER"), env::var("TARGET").as_deref() == Ok(target)) {
         let mut option = std::ffi::OsString::from("linker=");
         option.push(linker);
+        compiler.arg("-C").arg(option);
+    }
+    // The tracer defines some functions of the unwinder itself, so it must link the unwinder as a library. zig would link
+    // its own one statically, and then each of these functions is there twice.
+    if let Some(unwinder) = env::var_os(UNWINDER_VARIABLE) {
+        let mut option = std::ffi::OsString::from("link-arg=");
+        option.push(unwinder);
         compiler.arg("-C").arg(option);
     }
     let ran = compiler.arg(source).output()?;
