@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Access;
@@ -142,6 +143,13 @@ impl BuildEnvironment {
 pub(crate) fn program_folder() -> Option<PathBuf> {
     // After an upgrade the file's name ends in ` (deleted)`, and its folder is still the right one.
     Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
+/// Returns true if a path is no link, belongs to this user or root, and not everybody may write to it.
+pub(crate) fn is_kept_by(owner: u32, path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|facts| {
+        !facts.is_symlink() && [0, owner].contains(&facts.uid()) && facts.mode() & 0o002 == 0
+    })
 }
 
 /// Folder for short-lived files with short paths: a socket's path is limited to 107 bytes.

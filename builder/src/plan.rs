@@ -16,7 +16,7 @@ use warden_patches::{PlannedSet, planned};
 
 pub use extras::BuildExtras;
 pub(crate) use extras::{DownloadLibrary, ExtraTools, SourceFeatures};
-pub(crate) use options::{SHARED_GGML, is_on, option_value};
+pub(crate) use options::{SHARED_GGML, WORKING_DIRECTORY_SEARCH, is_on, option_value};
 pub use target::{ArchChoice, BackendChoice, ComputeBackend, CpuTarget};
 
 use crate::error::{Result, io_error};

@@ -38,7 +38,8 @@ while read -r line; do
             answered="${line#*it said: }"
             echo "from pip install to the answer: $(seconds "$begun") s"
             ;;
-        *"0 requests failed"*) replaced=1 ;;
+        *", 0 requests failed"*) replaced=1 ;;
+        "quickstart: exit "*) exit 1 ;;
     esac
 done < <(timeout 600 env PATH="$work/env/bin" "$work/env/bin/llama-warden" quickstart --port 0 --exit ${model:+--model "$model"} 2>&1 || echo "quickstart: exit $?")
 [[ "$answered" == *Pacific* ]] || { echo "the answer is no sentence about the Pacific Ocean: $answered" >&2; exit 1; }

@@ -16,7 +16,7 @@ use super::{failure, planning, trial};
 use crate::builder::{BuildRequest, Builder, StoredBuild};
 use crate::error::{BuilderError, Result, io_error, program_error};
 use crate::event::{BuildEvent, BuildPhase};
-use crate::plan::{BuildPlan, ComputeBackend, CpuTarget, SHARED_GGML};
+use crate::plan::{BuildPlan, ComputeBackend, CpuTarget, SHARED_GGML, WORKING_DIRECTORY_SEARCH};
 use crate::process::{ChildExit, run_at_priority};
 use crate::source::file_sha256;
 use crate::store::{BinaryFacts, BuildHost, BuildTimings, PROVENANCE_SCHEMA, Provenance, is_library};
@@ -176,6 +176,7 @@ impl RunningBuild<'_> {
         }
         command.args(&self.plan.recipe.cmake);
         if self.plan.recipe.arch == CpuTarget::Any {
+            self.remove_working_directory_search()?;
             let file = self.work.path().join("shared-ggml.cmake");
             fs::write(&file, SHARED_GGML).map_err(io_error("writing", &file))?;
             command.arg(path_option("CMAKE_PROJECT_ggml_INCLUDE", &file));
@@ -192,6 +193,18 @@ impl RunningBuild<'_> {
             }
         }
         self.run("configuring", command, |_| None).await
+    }
+
+    fn remove_working_directory_search(&self) -> Result<()> {
+        let file = self.work.source().join("ggml/src/ggml-backend-reg.cpp");
+        let text = fs::read_to_string(&file).map_err(io_error("reading", &file))?;
+        let is_kept = |line: &&str| !WORKING_DIRECTORY_SEARCH.contains(&line.trim());
+        let kept: String = text.split_inclusive('\n').filter(is_kept).collect();
+        if kept.len() == text.len() {
+            self.builder.reporter.note("this llama-server may load a CPU variant from its working directory");
+            return Ok(());
+        }
+        fs::write(&file, kept).map_err(io_error("writing", &file))
     }
 
     async fn compile(&mut self) -> Result<()> {

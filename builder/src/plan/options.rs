@@ -8,14 +8,23 @@ use crate::source::ExaminedSource;
 /// Options of a build for any CPU. Only ggml is made of libraries ([`SHARED_GGML`]), which the binary and its
 /// libraries find next to themselves. No version in the libraries' names, because packages have no links, and
 /// no OpenMP, which would be one more library to install.
-const ANY_CPU_OPTIONS: [(&str, &str); 6] = [
+///
+/// cmake ignores the last option. It is part of the build's id, so change its number with [`SHARED_GGML`] or
+/// [`WORKING_DIRECTORY_SEARCH`].
+const ANY_CPU_OPTIONS: [(&str, &str); 7] = [
     ("GGML_BACKEND_DL", "ON"),
     ("GGML_CPU_ALL_VARIANTS", "ON"),
     ("GGML_OPENMP", "OFF"),
     ("CMAKE_PLATFORM_NO_VERSIONED_SONAME", "ON"),
     ("CMAKE_BUILD_WITH_INSTALL_RPATH", "ON"),
     ("CMAKE_INSTALL_RPATH", "$ORIGIN"),
+    ("LLAMA_WARDEN_SHARED_GGML", "2"),
 ];
+
+/// Lines with which ggml also searches the working directory for a CPU variant. They are removed from a build
+/// for any CPU: another user may have put a library there.
+pub(crate) const WORKING_DIRECTORY_SEARCH: [&str; 2] =
+    ["search_paths.push_back(cwd);", "search_paths.push_back(fs::current_path());"];
 
 /// Content of a file that cmake includes at the beginning of ggml, for [`CpuTarget::Any`]: upstream has one switch
 /// for all libraries, and loads CPU variants only with it. llama.cpp itself stays in the binary, because an

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{BuildId, BuildStore, StoreListing, ids_in};
-use crate::environment;
+use crate::environment::{self, is_kept_by};
 use crate::store::Provenance;
 
 /// Path of the bundled builds, relative to the folder above that of the program.
@@ -59,16 +59,20 @@ impl BuildStore {
     }
 }
 
-/// Returns the folder of bundled builds of a program in `bin`. Ignores a folder that belongs to another user
-/// than the program's folder: in a shared place such as `/tmp`, any user could create it.
+/// Returns the folder of bundled builds of a program in `bin`. In a shared place such as `/tmp`, any user could
+/// create it or a part of its path, so each part must belong to root or to the owner of `bin`.
 fn find_bundled(bin: &Path) -> Option<PathBuf> {
-    let folder = bin.parent()?.join(BUNDLED_BUILDS);
-    let (owner, own) = (fs::metadata(&folder).ok()?.uid(), fs::metadata(bin).ok()?.uid());
-    (owner == own || owner == 0).then_some(folder)
+    let owner = fs::metadata(bin).ok()?.uid();
+    let prefix = bin.parent()?;
+    let folder = prefix.join(BUNDLED_BUILDS);
+    let mut parts = folder.ancestors().take_while(|part| *part != prefix);
+    parts.all(|part| is_kept_by(owner, part)).then_some(folder)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
     use crate::error::BuilderError;
     use crate::store::GcKeep;
@@ -112,6 +116,26 @@ mod tests {
         store.gc(&sweep, |_, _| ()).unwrap();
         assert!(!store.root().join(own.as_str()).exists() && binary.exists());
         assert_eq!(in_use(), bundled);
+    }
+
+    #[test]
+    fn bundled_builds_that_another_user_could_have_put_there_are_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let bin = folder.path().join("bin");
+        fs::create_dir_all(&bin).unwrap();
+        fs::create_dir_all(folder.path().join("lib/llama-warden")).unwrap();
+        let builds = folder.path().join(BUNDLED_BUILDS);
+        std::os::unix::fs::symlink(std::env::temp_dir(), &builds).unwrap();
+        assert_eq!(find_bundled(&bin), None, "a link to a folder of root");
+        fs::remove_file(&builds).unwrap();
+        fs::create_dir(&builds).unwrap();
+        assert_eq!(find_bundled(&bin), Some(builds.clone()));
+        let parent = folder.path().join("lib/llama-warden");
+        for changed in [&builds, &parent] {
+            fs::set_permissions(changed, fs::Permissions::from_mode(0o777)).unwrap();
+            assert_eq!(find_bundled(&bin), None, "{}", changed.display());
+            fs::set_permissions(changed, fs::Permissions::from_mode(0o755)).unwrap();
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{fs, io};
 use tokio::process::Command;
 
 use crate::builder::Builder;
-use crate::environment::{BuildEnvironment, program_folder, remove_variables};
+use crate::environment::{BuildEnvironment, is_kept_by, program_folder, remove_variables};
 use crate::error::{BuilderError, Result, io_error};
 use crate::event::BuildEvent;
 use crate::lock::FileLock;
@@ -105,9 +105,11 @@ async fn ensure_filled(
 }
 
 /// Prefers the Python next to this program: if pip or uv installed the program, that Python is complete, and
-/// there may be none in `PATH`.
+/// there may be none in `PATH`. In a folder such as `/tmp`, another user could have put a `python3` there.
 fn find_python(builder: &Builder) -> Result<PathBuf> {
-    let beside = program_folder().and_then(|folder| builder.env.find(folder.join("python3")));
+    let own = rustix::process::geteuid().as_raw();
+    let kept = program_folder().filter(|folder| is_kept_by(own, folder));
+    let beside = kept.and_then(|folder| builder.env.find(folder.join("python3")));
     beside.or_else(|| builder.env.find("python3")).ok_or_else(|| BuilderError::MissingProgram {
         program: "python3".into(),
         package: "python3 python3-venv",

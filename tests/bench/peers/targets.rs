@@ -48,8 +48,9 @@ const TARGETS: [(&str, Metric, Rule, Option<f64>); 25] = [
     // 6.01, and 6.25 with four busy loops; one more call per request is detected.
     ("13", m::CALLS_PLAIN, Rule::AtMost(6.5), Some(6.8)),
     ("13", m::CALLS_EVENT, Rule::AtMost(2.6), Some(3.1)),
-    // The target is the figure of 3b57bd3. CI's program has 147,000, and repeats it within 0.2 %.
-    ("13", m::INSTRUCTIONS, Rule::AtMost(102_000.0), Some(151_000.0)),
+    // The target is the figure of 3b57bd3. CI's program has 147,000, and repeats it within 0.2 %; other CPUs have
+    // other variants of the C library's functions.
+    ("13", m::INSTRUCTIONS, Rule::AtMost(102_000.0), Some(155_000.0)),
     ("14", m::RECONNECTS, Rule::AtMost(0.0), Some(0.0)),
     ("14", m::UPSTREAMS, Rule::AtMost(1.0), Some(1.0)),
 ];

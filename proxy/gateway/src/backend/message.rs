@@ -21,6 +21,7 @@ pub(crate) struct UpstreamRequest {
     /// The answer is a generated stream, whose head shows that execution has begun.
     pub(super) generates_stream: bool,
     repeats: bool,
+    is_safe: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct RepeatPolicy {
     pub(crate) generates: bool,
     pub(crate) repeats: bool,
     pub(crate) remembers: bool,
+    /// True if `GET` only reads, as at a llama-server; another program may compute.
+    pub(crate) gets_read: bool,
     /// Largest body kept for sending it again, in bytes.
     pub(crate) max_bytes: usize,
 }
@@ -53,17 +56,18 @@ impl UpstreamRequest {
         intake: Box<BodyIntake>,
         repeating: RepeatPolicy,
     ) -> Result<Box<Self>, RequestRefusal> {
-        let RepeatPolicy { generates, repeats, remembers, max_bytes: most_bytes } = repeating;
+        let RepeatPolicy { generates, repeats, remembers, gets_read, max_bytes: most_bytes } = repeating;
         let parts = *parts;
         let mut head = Request::new(());
         *head.uri_mut() = target::origin_form(&parts.uri).map_err(|_| RequestRefusal::Host)?;
-        let is_safe = is_safe_method(&parts.method);
+        let has_safe_method = is_safe_method(&parts.method);
+        let is_safe = has_safe_method && gets_read;
         // The meaning of a missing head depends on the build, and each attempt may use another build.
         let streams = intake.is_stream();
         let generates_stream = generates && streams;
         let kept = is_safe || repeats || generates_stream || remembers;
         *head.headers_mut() = parts.headers;
-        if !is_safe && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
+        if !has_safe_method && parts.method != Method::DELETE && intake.is_whole() && intake.len() == 0 {
             // Without this field, llama-server would wait for a body until the connection ends.
             head.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
         }
@@ -74,7 +78,7 @@ impl UpstreamRequest {
             let sent = intake.sent.clone();
             OutgoingBody::Once(Some(RequestBody::from_intake(intake)), sent)
         };
-        Ok(Box::new(Self { head, body, streams, generates_stream, repeats }))
+        Ok(Box::new(Self { head, body, streams, generates_stream, repeats, is_safe }))
     }
 
     pub(super) fn set_parent_span(&mut self, parent: Option<HeaderValue>) {
@@ -112,8 +116,9 @@ impl UpstreamRequest {
         }
     }
 
+    /// Returns true if a second execution does no harm.
     pub(super) fn is_safe(&self) -> bool {
-        is_safe_method(self.head.method())
+        self.is_safe
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -164,6 +169,6 @@ impl UpstreamRequest {
         head.headers_mut().remove(CONVERSATION_ID);
         let sent = Arc::new(SentBody::for_resend(&intake.sent));
         let body = OutgoingBody::Side(intake.hold_other(body)?, sent);
-        Some(Self { head, body, streams, generates_stream: false, repeats: false })
+        Some(Self { head, body, streams, generates_stream: false, repeats: false, is_safe: false })
     }
 }

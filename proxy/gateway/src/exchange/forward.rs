@@ -218,6 +218,7 @@ async fn send_request(
         generates: route.generates,
         repeats: route.computes && on_death == OnDeath::Continue,
         remembers: kept.is_some(),
+        gets_read: has_page,
         max_bytes: config.upstream.replay_bytes.in_memory(),
     };
     let text_bytes = intake.text_bytes().unwrap_or(0);

@@ -158,7 +158,13 @@ fn receive(
     let route = match &named {
         // A model named in the path gets the body unchanged, so no rules apply.
         Some(Ok(named)) => {
-            RequestRoute { shape: None, ..route::backend_route(&parts.method, named.target.path()) }
+            let route =
+                RequestRoute { shape: None, ..route::backend_route(&parts.method, named.target.path()) };
+            let is_other = live
+                .models
+                .get(&warden_policies::ModelName::new(&named.name))
+                .is_some_and(|rules| rules.counts_bodies);
+            if is_other { route.at_other_program(&parts.method) } else { route }
         }
         _ => route::backend_route(&parts.method, parts.uri.path()),
     };

@@ -81,11 +81,11 @@ impl RequestRoute {
     }
 
     /// Returns the route of a request to a server that is no llama-server. Which of its paths compute is not
-    /// known, so each request with a body does; no path is known to change a setting.
+    /// known, so each request with a body does; no path is known to change a setting. Any body may be a recording.
     pub(crate) fn at_other_program(self, method: &Method) -> Self {
         let has_body = matches!(*method, Method::POST | Method::PUT | Method::PATCH);
         let kind = if has_body { LeaseKind::Slot } else { self.kind };
-        Self { kind, effect: RouteEffect::None, ..self }
+        Self { kind, effect: RouteEffect::None, size: BodySize::Audio, loads: true, ..self }
     }
 }
 

@@ -21,8 +21,10 @@ pub(crate) enum ProbeFinding {
     Learnt(Arc<ProbeBaseline>),
     Equal,
     Altered(HealthSymptom),
-    /// A request arrived, no slot is free, or the process is to end.
+    /// A request arrived, or the process is to end.
     Interrupted,
+    /// No slot is free.
+    NoSlot,
     /// The server gives no usable answers.
     Unusable,
 }

@@ -37,6 +37,8 @@ use crate::view::event::EventKind;
 const ARRIVAL_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Pause before the next look for an idle moment.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause before the next look for a free slot: conversations keep theirs for long.
+const FULL_POLL_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause after a comparison, in multiples of its duration.
 const REST_FACTOR: u32 = 1000;
 /// Tries without a usable answer after which a process gets no more prompts.
@@ -116,7 +118,7 @@ impl AnswerProbe {
         let idle = || slots.iter().filter(|slot| !slot.facts.busy);
         let shortest = || idle().filter(|_| is_suspected).min_by_key(|slot| slot.facts.tokens);
         let chosen = idle().rfind(|slot| is_empty(slot)).or_else(shortest);
-        chosen.map(|slot| Some(slot.facts.id)).ok_or(ProbeFinding::Interrupted)
+        chosen.map(|slot| Some(slot.facts.id)).ok_or(ProbeFinding::NoSlot)
     }
 }
 
@@ -164,6 +166,8 @@ impl ModelTask {
         let generation = live.id;
         let test = &mut live.health.answers;
         test.is_asking = false;
+        let is_full = matches!(finding, ProbeFinding::NoSlot);
+        let least_rest = if is_full { FULL_POLL_INTERVAL } else { IDLE_POLL_INTERVAL };
         match finding {
             ProbeFinding::Learnt(baseline) => {
                 test.baseline = Some(Arc::clone(&baseline));
@@ -184,9 +188,9 @@ impl ModelTask {
             ProbeFinding::Unusable => test.unusable += 1,
             // Only a further faulty answer is a reason to ask again.
             ProbeFinding::Equal => lock(&live.cell.outcomes).are_unusual = false,
-            ProbeFinding::Interrupted => {}
+            ProbeFinding::Interrupted | ProbeFinding::NoSlot => {}
         }
-        let rest = took.saturating_mul(REST_FACTOR).max(IDLE_POLL_INTERVAL);
+        let rest = took.saturating_mul(REST_FACTOR).max(least_rest);
         test.rests_until = Some(clock::after(Instant::now(), rest));
         live.plan_answer_probe(&self.env);
     }
