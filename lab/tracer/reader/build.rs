@@ -58,8 +58,8 @@ fn compile(source: &Path, library: &Path, target: &str) -> io::Result<()> {
         option.push(linker);
         compiler.arg("-C").arg(option);
     }
-    // The tracer defines some functions of the unwinder itself, so it must link the unwinder as a library. zig would link
-    // its own one statically, and then each of these functions is there twice.
+    // The tracer defines some functions of the unwinder itself, so it must link the unwinder as a library. zig would
+    // link its own one statically, and then each of these functions is there twice.
     if let Some(unwinder) = env::var_os(UNWINDER_VARIABLE) {
         let mut option = std::ffi::OsString::from("link-arg=");
         option.push(unwinder);

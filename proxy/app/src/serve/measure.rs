@@ -16,7 +16,7 @@ use warden_config::resolve::server_facts::{self, UnmeasuredBinary};
 use warden_policies::lifecycle::LifecyclePolicy;
 use warden_supervisor::nursery::NurseryHandle;
 use warden_supervisor::spec::{ServerCommand, SharedSpec, SocketMode};
-use warden_supervisor::{Fleet, ListenAddress, SoloProcess, SoloSpec, SoloStarter};
+use warden_supervisor::{Fleet, ListenAddress, SoloProcess, SoloSpec, SoloStarter, WorkKind, run_job};
 
 use crate::private_temp;
 
@@ -95,7 +95,7 @@ impl MeasureJob {
         let model = folder.path().join("sample.gguf");
         // 14 MB, on a disk that may be slow: not on a thread that serves.
         let path = model.clone();
-        tokio::task::spawn_blocking(move || measuring_model(&path)).await??;
+        run_job(WorkKind::ModelFiles, move || measuring_model(&path)).await??;
         let lifecycle = LifecyclePolicy { start_timeout: self.limit, ..spec.lifecycle };
         let starter =
             SoloStarter::new(self.nursery.clone(), &folder.path().join("run"), &lifecycle, self.watch)?;

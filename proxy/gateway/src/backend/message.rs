@@ -14,6 +14,7 @@ use crate::refusal::RequestRefusal;
 use crate::route::target;
 use crate::trace;
 
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a request")]
 pub(crate) struct UpstreamRequest {
     head: Request<()>,
     body: OutgoingBody,
@@ -25,6 +26,7 @@ pub(crate) struct UpstreamRequest {
 }
 
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a request")]
 pub(crate) struct RepeatPolicy {
     pub(crate) generates: bool,
     pub(crate) repeats: bool,

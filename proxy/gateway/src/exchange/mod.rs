@@ -156,16 +156,7 @@ fn receive(
     let named = target::is_upstream(parts.uri.path())
         .then(|| target::parse_upstream(&parts.uri, &backends.view(), &more, backends.takes_any_name()));
     let route = match &named {
-        // A model named in the path gets the body unchanged, so no rules apply.
-        Some(Ok(named)) => {
-            let route =
-                RequestRoute { shape: None, ..route::backend_route(&parts.method, named.target.path()) };
-            let is_other = live
-                .models
-                .get(&warden_policies::ModelName::new(&named.name))
-                .is_some_and(|rules| rules.counts_bodies);
-            if is_other { route.at_other_program(&parts.method) } else { route }
-        }
+        Some(Ok(named)) => route_of_path(&live, &parts.method, named),
         _ => route::backend_route(&parts.method, parts.uri.path()),
     };
     let drop_in = local_routes::is_drop_in(&shared);
@@ -215,6 +206,14 @@ fn receive(
         conversation: None,
     };
     (exchange, ReceivedRequest { parts, body, seen, is_outside, local, named, held: peer.held })
+}
+
+/// Returns the route of a request that names its model in the path. The model gets the body unchanged, so no rules
+/// apply.
+fn route_of_path(live: &LiveConfig, method: &Method, named: &ModelPath) -> RequestRoute {
+    let route = RequestRoute { shape: None, ..route::backend_route(method, named.target.path()) };
+    let rules = live.models.get(&warden_policies::ModelName::new(&named.name));
+    if rules.is_some_and(|rules| rules.counts_bodies) { route.at_other_program(method) } else { route }
 }
 
 fn begin_trace(
