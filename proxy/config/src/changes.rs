@@ -82,14 +82,7 @@ fn compare(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::layers::{ConfigSources, load_config};
-
-    fn loaded(text: &str) -> LoadedConfig {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("config.toml");
-        std::fs::write(&file, text).unwrap();
-        load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
-    }
+    use crate::source::layers::loaded;
 
     fn changed(old: &str, new: &str) -> Vec<String> {
         compare_loaded(&loaded(old), &loaded(new)).keys

@@ -253,7 +253,7 @@ http {{
         );
         let config = self.home.file("nginx/nginx.conf", config)?;
         let words = ["nginx", "-p", &folder.display().to_string(), "-c", &config.display().to_string()];
-        self.peer("nginx", port, &words.map(str::to_owned), vec![access])
+        self.peer("nginx", Target { address: port, key: None }, None, &words.map(str::to_owned), vec![access])
     }
 
     /// Starts Debian's haproxy with one thread.
@@ -284,7 +284,7 @@ backend mock
         );
         let config = self.home.file("haproxy.cfg", config)?;
         let words = ["haproxy", "-db", "-f", &config.display().to_string()].map(str::to_owned);
-        self.peer("haproxy", port, &words, Vec::new())
+        self.peer("haproxy", Target { address: port, key: None }, None, &words, Vec::new())
     }
 
     /// Starts llama-swap, which normally starts its models; here it gets a running one.
@@ -296,7 +296,13 @@ backend mock
         );
         let config = self.home.file("llama-swap.yaml", config)?;
         let words = ["llama-swap", "--config", &config.display().to_string(), "--listen", &port.to_string()];
-        let mut peer = self.peer("llama-swap", port, &words.map(str::to_owned), Vec::new())?;
+        let mut peer = self.peer(
+            "llama-swap",
+            Target { address: port, key: None },
+            None,
+            &words.map(str::to_owned),
+            Vec::new(),
+        )?;
         peer.pids.truncate(1);
         Ok(peer)
     }
@@ -304,14 +310,15 @@ backend mock
     fn peer(
         &self,
         name: &str,
-        port: SocketAddr,
+        target: Target,
+        setup: Option<Setup>,
         words: &[String],
         mut logs: Vec<PathBuf>,
     ) -> Result<Peer, Trouble> {
-        let log = self.logs.path().join(format!("{name}-{}.out", port.port()));
-        let target = Target { address: port, key: None };
+        let log = self.logs.path().join(format!("{name}-{}.out", target.address.port()));
         let begin = now();
-        let mut program = Program::start(words, &self.home, &log, PROXY, self.fifo)?;
+        let home = setup.as_ref().map_or(&self.home, |setup| &setup.home);
+        let mut program = Program::start(words, home, &log, PROXY, self.fifo)?;
         program.until(&format!("{name} answers"), || answers(&target).then_some(()))?;
         let started_ms = milliseconds(begin);
         logs.push(log);
@@ -325,7 +332,7 @@ backend mock
             viewers: None,
             logs,
             upstream_pid: self.mock_pid,
-            _setup: None,
+            _setup: setup,
         })
     }
 
@@ -341,22 +348,8 @@ backend mock
         words.extend([binaries::llama_warden()?.display().to_string(), "serve".to_owned()]);
         words.extend(["--config".to_owned(), config.display().to_string()]);
         words.extend(["--port".to_owned(), port.port().to_string()]);
-        let log = self.logs.path().join(format!("warden-{}.log", port.port()));
         let target = Target { address: port, key: Some(crate::warden::KEY.to_owned()) };
-        let mut program = Program::start(&words, &setup.home, &log, PROXY, self.fifo)?;
-        program.until("llama-warden in callgrind answers", || answers(&target).then_some(()))?;
-        Ok(Peer {
-            name: crate::warden::NAME.to_owned(),
-            target,
-            upstream: Upstream::Tcp(self.mock),
-            pids: vec![program.pid()],
-            started_ms: f64::NAN,
-            program: Some(program),
-            viewers: None,
-            logs: vec![access, log],
-            upstream_pid: self.mock_pid,
-            _setup: Some(setup),
-        })
+        self.peer(crate::warden::NAME, target, Some(setup), &words, vec![access])
     }
 
     /// Starts llama-warden with all usual functions, and a mock of its own as llama-server.

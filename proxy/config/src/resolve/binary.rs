@@ -296,16 +296,9 @@ impl BinarySearch<'_> {
     ) -> Result<PathBuf, ConfigProblem> {
         let fail =
             |message: String, hint: &str| Err(ConfigProblem::new(place.clone(), message).with_hint(hint));
-        let path = match choice {
-            BinaryChoice::InPath(name) if !elsewhere => {
-                let Some(path) = self.machine.find_in_path(&name.to_string_lossy()) else {
-                    let message = format!("there is no program `{}` in PATH", name.display());
-                    return fail(message, "install it, or begin `command` with its path");
-                };
-                path
-            }
-            choice => self.find(choice, elsewhere, place)?.path().to_owned(),
-        };
+        let found = self.find(choice, elsewhere, place);
+        let found = found.map_err(|why| why.with_hint("install it, or begin `command` with its path"))?;
+        let path = found.path().to_owned();
         let shown = path.display();
         if !elsewhere && !path.exists() {
             return fail(format!("there is no file {shown}"), "begin `command` with the path of a program");

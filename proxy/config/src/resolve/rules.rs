@@ -40,7 +40,7 @@ impl ModelResolver<'_, '_> {
             request: self.config.request_rules(&["models", self.name], &model.request),
             upstream_model: model.upstream_model.clone(),
             remote: false,
-            counts_bodies: model.runs_other_program(),
+            other_program: model.runs_other_program(),
             timeout: None,
             listing: self.listing(),
         }

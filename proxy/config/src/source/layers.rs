@@ -281,6 +281,15 @@ fn flag_tree(setting: FlagSetting) -> ConfigNode {
     ConfigNode::with_value(&ConfigPlace::Flag(setting.flag), &setting.path, setting.value)
 }
 
+/// Loads a configuration file with this text, for tests.
+#[cfg(test)]
+pub(crate) fn loaded(text: &str) -> LoadedConfig {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("warden.toml");
+    std::fs::write(&file, text).unwrap();
+    load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
+}
+
 #[cfg(test)]
 #[path = "layers_tests.rs"]
 mod tests;

@@ -105,15 +105,8 @@ pub(crate) fn refused_keys(defaults: Option<&ConfigNode>, own: &ConfigNode) -> V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::layers::{ConfigSources, LoadedConfig, load_config};
+    use crate::source::layers::loaded;
     use warden_policies::modes::{OnDeath, SocketMode, WarmMode};
-
-    fn loaded(text: &str) -> LoadedConfig {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("warden.toml");
-        std::fs::write(&file, text).unwrap();
-        load_config(ConfigSources { file: Some(file), ..ConfigSources::default() }).unwrap()
-    }
 
     #[test]
     fn what_all_models_have_of_llama_server_is_off_for_another_program() {

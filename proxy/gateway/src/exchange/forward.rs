@@ -206,8 +206,8 @@ async fn send_request(
         }
         lease.note_pause();
     }
-    let has_page = rules.is_none_or(|rules| !rules.counts_bodies);
-    let is_page = has_page && parts.method == Method::GET && parts.uri.path() == "/";
+    let is_llama_server = rules.is_none_or(|rules| !rules.other_program);
+    let is_page = is_llama_server && parts.method == Method::GET && parts.uri.path() == "/";
     let kept = match route.shape.and_then(AnswerFormat::from_shape) {
         Some(format) if lease.keeps_turns() => {
             Some((format, route::decoded_path(parts.uri.path()).into_owned()))
@@ -218,7 +218,7 @@ async fn send_request(
         generates: route.generates,
         repeats: route.computes && on_death == OnDeath::Continue,
         remembers: kept.is_some(),
-        gets_read: has_page,
+        gets_read: is_llama_server,
         max_bytes: config.upstream.replay_bytes.in_memory(),
     };
     let text_bytes = intake.text_bytes().unwrap_or(0);
@@ -307,7 +307,7 @@ async fn prepare(
     mut intake: Box<BodyIntake>,
 ) -> Result<PreparedRequest, RequestRefusal> {
     let upstream = exchange.shared.upstream.clone();
-    if exchange.rules(&model).is_some_and(|rules| rules.counts_bodies) {
+    if exchange.rules(&model).is_some_and(|rules| rules.other_program) {
         exchange.route = exchange.route.at_other_program(&parts.method);
     }
     let route = exchange.route;

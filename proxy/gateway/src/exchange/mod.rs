@@ -213,7 +213,7 @@ fn receive(
 fn route_of_path(live: &LiveConfig, method: &Method, named: &ModelPath) -> RequestRoute {
     let route = RequestRoute { shape: None, ..route::backend_route(method, named.target.path()) };
     let rules = live.models.get(&warden_policies::ModelName::new(&named.name));
-    if rules.is_some_and(|rules| rules.counts_bodies) { route.at_other_program(method) } else { route }
+    if rules.is_some_and(|rules| rules.other_program) { route.at_other_program(method) } else { route }
 }
 
 fn begin_trace(

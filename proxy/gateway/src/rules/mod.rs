@@ -40,9 +40,9 @@ pub struct ModelRules {
     pub loading: WhileLoading,
     /// True if a remote endpoint serves the model, which gets only requests that compute an answer.
     pub remote: bool,
-    /// True if each request with a body counts against the model's limit of concurrent requests, on any path:
-    /// the server is no llama-server, whose routes are known.
-    pub counts_bodies: bool,
+    /// True if the server is no llama-server. Its routes are unknown, so each request with a body counts against
+    /// the model's limit of concurrent requests, on any path.
+    pub other_program: bool,
     /// Time limit of an answer; `None`: the limit for all models.
     pub timeout: Option<Duration>,
     /// Description of the model in lists.

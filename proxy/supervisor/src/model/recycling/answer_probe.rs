@@ -166,8 +166,10 @@ impl ModelTask {
         let generation = live.id;
         let test = &mut live.health.answers;
         test.is_asking = false;
-        let is_full = matches!(finding, ProbeFinding::NoSlot);
-        let least_rest = if is_full { FULL_POLL_INTERVAL } else { IDLE_POLL_INTERVAL };
+        let least_rest = match finding {
+            ProbeFinding::NoSlot => FULL_POLL_INTERVAL,
+            _ => IDLE_POLL_INTERVAL,
+        };
         match finding {
             ProbeFinding::Learnt(baseline) => {
                 test.baseline = Some(Arc::clone(&baseline));
